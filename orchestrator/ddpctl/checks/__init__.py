@@ -1,0 +1,1 @@
+"""The catalogue of preflight checks: pure questions and verdicts."""

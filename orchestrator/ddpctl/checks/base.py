@@ -1,0 +1,123 @@
+"""A check is a question and a verdict, both pure.
+
+``ask`` names what a host must be asked (the worker answers all questions of all checks in one round trip);
+``judge`` sees every host's answers at once, so that values are compared there, and returns findings. The stage does
+the timing, the deadlines and the logging once for all checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.spec.finding import Finding
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the worker's ``probe`` verb is asked: a question's name there, its parameters, a deadline in seconds.
+
+    Two checks that ask the same thing share one answer: ``key`` is name plus parameters.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    deadline: float = 5.0
+
+    @property
+    def key(self) -> str:
+        if not self.params:
+            return self.name
+        return self.name + ":" + ",".join(f"{k}={self.params[k]!r}" for k in sorted(self.params))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host answered: ``value`` when ok, otherwise ``error`` (and ``timed_out`` when the deadline passed)."""
+
+    ok: bool
+    value: Any = None
+    error: str | None = None
+    timed_out: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A host as the checks see it: the inventory's facts about it and what the job wants from it."""
+
+    name: str
+    address: str
+    python: str
+    base_dir: str
+    nproc: int | None = None  # processes of the job here; None: as many as GPUs
+    node_rank: int | None = None
+    fabric_address: str | None = None
+    interface: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    local: bool = False
+
+
+@dataclass(frozen=True)
+class Want:
+    """What the job needs, None where no job was named."""
+
+    job: str | None = None
+    script: str | None = None
+    workdir: str | None = None  # a folder on the node, when the code is not sent
+    launcher: str = "auto"
+    master: str | None = None
+    master_port: int | None = None
+    managed: bool = False  # ddpctl builds the environment: what is installed on the node does not matter
+    packages: tuple[str, ...] = ()  # requirement strings that must be equal everywhere
+    data: tuple[str, ...] = ()
+    free_disk_gb: float | None = None
+    backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything a verdict may look at: the hosts in order, the job's wishes, and each host's answers by question key.
+
+    A host that could not be asked at all has no answers; its connection error is reported by the stage, so a check
+    simply passes over it.
+    """
+
+    targets: tuple[Target, ...]
+    want: Want
+    answers: Mapping[str, Mapping[str, Answer]]
+
+    def answer(self, host: str, question: Question) -> Answer | None:
+        return self.answers.get(host, {}).get(question.key)
+
+    def values(self, ask: Callable[[Target, Want], Question | None]) -> dict[str, Any]:
+        """host -> value, for every host that answered this question well."""
+        found: dict[str, Any] = {}
+        for target in self.targets:
+            question = ask(target, self.want)
+            answer = self.answer(target.name, question) if question else None
+            if answer is not None and answer.ok:
+                found[target.name] = answer.value
+        return found
+
+
+@dataclass(frozen=True)
+class Doc:
+    """A check's section in docs/checks.md: cause, symptom as people meet it, fix, and whether it ever ran for real."""
+
+    cause: str
+    symptom: str
+    fix: str
+    verified: str = "lab"  # "lab", "recorded output only", ...
+
+
+@dataclass(frozen=True)
+class Check:
+    """One entry of the catalogue."""
+
+    id: str
+    title: str
+    ask: Callable[[Target, Want], Iterable[Question]]
+    judge: Callable[[View], Iterable[Finding]]
+    doc: Doc

@@ -1,0 +1,1 @@
+"""Managed environments: lock, wheelhouse, spread, install."""

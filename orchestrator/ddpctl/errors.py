@@ -1,0 +1,154 @@
+"""Every way ddpctl itself can fail, as one tree; each class carries its exit code.
+
+    DdpctlError                    1
+    ├── UsageError                 2   bad usage, inventory or job file; nothing was contacted
+    │   └── InventoryError         2   ... with file, line, column and the path of the key
+    ├── PreflightFailed            3   a check found an error; nothing was started
+    ├── ConnectError               4   a host could not be reached or refused us
+    │   ├── NameError_             4   the name has no address
+    │   ├── Unreachable            4   no route, refused, timed out, or silent
+    │   ├── HostKeyUnknown         4   known_hosts has no key of this host
+    │   ├── HostKeyChanged         4   known_hosts has another key of this host
+    │   ├── AuthRefused            4   no key of ours is accepted
+    │   ├── ShellBroken            4   login works, but the shell exits or never runs our command
+    │   └── LinkLost               4   the connection died while in use
+    ├── RemoteError                1   the worker on a node answered with an error
+    │   └── PythonMissing          3   no usable interpreter on the node
+    ├── ProvisionError             5   environment or code could not be put in place
+    ├── Survivors                  6   something survived a kill
+    ├── NoSuchJob                  7   no node knows the job
+    ├── JobFailed                  1   the job ran and failed, was killed, or was lost
+    └── Interrupted                130
+
+An error says host, cause and next step in one line: ``str(error)`` is that line.
+"""
+
+from __future__ import annotations
+
+
+class DdpctlError(Exception):
+    """Base of all: ``message`` is the cause, ``hint`` the next step, ``host`` where (or None)."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, host: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.host = host
+
+    def __str__(self) -> str:
+        where = f"{self.host}: " if self.host else ""
+        what = " ".join(self.message.split())
+        step = f"; {' '.join(self.hint.split())}" if self.hint else ""
+        return f"{where}{what}{step}"
+
+
+class UsageError(DdpctlError):
+    """Bad usage, inventory or job file; nothing was contacted."""
+
+    exit_code = 2
+
+
+class InventoryError(UsageError):
+    """A fault in an inventory file, at ``file:line:column`` (both 1-based) and the path of the key."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str,
+        line: int | None = None,
+        column: int | None = None,
+        path: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.file, self.line, self.column, self.path = file, line, column, path
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        key = f"{self.path}: " if self.path else ""
+        return f"{place}: {key}{super().__str__()}"
+
+
+class PreflightFailed(DdpctlError):
+    """A check found an error; nothing was started."""
+
+    exit_code = 3
+
+
+class ConnectError(DdpctlError):
+    """A host could not be reached or refused us."""
+
+    exit_code = 4
+
+
+class NameError_(ConnectError):
+    """The host's name has no address."""
+
+
+class Unreachable(ConnectError):
+    """No route, refused, timed out, or connected and silent."""
+
+
+class HostKeyUnknown(ConnectError):
+    """known_hosts has no key of this host."""
+
+
+class HostKeyChanged(ConnectError):
+    """known_hosts has another key of this host: never continued, never replaced."""
+
+
+class AuthRefused(ConnectError):
+    """The host accepts none of our keys."""
+
+
+class ShellBroken(ConnectError):
+    """Login works, but the login shell exits or never runs our command."""
+
+
+class LinkLost(ConnectError):
+    """The connection died while in use."""
+
+
+class RemoteError(DdpctlError):
+    """The worker on a node answered with an error of its own; ``kind`` is its machine-readable name."""
+
+    def __init__(self, message: str, *, kind: str = "error", hint: str | None = None, host: str | None = None) -> None:
+        super().__init__(message, hint=hint, host=host)
+        self.kind = kind
+
+
+class PythonMissing(RemoteError):
+    """No usable interpreter on the node."""
+
+    exit_code = 3
+
+
+class ProvisionError(DdpctlError):
+    """Environment or code could not be put in place."""
+
+    exit_code = 5
+
+
+class Survivors(DdpctlError):
+    """Something survived a kill."""
+
+    exit_code = 6
+
+
+class NoSuchJob(DdpctlError):
+    """No node knows the job."""
+
+    exit_code = 7
+
+
+class JobFailed(DdpctlError):
+    """The job ran and failed, was killed, or was lost."""
+
+
+class Interrupted(DdpctlError):
+    """Ctrl-C."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""Spec values in, rich renderables out."""

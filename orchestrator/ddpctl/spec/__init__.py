@@ -1,0 +1,1 @@
+"""Pure values: no I/O, no clock, no print."""

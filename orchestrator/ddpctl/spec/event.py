@@ -1,0 +1,74 @@
+"""What a stage tells while it works; ``render`` draws it live, as lines, or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A stage begins: ``total`` is how many steps (hosts, bytes, pairs) it has, None when unknown."""
+
+    stage: str
+    total: int | None = None
+    unit: str = "hosts"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``done`` of ``total`` on ``host`` (None: overall), in the unit of the stage."""
+
+    stage: str
+    done: int
+    total: int | None = None
+    host: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StageEnded:
+    """A stage is over."""
+
+    stage: str
+    ok: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person should read: level is ``info`` or ``warning``."""
+
+    message: str
+    level: str = "info"
+    host: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that a process of the job wrote.
+
+    ``end`` is what ended it: ``\\n``, ``\\r`` (a progress bar) or nothing (the process has not ended the line yet).
+    ``offset`` is the position after this line in the host's log, to go on from.
+    """
+
+    host: str
+    rank: int | None
+    stream: str
+    time: str
+    text: str
+    end: str = "\n"
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node's state changed."""
+
+    host: str
+    state: str
+    message: str = ""
+
+
+Event = StageStarted | Progress | StageEnded | Note | Line | NodeState
+Tell = Callable[[Event], None]

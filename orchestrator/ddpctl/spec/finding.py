@@ -1,0 +1,50 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Severity(str, Enum):
+    """How bad; the order of the members is worst first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    SKIPPED = "skipped"
+    OK = "ok"
+
+    @property
+    def order(self) -> int:
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One verdict of one check: where (``host``, and ``peer`` for a pair), what, how to mend it, and the evidence.
+
+    ``fix`` is a command or a sentence that a person can copy; ``evidence`` is JSON-able.
+    """
+
+    check: str
+    severity: Severity
+    message: str
+    host: str | None = None
+    peer: str | None = None
+    fix: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the contract fixes it."""
+        return {
+            "check": self.check,
+            "severity": self.severity.value,
+            "host": self.host,
+            "peer": self.peer,
+            "message": self.message,
+            "fix": self.fix,
+            "evidence": dict(self.evidence),
+        }

@@ -1,0 +1,1 @@
+"""One verb each: (plan, fleet, tell) -> outcome. Knows neither typer nor rich."""

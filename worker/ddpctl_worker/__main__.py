@@ -1,0 +1,78 @@
+"""The verbs of the worker: reads one request, does it, answers, ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import Any, Callable, Dict
+
+from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.link import Link, WorkerError
+
+Verb = Callable[[Dict[str, Any], Link], Dict[str, Any]]
+
+# verb -> (module, function, takes a body). A module is imported only when its verb is asked for: a status call on a
+# busy node should not pay for the mesh.
+VERBS = {
+    "hello": ("ddpctl_worker.probe", "hello", False),
+    "probe": ("ddpctl_worker.probe", "probe", False),
+    "start": ("ddpctl_worker.start", "start", False),
+    "status": ("ddpctl_worker.status", "status", False),
+    "stop": ("ddpctl_worker.stop", "stop", False),
+    "tail": ("ddpctl_worker.tail", "tail", False),
+    "fetch": ("ddpctl_worker.fetch", "fetch", False),
+    "store_has": ("ddpctl_worker.store", "store_has", False),
+    "store_put": ("ddpctl_worker.store", "store_put", True),
+    "listen": ("ddpctl_worker.network", "listen", False),
+    "dial": ("ddpctl_worker.network", "dial", False),
+    "free_port": ("ddpctl_worker.network", "free_port", False),
+    "firewall": ("ddpctl_worker.firewall", "firewall", False),
+    "rehearse": ("ddpctl_worker.rehearse", "rehearse", False),
+    "spread": ("ddpctl_worker.spread", "spread", True),
+    "install": ("ddpctl_worker.install", "install", False),
+    "gc": ("ddpctl_worker.gc", "gc", False),
+    "stacks": ("ddpctl_worker.stacks", "stacks", False),
+}
+
+
+def main() -> int:
+    """Serve one request on stdin and stdout; 0 when it was answered, even with an error."""
+    os.umask(0o077)
+    link = Link(os.dup(0), os.dup(1))
+    # From here on a stray print or a child's output must not reach the protocol.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    try:
+        request = json.loads(link.read_line())
+        result = serve(request, link)
+    except WorkerError as error:
+        fail = {"kind": error.kind, "message": error.message, "hint": error.hint}
+    except Exception as error:
+        traceback.print_exc()  # stderr reaches the orchestrator's debug log
+        fail = {"kind": "bug", "message": "%s: %s" % (type(error).__name__, error), "hint": None}
+    else:
+        link.send({"ok": True, "result": result})
+        return 0
+    link.send({"ok": False, "error": fail})
+    return 0
+
+
+def serve(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+    """Find the verb and run it."""
+    name = request.get("verb")
+    if name not in VERBS:
+        raise WorkerError(BAD_REQUEST, "this worker has no verb %r" % (name,))
+    module, function, has_body = VERBS[name]
+    if has_body:
+        link.beat()
+    else:
+        link.watch()
+    verb: Verb = getattr(importlib.import_module(module), function)
+    return verb(request, link)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

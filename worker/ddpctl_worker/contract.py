@@ -1,0 +1,94 @@
+"""The words that both sides share. All that the orchestrator imports from the worker is in this file.
+
+How they talk
+-------------
+The orchestrator starts one fixed command on the node (``PYTHON -I -c BOOTSTRAP``; see ddpctl.transport.bootstrap) and
+writes to its stdin:
+
+1. one JSON line, the *header*: ``{"nonce", "base_dir", "hash", "size"}``. The bootstrap answers on stdout with
+   ``BANNER + " " + nonce + " have\\n"`` or ``... " need\\n"``; whatever a shell profile printed before that is ignored.
+   After ``need`` it reads ``size`` bytes (a zip of the package), checks their SHA-256 against ``hash`` and unpacks them
+   to ``<base_dir>/worker/<hash>/``.
+2. one JSON line, the *request*: ``{"verb": str, "host": str, "base_dir": str, ...arguments}``, then raw bytes where the
+   verb takes a body.
+
+The worker answers with *frames* on stdout: one JSON object a line; an object with the key ``"raw": n`` is followed by
+exactly n raw bytes. ``{"hb": 1}`` is a heartbeat, every HEARTBEAT_S while a verb is at work. The last frame is
+``{"ok": true, "result": {...}}`` or ``{"ok": false, "error": {"kind", "message", "hint"}}``. When the worker's stdin
+reaches its end a stream ends too, so that no tail outlives its reader.
+"""
+
+from __future__ import annotations
+
+SCHEMA = 1
+PROTOCOL = 1
+BANNER = "DDPCTL/%d" % PROTOCOL
+HEARTBEAT_S = 4.0  # how often a verb at work says so
+LINK_DEAD_S = 15.0  # a stream without a byte for this long is a dead link
+MIN_PYTHON = (3, 8)
+
+# --- states of a node and of a run -------------------------------------------------------------------------------
+PENDING = "pending"
+STARTING = "starting"
+RUNNING = "running"
+STOPPING = "stopping"
+SUCCEEDED = "succeeded"
+FAILED = "failed"
+KILLED = "killed"
+LOST = "lost"
+UNREACHABLE = "unreachable"  # a node only: it cannot be asked now
+STALE = "stale"  # a node only: it runs, but its heartbeat is old
+TERMINAL = frozenset({SUCCEEDED, FAILED, KILLED, LOST})
+
+# --- reasons of a failure ------------------------------------------------------------------------------------------
+EXITED = "exited"
+SIGNALED = "signaled"
+OOM = "oom"
+KILLED_BY_USER = "killed_by_user"
+NODE_LOST = "node_lost"
+NODE_REBOOTED = "node_rebooted"
+SUPERVISOR_LOST = "supervisor_lost"
+RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
+SILENCE = "silence"
+DISK_FULL = "disk_full"
+SPAWN_FAILED = "spawn_failed"
+
+# --- kinds of a worker's error ---------------------------------------------------------------------------------------
+NO_SUCH_RUN = "no_such_run"
+BAD_REQUEST = "bad_request"
+UNSAFE_PATH = "unsafe_path"
+NO_SPACE = "no_space"
+CORRUPT = "corrupt"
+
+# --- environment of a job's process -----------------------------------------------------------------------------------
+ENV_JOB = "DDPCTL_JOB"
+ENV_RUN = "DDPCTL_RUN"
+ENV_RUN_DIR = "DDPCTL_RUN_DIR"
+ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"
+ENV_COOKIE = "DDPCTL_COOKIE"
+
+# In a NodePlan's argv, env or cwd these stand for the node's own folders, which only the node can spell (``~``).
+RUN_DIR_TOKEN = "{run_dir}"
+OUTPUT_DIR_TOKEN = "{output_dir}"
+CODE_DIR_TOKEN = "{code_dir}"
+
+# Variables that a launcher takes as silent defaults or that a job must not inherit from the login.
+SCRUB_PREFIXES = ("PET_", "TORCHELASTIC_", "DDPCTL_")
+SCRUB_NAMES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "SSH_TTY",
+    }
+)

@@ -1,0 +1,86 @@
+"""The pipe to the orchestrator: frames out, request and body in, and word when the other side is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, Dict, Iterator, Optional
+
+from ddpctl_worker.contract import HEARTBEAT_S
+
+
+class WorkerError(Exception):
+    """An error that the orchestrator can show: ``kind`` from contract.py, ``message``, and the next step."""
+
+    def __init__(self, kind: str, message: str, hint: Optional[str] = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+
+class Link:
+    """Frames over two descriptors; ``send`` may be called from several threads."""
+
+    def __init__(self, fd_in: int = 0, fd_out: int = 1) -> None:
+        self._in = fd_in
+        self._out = fd_out
+        self._lock = threading.Lock()
+        self._buffer = b""
+        self.closed = threading.Event()
+
+    def send(self, data: Dict[str, Any], raw: bytes = b"") -> None:
+        """One frame. A reader that is gone ends the stream (``closed``), it never raises into a verb."""
+        if raw:
+            data = dict(data, raw=len(raw))
+        blob = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n" + raw
+        with self._lock:
+            view = memoryview(blob)
+            try:
+                while view:
+                    view = view[os.write(self._out, view) :]
+            except OSError:
+                self.closed.set()
+
+    def read_line(self, limit: int = 64 << 20) -> bytes:
+        """The next line, without its end; empty at the end of input."""
+        while b"\n" not in self._buffer and len(self._buffer) <= limit:
+            chunk = os.read(self._in, 1 << 16)
+            if not chunk:
+                break
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def body(self, size: int, chunk: int = 1 << 20) -> Iterator[bytes]:
+        """Exactly ``size`` bytes in pieces; raises WorkerError when the input ends early."""
+        left = size
+        while left:
+            piece = self._buffer[:left] or os.read(self._in, min(chunk, left))
+            self._buffer = self._buffer[len(piece) :] if self._buffer else b""
+            if not piece:
+                raise WorkerError("corrupt", "the transfer broke off with %d of %d bytes missing" % (left, size))
+            left -= len(piece)
+            yield piece
+
+    def watch(self) -> None:
+        """From now on: heartbeat every few seconds, and ``closed`` once stdin ends. Nothing more is read as body."""
+        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._wait_for_end, daemon=True).start()
+
+    def beat(self) -> None:
+        """Heartbeats only, for a verb that still reads its body."""
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self.closed.wait(HEARTBEAT_S):
+            self.send({"hb": 1})
+
+    def _wait_for_end(self) -> None:
+        try:
+            while os.read(self._in, 1 << 16):
+                pass
+        except OSError:
+            pass
+        self.closed.set()

@@ -1,0 +1,63 @@
+"""ResNet-18 for 32x32 images, in plain torch.
+
+The layers and their names are those of torchvision's ``resnet18``, whose weights fit into this one and the other way round, except for the
+stem: a 3x3 convolution of stride 1 and no pooling, as the ResNet paper has it for CIFAR-10. torchvision itself is not needed: its import costs a
+second in every process, it fails beside a torch built for other hardware, and its ResNet-18 has no narrow form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a way around them: (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None if inputs == outputs else projection(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways."""
+        around = x if self.downsample is None else self.downsample(x)
+        through = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(through)) + around)
+
+
+class ResNet18(nn.Module):
+    """Images (n, 3, 32, 32) to scores (n, classes). ``width`` is the channels of the first stage: 64 is ResNet-18, fewer are narrow kin."""
+
+    def __init__(self, classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = stage(width, width, 1)
+        self.layer2 = stage(width, 2 * width, 2)
+        self.layer3 = stage(2 * width, 4 * width, 2)
+        self.layer4 = stage(4 * width, 8 * width, 2)
+        self.fc = nn.Linear(8 * width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores before the softmax."""
+        x = functional.relu(self.bn1(self.conv1(images)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return torch.as_tensor(self.fc(x.mean(dim=(2, 3))))
+
+
+def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """Two blocks, the first of which may halve the image."""
+    return nn.Sequential(Block(inputs, outputs, stride), Block(outputs, outputs, 1))
+
+
+def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """The way around a block that changes the shape."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
