@@ -17,6 +17,7 @@
     ├── ProvisionError             5   environment or code could not be put in place
     ├── Survivors                  6   something survived a kill
     ├── NoSuchJob                  7   no node knows the job
+    ├── HostsFailed                *   several hosts failed, each with its own error
     ├── JobFailed                  1   the job ran and failed, was killed, or was lost
     └── Interrupted                130
 
@@ -24,6 +25,8 @@ An error says host, cause and next step in one line: ``str(error)`` is that line
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class DdpctlError(Exception):
@@ -142,6 +145,22 @@ class NoSuchJob(DdpctlError):
     """No node knows the job."""
 
     exit_code = 7
+
+
+class HostsFailed(DdpctlError):
+    """Several hosts failed: ``errors`` has each one's own error. The exit code is that of the gravest kind.
+
+    A host that could not be reached outranks what went wrong on the others: nothing can be said of it.
+    """
+
+    def __init__(self, message: str, errors: Mapping[str, DdpctlError]) -> None:
+        super().__init__(message)
+        self.errors = dict(errors)
+        codes = {error.exit_code for error in errors.values()}
+        self.exit_code = ConnectError.exit_code if ConnectError.exit_code in codes else max(codes, default=1)
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(str(error) for error in self.errors.values())])
 
 
 class JobFailed(DdpctlError):

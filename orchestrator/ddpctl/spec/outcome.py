@@ -1,0 +1,262 @@
+"""What became of a run: values that come from the nodes' records, and how they add up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl_worker import contract
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run failed: the first failure, with the host and rank that had it."""
+
+    host: str
+    reason: str
+    message: str
+    time: str
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    traceback: str | None = None
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Cause:
+        return Cause(
+            host=str(data.get("host", "?")),
+            reason=str(data.get("reason", contract.EXITED)),
+            message=str(data.get("message", "")),
+            time=str(data.get("time", "")),
+            rank=data.get("rank"),
+            exit_code=data.get("exit_code"),
+            signal=data.get("signal"),
+            traceback=data.get("traceback"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "rank": self.rank,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "reason": self.reason,
+            "message": self.message,
+            "traceback": self.traceback,
+            "time": self.time,
+        }
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node's part of a run, as its record tells (or as unreachable)."""
+
+    host: str
+    node_rank: int
+    state: str
+    pid: int | None = None
+    ranks: tuple[int, ...] = ()
+    exit_code: int | None = None
+    heartbeat_age_s: float | None = None
+    attempt: int = 1
+    started: str | None = None
+    ended: str | None = None
+    cause: Cause | None = None
+    last_output_age_s: float | None = None
+    dropped_lines: int = 0
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> NodeStatus:
+        cause = data.get("cause")
+        return NodeStatus(
+            host=data["host"],
+            node_rank=data["node_rank"],
+            state=data["state"],
+            pid=data.get("pid"),
+            ranks=tuple(data.get("ranks") or ()),
+            exit_code=data.get("exit_code"),
+            heartbeat_age_s=data.get("heartbeat_age_s"),
+            attempt=data.get("attempt") or 1,
+            started=data.get("started"),
+            ended=data.get("ended"),
+            cause=Cause.from_json(cause) if cause else None,
+            last_output_age_s=data.get("last_output_age_s"),
+            dropped_lines=data.get("dropped_lines") or 0,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "node_rank": self.node_rank,
+            "state": self.state,
+            "pid": self.pid,
+            "ranks": list(self.ranks),
+            "exit_code": self.exit_code,
+            "heartbeat_age_s": self.heartbeat_age_s,
+            "attempt": self.attempt,
+        }
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run on all its nodes. ``record`` is the run.json of any of them."""
+
+    job: str
+    run: str
+    cluster: str
+    nodes: tuple[NodeStatus, ...]
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        return run_state([node.state for node in self.nodes])
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in contract.TERMINAL
+
+    @property
+    def cause(self) -> Cause | None:
+        """The first failure in time, preferring a culprit over those who only lost their peer."""
+        causes = [node.cause for node in self.nodes if node.cause]
+        return min(causes, key=lambda cause: (cause.reason == contract.NODE_LOST, cause.time), default=None)
+
+    @property
+    def started(self) -> str | None:
+        return min((node.started for node in self.nodes if node.started), default=None)
+
+    @property
+    def ended(self) -> str | None:
+        if not self.terminal:
+            return None
+        return max((node.ended for node in self.nodes if node.ended), default=None)
+
+    @property
+    def world_size(self) -> int:
+        return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(node.host for node in self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the contract fixes it for `up` and `status`."""
+        cause = self.cause
+        return {
+            "schema": contract.SCHEMA,
+            "job": self.job,
+            "run": self.run,
+            "cluster": self.cluster,
+            "state": self.state,
+            "started": self.started,
+            "ended": self.ended,
+            "world_size": self.world_size,
+            "nodes": [node.to_json() for node in self.nodes],
+            "cause": cause.to_json() if cause else None,
+        }
+
+
+def run_state(states: Sequence[str]) -> str:
+    """The state of a run from those of its nodes.
+
+    A run is over only when every node is: one that cannot be asked, or whose heartbeat is old, keeps it from being
+    called a success or a failure that is final. While some are over and some are not, a failure shows as `stopping`.
+    """
+    if not states:
+        return contract.LOST
+    over = [state for state in states if state in contract.TERMINAL]
+    if len(over) == len(states):
+        for verdict in (contract.FAILED, contract.KILLED, contract.LOST):
+            if verdict in over:
+                return verdict
+        return contract.SUCCEEDED
+    if any(state != contract.SUCCEEDED for state in over) or contract.STOPPING in states:
+        return contract.STOPPING
+    if all(state == contract.PENDING for state in states):
+        return contract.PENDING
+    if any(state in (contract.PENDING, contract.STARTING) for state in states):
+        return contract.STARTING
+    return contract.RUNNING
+
+
+def merge_runs(answers: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[RunStatus]:
+    """Runs from every host's node statuses (each with its run.json under ``record``), oldest first.
+
+    A host that a record names but that did not answer (or that is not in the inventory any more) is `unreachable`; one
+    that answered without knowing the run was never started, or its disk is new: `lost`.
+    """
+    by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for host, statuses in answers.items():
+        for status in statuses:
+            by_run.setdefault(status["run"], {})[host] = status
+    return [_merge(by_run[run], set(answers)) for run in sorted(by_run)]
+
+
+def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str]) -> RunStatus:
+    first = next(iter(parts.values()))
+    record = first["record"]
+    hosts: list[str] = list(record.get("hosts") or parts)
+    nodes = []
+    for node_rank, host in enumerate(hosts):
+        if host in parts:
+            nodes.append(NodeStatus.from_json(parts[host]))
+        else:
+            state = contract.LOST if host in answered else contract.UNREACHABLE
+            nodes.append(NodeStatus(host=host, node_rank=node_rank, state=state))
+    return RunStatus(first["job"], first["run"], first["cluster"], tuple(nodes), record)
+
+
+def newest(runs: Sequence[RunStatus], job: str) -> RunStatus | None:
+    """The run that ``job`` means: a run id, or the newest run of that name (run ids sort by time)."""
+    named = [run for run in runs if job in (run.run, run.job)]
+    return max(named, key=lambda run: run.run, default=None)
+
+
+@dataclass(frozen=True)
+class StoppedNode:
+    """What was done on one node to end a run, and what is left of it."""
+
+    host: str
+    signalled: int = 0
+    forced: int = 0
+    survivors: tuple[tuple[int, str], ...] = ()
+    reachable: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "signalled": self.signalled,
+            "forced": self.forced,
+            "survivors": [{"pid": pid, "cmd": cmd} for pid, cmd in self.survivors],
+            "reachable": self.reachable,
+        }
+
+
+@dataclass(frozen=True)
+class KillOutcome:
+    """The end of a run, with proof: every reachable node was scanned until nothing was found twice."""
+
+    job: str
+    run: str
+    state: str
+    duration_s: float
+    nodes: tuple[StoppedNode, ...]
+
+    @property
+    def survivors(self) -> tuple[tuple[str, int, str], ...]:
+        return tuple((node.host, pid, cmd) for node in self.nodes for pid, cmd in node.survivors)
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        return tuple(node.host for node in self.nodes if not node.reachable)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": contract.SCHEMA,
+            "job": self.job,
+            "run": self.run,
+            "state": self.state,
+            "duration_s": self.duration_s,
+            "nodes": [node.to_json() for node in self.nodes],
+        }

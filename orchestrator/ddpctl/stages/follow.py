@@ -1,0 +1,209 @@
+"""Follow a run's output on all its nodes until it is over.
+
+One thread a host reads the worker's stream from an absolute offset; one loop hands the lines on in order of arrival.
+A broken connection is opened again at the offset that was handed on last, so no line is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.errors import ConnectError, DdpctlError, Interrupted, RemoteError
+from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.transport.base import Fleet, Frame
+from ddpctl_worker import contract
+
+RETRY_FIRST_S = 0.5
+RETRY_MOST_S = 5.0
+# How long a host that cannot be reached is waited for once all others are over.
+GIVE_UP_S = 30.0
+
+Save = Callable[[Mapping[str, int]], None]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    host: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    host: str
+    error: DdpctlError | None = None
+
+
+@dataclass
+class Selection:
+    """Which lines: of which ranks (None: all), starting where (``offsets``, or the last ``lines`` of each host)."""
+
+    ranks: frozenset[int] | None = None
+    lines: int | None = None
+    offsets: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Stream:
+    """One host's reader: calls `tail` until the run is over there, through any number of broken connections."""
+
+    fleet: Fleet
+    host: str
+    run: str
+    selection: Selection
+    follow: bool
+    out: queue.Queue[_Batch | _Ended | Note]
+    cancelled: threading.Event
+    offset: int | None = None
+
+    def read(self) -> None:
+        self.offset = self.selection.offsets.get(self.host)
+        pause, warned = RETRY_FIRST_S, False
+        while True:
+            try:
+                self._call()
+            except Interrupted:
+                return
+            except ConnectError as error:
+                if not self.follow:
+                    self.out.put(_Ended(self.host, error))
+                    return
+                if not warned:
+                    self.out.put(Note(f"{error}; trying again", "warning", self.host))
+                    warned = True
+                if self.cancelled.wait(pause):
+                    return
+                pause = min(RETRY_MOST_S, pause * 2)
+            except DdpctlError as error:
+                self.out.put(_Ended(self.host, error))
+                return
+            else:
+                self.out.put(_Ended(self.host))
+                return
+
+    def _call(self) -> None:
+        request: dict[str, Any] = {"run": self.run, "follow": self.follow, "offset": self.offset}
+        if self.offset is None:
+            request["lines"] = self.selection.lines
+        if self.selection.ranks is not None:
+            request["ranks"] = sorted(self.selection.ranks)
+        timeout = None if self.follow else 600.0
+        transport = self.fleet.transport(self.host)
+        transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
+
+    def _frame(self, frame: Frame) -> None:
+        data = frame.data.get("lines")
+        if not data:
+            return
+        lines = tuple(_line(self.host, one) for one in data)
+        self.offset = lines[-1].offset
+        self.out.put(_Batch(self.host, lines))
+
+
+def _line(host: str, data: Mapping[str, Any]) -> Line:
+    return Line(
+        host=host,
+        rank=data.get("rank"),
+        stream=str(data["stream"]),
+        time=str(data["time"]),
+        text=str(data["text"]),
+        end=str(data.get("end", "\n")),
+        offset=int(data["offset"]),
+    )
+
+
+def follow(
+    run: str,
+    hosts: Sequence[str],
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    selection: Selection | None = None,
+    save: Save | None = None,
+    follow: bool = True,
+    interrupted: Callable[[], bool] | None = None,
+) -> dict[str, DdpctlError]:
+    """Hand on every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
+
+    ``save`` gets the offsets handed on so far, after each batch. ``interrupted`` is polled; True ends the following.
+    Returns the hosts that could not be read, each with its error.
+
+    Raises:
+        Interrupted: ``interrupted`` said so, or Ctrl-C; nothing on the nodes was touched.
+    """
+    selection = selection or Selection()
+    out: queue.Queue[_Batch | _Ended | Note] = queue.Queue(maxsize=1000)
+    cancelled = threading.Event()
+    streams = [_Stream(fleet, host, run, selection, follow, out, cancelled) for host in hosts]
+    threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
+    for thread in threads:
+        thread.start()
+    try:
+        return _drain(out, set(hosts), dict(selection.offsets), tell, save, interrupted)
+    finally:
+        cancelled.set()
+        _join(threads, out)
+
+
+def _drain(
+    out: queue.Queue[_Batch | _Ended | Note],
+    waiting: set[str],
+    offsets: dict[str, int],
+    tell: Tell,
+    save: Save | None,
+    interrupted: Callable[[], bool] | None,
+) -> dict[str, DdpctlError]:
+    errors: dict[str, DdpctlError] = {}
+    broken: dict[str, Note] = {}
+    last_news = time.monotonic()
+    while waiting:
+        if interrupted is not None and interrupted():
+            raise Interrupted("following was interrupted")
+        try:
+            item = out.get(timeout=0.2)
+        except queue.Empty:
+            # Every host that is left is out of reach, the others are over: do not wait for ever.
+            if waiting <= set(broken) and time.monotonic() - last_news > GIVE_UP_S:
+                return errors | {host: _unreachable(broken[host]) for host in waiting}
+            continue
+        last_news = time.monotonic()
+        if isinstance(item, Note):
+            broken[item.host or ""] = item
+            tell(item)
+        elif isinstance(item, _Ended):
+            waiting.discard(item.host)
+            if item.error is not None:
+                errors[item.host] = item.error
+        else:
+            broken.pop(item.host, None)
+            for line in item.lines:
+                tell(line)
+            offsets[item.host] = item.lines[-1].offset
+            if save is not None:
+                save(offsets)
+    return errors
+
+
+def _unreachable(note: Note) -> DdpctlError:
+    return ConnectError(note.message.removesuffix("; trying again"))
+
+
+def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Batch | _Ended | Note]) -> None:
+    """Let the readers go: empty the queue so that none is stuck on it."""
+    deadline = time.monotonic() + 5.0
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() < deadline:
+            try:
+                while True:
+                    out.get_nowait()
+            except queue.Empty:
+                thread.join(0.05)
+
+
+def is_no_such_run(error: DdpctlError) -> bool:
+    """Whether a node said that it has no such run (it was never started there)."""
+    return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN

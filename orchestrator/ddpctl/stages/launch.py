@@ -1,0 +1,70 @@
+"""Start every node of a plan; all or nothing."""
+
+from __future__ import annotations
+
+import secrets as random_source
+from collections.abc import Mapping
+from typing import Any
+
+from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.outcome import RunStatus, merge_runs
+from ddpctl.spec.plan import NodePlan, Plan
+from ddpctl.stages.stop import stop_run
+from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+
+START_TIMEOUT_S = 60.0
+
+
+def launch(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | None = None) -> RunStatus:
+    """Start the launcher on every node and return once each has confirmed a durable start.
+
+    ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down.
+
+    Raises:
+        HostsFailed: some node could not be started; whatever had been started was stopped again.
+    """
+    gang_key = random_source.token_hex(32)
+    tell(StageStarted("launch", len(plan.nodes)))
+
+    def start(transport: Transport) -> dict[str, Any]:
+        request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key)
+        return transport.call("start", request, timeout=START_TIMEOUT_S)
+
+    done = 0
+
+    def on_done(host: str, answer: dict[str, Any] | DdpctlError) -> None:
+        nonlocal done
+        done += 1
+        note = str(answer) if isinstance(answer, DdpctlError) else ""
+        tell(Progress("launch", done, len(plan.nodes), host, note))
+
+    outcome = fleet.map(start, plan.hosts, on_done=on_done)
+    tell(StageEnded("launch", outcome.ok))
+    if not outcome.ok:
+        _take_back(plan, fleet, tell, outcome)
+    return merge_runs({host: [answer["status"]] for host, answer in outcome.results.items()})[0]
+
+
+def start_request(plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_key: str) -> dict[str, Any]:
+    """What the worker's ``start`` verb is given."""
+    return {
+        "run": plan.record(node),
+        "argv": list(node.command.argv),
+        "cwd": node.command.cwd,
+        "env": dict(node.command.env),
+        "token_env": list(node.token_env),
+        "secrets": {name: secrets[name] for name in node.secret_names},
+        "gang_key": gang_key,
+        "python_exec": True,
+    }
+
+
+def _take_back(plan: Plan, fleet: Fleet, tell: Tell, outcome: FleetOutcome[dict[str, Any]]) -> None:
+    """Stop what was started: also where the answer was lost, since the start itself may have happened."""
+    tell(Note("not every node could be started: stopping the others", level="warning"))
+    stopped = stop_run(plan.job, plan.run, plan.hosts, fleet, grace=5.0, by="ddpctl up")
+    message = f"{len(outcome.errors)} of {len(plan.nodes)} hosts could not be started; the others were stopped again"
+    if stopped.survivors:
+        message += "; left over: " + ", ".join(f"{host} pid {pid}" for host, pid, _ in stopped.survivors)
+    raise HostsFailed(message, outcome.errors)
