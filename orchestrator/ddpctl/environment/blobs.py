@@ -1,0 +1,68 @@
+"""Files on their way to the nodes, named by their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+CHUNK = 1 << 20
+
+
+class Source(Protocol):
+    """Bytes that can be sent, from any offset on, as often as needed; ``name`` is for people."""
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    def chunks(self, offset: int = 0) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file on the controller whose hash is known already."""
+
+    path: Path
+    sha256: str
+    size: int
+    name: str
+
+    def chunks(self, offset: int = 0) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            while piece := file.read(CHUNK):
+                yield piece
+
+
+@dataclass(frozen=True)
+class BytesSource:
+    """Bytes in memory: a code archive, a lock."""
+
+    data: bytes
+    name: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def chunks(self, offset: int = 0) -> Iterator[bytes]:
+        for start in range(offset, len(self.data), CHUNK):
+            yield self.data[start : start + CHUNK]
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        sha = hashlib.sha256()
+        while piece := file.read(CHUNK):
+            sha.update(piece)
+        return sha.hexdigest()

@@ -1,0 +1,100 @@
+"""Files from the controller straight into a node's store: only what the node lacks, from where an earlier try ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ddpctl.environment.blobs import Source
+from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
+from ddpctl.spec.event import Progress, Tell
+from ddpctl.spec.push import Delivery, Traffic
+from ddpctl.transport.base import Fleet, Transport
+from ddpctl_worker import contract
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a node has of the files asked for: complete ones, and how many bytes of unfinished ones."""
+
+    have: frozenset[str]
+    partial: dict[str, int]
+    free: int
+
+    def missing(self, sources: Sequence[Source]) -> list[Source]:
+        return [source for source in sources if source.sha256 not in self.have]
+
+
+def holdings(transport: Transport, sources: Sequence[Source]) -> Holdings:
+    """Ask a node by hash. Raises ProvisionError (unsafe store) or ConnectError."""
+    hashes = sorted({source.sha256 for source in sources})
+    try:
+        answer = transport.call("store_has", {"hashes": hashes})
+    except RemoteError as error:
+        raise as_provision_error(error, transport.host) from error
+    return Holdings(frozenset(answer["have"]), dict(answer["partial"]), int(answer["free"]))
+
+
+def send_missing(
+    transport: Transport, sources: Sequence[Source], known: Holdings, sent: Callable[[int], None] = lambda _: None
+) -> None:
+    """Send what the node lacks, one file after the other; ``sent`` hears of every piece (bytes) handed to the link.
+
+    Raises:
+        ProvisionError: no space, an unsafe path, a file that arrived changed. ConnectError: the link.
+    """
+    for source in known.missing(sources):
+        offset = min(known.partial.get(source.sha256, 0), source.size)
+        try:
+            _put(transport, source, offset, sent)
+        except RemoteError as error:
+            # What lay there may have rotted, or somebody else took it up: one try from the start tells.
+            if error.kind != contract.CORRUPT or not offset:
+                raise as_provision_error(error, transport.host, source.name) from error
+            try:
+                _put(transport, source, 0, sent)
+            except RemoteError as again:
+                raise as_provision_error(again, transport.host, source.name) from again
+
+
+def _put(transport: Transport, source: Source, offset: int, sent: Callable[[int], None]) -> None:
+    args = {"hash": source.sha256, "size": source.size, "offset": offset}
+    transport.call("store_put", args, body=_counted(source.chunks(offset), sent), timeout=None)
+
+
+def _counted(pieces: Iterator[bytes], sent: Callable[[int], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        sent(len(piece))
+
+
+def as_provision_error(error: RemoteError, host: str, what: str | None = None) -> DdpctlError:
+    """The worker's words as an error of exit code 5."""
+    message = f"{what}: {error.message}" if what else error.message
+    return ProvisionError(message, hint=error.hint, host=host)
+
+
+def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
+    """Every host gets every file from the controller itself, as many hosts at a time as the fleet allows."""
+    needed = sum(source.size for source in sources)
+
+    def work(transport: Transport) -> Traffic:
+        known = holdings(transport, sources)
+        lacking = sum(source.size for source in known.missing(sources))
+        count = 0
+
+        def sent(size: int) -> None:
+            nonlocal count
+            count += size
+            tell(Progress(stage, min(needed, needed - lacking + count), needed, transport.host))
+
+        send_missing(transport, sources, known, sent)
+        tell(Progress(stage, needed, needed, transport.host))
+        return Traffic(needed, count, 0, needed - lacking)
+
+    outcome = fleet.map(work, hosts)
+    return Delivery(
+        Traffic.total(outcome.results.values()),
+        tuple(host for host in hosts if host in outcome.results),
+        outcome.errors,
+    )

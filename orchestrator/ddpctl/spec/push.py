@@ -1,0 +1,139 @@
+"""What a push did: values for a person, for JSON, and for the launch that follows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.errors import DdpctlError
+from ddpctl_worker import contract
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a push, added up over all nodes.
+
+    ``needed``: what the nodes need to have; ``reused``: what of that lay there already; ``sent_by_controller`` and
+    ``relayed``: what went over the wire from the controller and from node to node.
+    """
+
+    needed: int = 0
+    sent_by_controller: int = 0
+    relayed: int = 0
+    reused: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.needed + other.needed,
+            self.sent_by_controller + other.sent_by_controller,
+            self.relayed + other.relayed,
+            self.reused + other.reused,
+        )
+
+    @staticmethod
+    def total(parts: Iterable[Traffic]) -> Traffic:
+        return sum(parts, Traffic())
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "needed": self.needed,
+            "sent_by_controller": self.sent_by_controller,
+            "relayed": self.relayed,
+            "reused": self.reused,
+        }
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Files were brought to hosts: every host is in ``done`` (complete and verified there) or in ``errors``."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    done: tuple[str, ...] = ()
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+
+@dataclass(frozen=True)
+class NodeEnvironment:
+    """The environment of one node: its interpreter, what is in it, and how long it took to put it there."""
+
+    host: str
+    python: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    env_hash: str | None = None  # None in existing mode
+    install_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class EnvironmentOutcome:
+    """What ``provision`` did: every job host is in ``nodes`` or in ``errors``; ``lock`` holds a pylock a platform."""
+
+    mode: str
+    nodes: Mapping[str, NodeEnvironment] = field(default_factory=dict)
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    lock: Mapping[str, str] = field(default_factory=dict)
+    duration_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def python(self, host: str) -> str | None:
+        """The interpreter that the launch uses on ``host`` instead of the inventory's; None: that one stays."""
+        node = self.nodes.get(host)
+        return node.python if node and node.env_hash else None
+
+
+@dataclass(frozen=True)
+class PushedNode:
+    """One node after a push."""
+
+    host: str
+    python: str
+    environment: str | None = None
+    code: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    install_s: float = 0.0
+    error: DdpctlError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "ok": self.error is None,
+            "environment": self.environment,
+            "code": self.code,
+            "python": self.python,
+            "versions": dict(self.versions),
+            "install_s": round(self.install_s, 3),
+            "error": str(self.error) if self.error else None,
+        }
+
+
+@dataclass(frozen=True)
+class PushOutcome:
+    """Environment and code on every node, nothing started."""
+
+    cluster: str
+    duration_s: float
+    traffic: Traffic
+    nodes: tuple[PushedNode, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(node.error is None for node in self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the contract fixes it."""
+        return {
+            "schema": contract.SCHEMA,
+            "cluster": self.cluster,
+            "ok": self.ok,
+            "duration_s": round(self.duration_s, 3),
+            "bytes": self.traffic.to_json(),
+            "nodes": [node.to_json() for node in self.nodes],
+        }
