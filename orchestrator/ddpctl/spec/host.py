@@ -1,0 +1,157 @@
+"""A host: as a line of the file says it (every key may be left out), and expanded with every default merged in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from ddpctl.spec.ranges import MAX_HOSTS, RangeFault, expand, is_range
+from ddpctl.spec.values import (
+    NAME_RULE,
+    AutoCount,
+    Env,
+    Fault,
+    Filled,
+    Labels,
+    Name,
+    PathText,
+    Port,
+    Strict,
+    Word,
+    is_name,
+    one_of,
+)
+
+DEFAULT_BASE_DIR = "~/.local/state/ddpctl"
+DEFAULT_PYTHON = "python3"
+
+Connection = Annotated[Literal["ssh", "local"], one_of("ssh", "local")]
+RangeText = Annotated[Filled, WithJsonSchema({"type": "string", "pattern": r"^[A-Za-z0-9\[][A-Za-z0-9._,/\[\]-]*$"})]
+
+
+class HostKeys(Strict):
+    """The keys of a host; None where the file says nothing. ``defaults`` is exactly this."""
+
+    address: Word | None = Field(default=None, description="Where SSH goes; default: the name, through ssh_config.")
+    fabric_address: Word | None = Field(
+        default=None, description="What the other nodes use: MASTER_ADDR and the mesh; default: found by preflight."
+    )
+    interface: Word | None = Field(
+        default=None, description="NCCL_/GLOO_SOCKET_IFNAME; default: the interface that owns fabric_address."
+    )
+    port: Port | None = Field(default=None, description="SSH port; default: from ssh_config, else 22.")
+    user: Word | None = Field(default=None, description="Login name; default: from ssh_config, else yours.")
+    identity_file: PathText | None = Field(
+        default=None, description="Private key; default: ssh_config's, or the agent's."
+    )
+    jump: Word | None = Field(default=None, description="Jump host, as ProxyJump takes it.")
+    slots: AutoCount | None = Field(
+        default=None, description="Processes this node runs; auto (the default): its GPUs, or 1 without one."
+    )
+    connection: Connection | None = Field(default=None, description="ssh (the default) or local: this machine, no SSH.")
+    python: PathText | None = Field(
+        default=None,
+        description="The interpreter that runs the worker and, in existing mode, the job; default: python3. "
+        "A relative path is allowed for local hosts only and counts from the inventory file.",
+    )
+    base_dir: PathText | None = Field(
+        default=None, description=f"ddpctl's folder on the node, absolute or below ~; default: {DEFAULT_BASE_DIR}."
+    )
+    env: Env = Field(default={}, description="Environment of every job's processes on this host.", repr=False)
+    labels: Labels = Field(default={}, description="Free names and values, for your own use.")
+
+
+class HostEntry(HostKeys):
+    """One item of ``hosts`` in its long form; ``name`` may be a range."""
+
+    name: RangeText = Field(description="The host's name, or a range: node[01-16], node[1-3,7].")
+
+
+class Host(Strict):
+    """One machine, complete: ``None`` means that ssh_config or preflight decides."""
+
+    name: Name
+    address: Word
+    fabric_address: Word | None = None
+    interface: Word | None = None
+    port: Port | None = None
+    user: Word | None = None
+    identity_file: PathText | None = None
+    jump: Word | None = None
+    slots: AutoCount = "auto"
+    connection: Connection = "ssh"
+    python: PathText = DEFAULT_PYTHON
+    base_dir: PathText = DEFAULT_BASE_DIR
+    env: Env = Field(default={}, repr=False)
+    labels: Labels = Field(default={})
+
+    @property
+    def local(self) -> bool:
+        """True where the host is this machine and no SSH is used."""
+        return self.connection == "local"
+
+
+def expand_hosts(defaults: HostKeys, entries: tuple[str | HostEntry, ...]) -> tuple[list[Host], list[Fault]]:
+    """Every host of the file in order, and everything that is wrong with them."""
+    hosts: list[Host] = []
+    faults: list[Fault] = []
+    first_at: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        where: tuple[str | int, ...] = ("hosts", index)
+        if not isinstance(entry, str):
+            where = (*where, "name")
+        try:
+            expanded = list(_expand_entry(defaults, entry))
+        except RangeFault as error:
+            faults.append(Fault(where, str(error)))
+            continue
+        for host in expanded:
+            if host.name in first_at:
+                faults.append(Fault(where, f"host {host.name} is there twice", "remove one of the two"))
+                break
+            first_at[host.name] = index
+            hosts.append(host)
+        if len(hosts) > MAX_HOSTS:
+            return hosts, [*faults, Fault(where, f"more than {MAX_HOSTS} hosts")]
+    return hosts, faults
+
+
+def _expand_entry(defaults: HostKeys, entry: str | HostEntry) -> Iterator[Host]:
+    text = entry if isinstance(entry, str) else entry.name
+    names = expand(text)
+    for name in names:
+        if not is_name(name):
+            raise RangeFault(f"is not a valid host name: {NAME_RULE}")
+    keys = defaults if isinstance(entry, str) else entry
+    addresses = _spread(keys.address, names, "address")
+    fabrics = _spread(keys.fabric_address, names, "fabric_address")
+    for name, address, fabric in zip(names, addresses, fabrics, strict=True):
+        merged = _merge(defaults, keys)
+        merged["fabric_address"] = fabric or defaults.fabric_address
+        fallback = "localhost" if merged.get("connection") == "local" else name
+        merged["address"] = address or defaults.address or fallback
+        yield Host(name=name, **merged)
+
+
+def _spread(value: str | None, names: tuple[str, ...], key: str) -> tuple[str | None, ...]:
+    """An address for every name: a range of as many addresses, or one address for all of them."""
+    if value is None or not is_range(value) or value.startswith("["):
+        return (value,) * len(names)
+    addresses = expand(value)
+    if len(addresses) != len(names):
+        raise RangeFault(f"{len(names)} hosts, but {key} expands to {len(addresses)}")
+    return addresses
+
+
+def _merge(defaults: HostKeys, keys: HostKeys) -> dict[str, Any]:
+    """The host's own keys over the defaults; ``env`` and ``labels`` name by name."""
+    merged: dict[str, Any] = {}
+    for field in HostKeys.model_fields:
+        own, default = getattr(keys, field), getattr(defaults, field)
+        if isinstance(default, Mapping):
+            merged[field] = {**default, **own}
+        elif own is not None or default is not None:
+            merged[field] = own if own is not None else default
+    return merged

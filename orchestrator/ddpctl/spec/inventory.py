@@ -1,0 +1,258 @@
+"""The inventory: a cluster's hosts, its environment and its jobs, as one frozen value."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from ddpctl.errors import UsageError
+from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
+from ddpctl.spec.job import JobKeys, JobSpec
+from ddpctl.spec.ranges import RangeFault, expand
+from ddpctl.spec.values import Fault, Filled, Name, PathText, Strict, Words, as_mapping, as_tuple, bad, one_of
+
+_BACKEND = re.compile(r"auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*")
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of ``words`` that looks most like ``word``, None when none does."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def suggestion(word: str, words: Iterable[str]) -> str | None:
+    """A next step for an unknown name: the nearest one, or the whole (short) list."""
+    known = list(words)
+    close = nearest(word, known)
+    if close is not None:
+        return f"did you mean {close}?"
+    if not known:
+        return None
+    more = f", ... ({len(known)} in all)" if len(known) > 12 else ""
+    return f"there is: {', '.join(known[:12])}{more}"
+
+
+def _backend(value: Any) -> str:
+    if not isinstance(value, str) or not _BACKEND.fullmatch(value):
+        raise bad("must be auto, cpu, or a build such as cu126, rocm6.3 or xpu")
+    return value
+
+
+Mode = Literal["existing", "managed"]
+Backend = Annotated[str, BeforeValidator(_backend), WithJsonSchema({"type": "string", "pattern": _BACKEND.pattern})]
+Requirements = Annotated[tuple[Filled, ...], BeforeValidator(as_tuple)]
+
+
+class Environment(Strict):
+    """The python packages of the nodes. An index address may hold a password, so it never shows in a repr."""
+
+    mode: Annotated[Mode, one_of("existing", "managed")] = Field(
+        default="existing", description="existing: each host's python, checked only; managed: ddpctl builds it."
+    )
+    packages: Requirements = Field(default=(), description="Requirement strings, for instance torch==2.13.0.")
+    requirements: PathText | None = Field(
+        default=None, description="Instead of packages: a requirements file or a pylock.toml, relative to this file."
+    )
+    torch_backend: Backend = Field(
+        default="auto", description="auto (what every driver here supports), cpu, cu126, ..."
+    )
+    index_url: Filled | None = Field(default=None, description="Package index, passed to the resolver.", repr=False)
+    extra_index_urls: Words = Field(default=(), description="Further package indexes.", repr=False)
+    find_links: Words = Field(default=(), description="Folders and pages with wheels.", repr=False)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Environment:
+        if self.packages and self.requirements:
+            raise bad("both packages and requirements are set", "write one of the two")
+        if self.mode == "managed" and not (self.packages or self.requirements):
+            raise bad("mode managed, but no packages", "add packages: [torch] or requirements: FILE")
+        return self
+
+
+def _host_entry(value: Any) -> Any:
+    if not isinstance(value, (str, Mapping, HostEntry)):
+        raise bad("must be a host's name or a mapping with a name")
+    return value
+
+
+Entry = Annotated[str | HostEntry, BeforeValidator(_host_entry)]
+Entries = Annotated[tuple[Entry, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+Jobs = Annotated[Mapping[Name, JobKeys], BeforeValidator(as_mapping)]
+
+
+class InventoryFile(Strict):
+    """The file as it is written, before ranges are expanded and defaults are merged."""
+
+    cluster: Name = Field(default="default", description="Names the cluster in records and output.")
+    ssh_config: PathText = Field(default="~/.ssh/config", description="OpenSSH client configuration to honour.")
+    known_hosts: PathText = Field(
+        default="~/.ssh/known_hosts", description="Known host keys; unknown and changed keys are refused."
+    )
+    defaults: HostKeys = Field(default=HostKeys(), description="Any host key, for every host that does not set it.")
+    hosts: Entries = Field(description="The machines: names, ranges, or mappings with a name.")
+    environment: Environment = Field(default=Environment(), description="The python packages of the nodes.")
+    jobs: Jobs = Field(default={}, description="The jobs by name.")
+
+
+class Inventory(Strict):
+    """Everything a command needs to know. ``file`` is where it came from, for messages and records."""
+
+    cluster: Name = "default"
+    ssh_config: str = "~/.ssh/config"
+    known_hosts: str = "~/.ssh/known_hosts"
+    hosts: tuple[Host, ...]
+    environment: Environment = Environment()
+    jobs: Mapping[str, JobSpec] = {}
+    file: str = "inventory.yaml"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every host's name, in order."""
+        return tuple(host.name for host in self.hosts)
+
+    def host(self, name: str) -> Host:
+        """The host of that name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise UsageError(f"{self.file} has no host {name!r}", hint=suggestion(name, self.names))
+
+    def job(self, name: str | None = None) -> JobSpec:
+        """The job of that name; without a name the only one.
+
+        Raises:
+            UsageError: there is none of that name, or several to choose from.
+        """
+        if name is None:
+            return self._only_job()
+        if name not in self.jobs:
+            raise UsageError(f"{self.file} has no job {name!r}", hint=suggestion(name, self.jobs))
+        return self.jobs[name]
+
+    def _only_job(self) -> JobSpec:
+        if len(self.jobs) == 1:
+            return next(iter(self.jobs.values()))
+        if not self.jobs:
+            raise UsageError(f"{self.file} has no jobs", hint="add one below jobs:, or give a script after --")
+        raise UsageError(
+            f"{self.file} has {len(self.jobs)} jobs", hint=f"choose one with --job: {', '.join(self.jobs)}"
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """The inventory as a document that loads back to the same value (every host written out)."""
+        document = self.model_dump(mode="json", exclude={"file", "jobs", "hosts"})
+        document["hosts"] = [host.model_dump(mode="json") for host in self.hosts]
+        document["jobs"] = {name: job.model_dump(mode="json", exclude={"name"}) for name, job in self.jobs.items()}
+        return document
+
+
+def build(document: InventoryFile, file: str) -> tuple[Inventory | None, list[Fault]]:
+    """The inventory that a file describes, or everything that does not fit together in it."""
+    hosts, faults = expand_hosts(document.defaults, document.hosts)
+    jobs = {name: JobSpec(name=name, **dict(keys)) for name, keys in document.jobs.items()}
+    if not faults:
+        known = tuple(host.name for host in hosts)
+        faults = [fault for job in jobs.values() for fault in _job_faults(job, known)]
+    if faults:
+        return None, faults
+    inventory = Inventory(
+        cluster=document.cluster,
+        ssh_config=document.ssh_config,
+        known_hosts=document.known_hosts,
+        hosts=tuple(hosts),
+        environment=document.environment,
+        jobs=jobs,
+        file=file,
+    )
+    return inventory, []
+
+
+def _job_faults(job: JobSpec, known: tuple[str, ...]) -> Iterable[Fault]:
+    """Names in a job that no host has, and numbers that the hosts cannot fill."""
+    where = ("jobs", job.name)
+    if job.master is not None and job.master not in known:
+        yield Fault((*where, "master"), f"no host is named {job.master}", suggestion(job.master, known))
+        return
+    try:
+        select(job, known)
+    except UsageError as error:
+        yield Fault((*where, "nodes"), error.message, error.hint)
+
+
+def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Names of the nodes the job runs on, in the order of their node ranks: the master, then as in the inventory.
+
+    Raises:
+        UsageError: not that many hosts, an unknown name, or a master that is not among the names.
+    """
+    wanted = job.nodes if nodes is None else nodes
+    master = job.master
+    if isinstance(wanted, int):
+        chosen = _first(wanted, known, master)
+    elif wanted == "all":
+        chosen = known
+    else:
+        chosen = _named((wanted,) if isinstance(wanted, str) else wanted, known)
+    if master is None:
+        return chosen
+    if master not in chosen:
+        raise UsageError(f"the master {master} of job {job.name} is not among its nodes", hint=f"add {master} to nodes")
+    return (master, *(name for name in chosen if name != master))
+
+
+def _first(count: int, known: tuple[str, ...], master: str | None) -> tuple[str, ...]:
+    if not 1 <= count <= len(known):
+        raise UsageError(f"{count} nodes wanted, but there are {len(known)} hosts", hint=f"1 to {len(known)}, or all")
+    others = [name for name in known if name != master]
+    chosen = {*others[: count - 1], master} if master in known else set(others[:count])
+    return tuple(name for name in known if name in chosen)
+
+
+def _named(texts: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen: set[str] = set()
+    for text in texts:
+        try:
+            names = expand(text)
+        except RangeFault as error:
+            raise UsageError(str(error)) from None
+        for name in names:
+            if name not in known:
+                raise UsageError(f"no host is named {name}", hint=suggestion(name, known))
+            if name in chosen:
+                raise UsageError(f"host {name} is there twice", hint="remove one of the two")
+            chosen.add(name)
+    return tuple(name for name in known if name in chosen)
+
+
+def job_hosts(inventory: Inventory, job: JobSpec, nodes: int | str | tuple[str, ...] | None = None) -> tuple[Host, ...]:
+    """The hosts the job runs on, in the order of their node ranks; ``nodes`` overrides the job's own wish.
+
+    Raises:
+        UsageError: not that many hosts, an unknown name, or a master that is not among the names.
+    """
+    return tuple(inventory.host(name) for name in select(job, inventory.names, nodes))
+
+
+__all__ = [
+    "Environment",
+    "Host",
+    "HostEntry",
+    "HostKeys",
+    "Inventory",
+    "InventoryFile",
+    "JobKeys",
+    "JobSpec",
+    "build",
+    "job_hosts",
+    "nearest",
+    "select",
+    "suggestion",
+]

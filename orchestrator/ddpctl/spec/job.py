@@ -1,0 +1,155 @@
+"""A job of the inventory file: what runs, on which nodes, how it is launched."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from ddpctl.spec.values import (
+    AutoCount,
+    AutoPort,
+    Env,
+    LiteralTexts,
+    Name,
+    Paths,
+    PathText,
+    Seconds,
+    Strict,
+    bad,
+    one_of,
+    whole,
+    whole_schema,
+)
+
+MAX_NODES = 4096
+SILENCE_WARNING_S = 1800.0  # without an explicit timeouts.silence: a warning after this, never a kill
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+Launcher = Literal["auto", "launch", "torchrun"]
+LocalRankArg = Literal["auto", "none", "--local_rank", "--local-rank"]
+RendezvousBackend = Literal["static", "c10d", "etcd-v2"]
+
+
+def _module(value: Any) -> str:
+    if not isinstance(value, str) or not _MODULE.fullmatch(value):
+        raise bad("must be the dotted name of a Python module", "write pkg.train; a file goes to script:")
+    return value
+
+
+def _nodes(value: Any) -> int | str | tuple[str, ...]:
+    """``all``, a number of nodes, or names and ranges (one text stands for a list of one)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole(1, MAX_NODES)(value)
+    names = (value,) if isinstance(value, str) else value
+    if value == "all":
+        return "all"
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
+        raise bad("must be all, a number of 1 or more, or names of hosts", "write [node0, 'node[2-3]']")
+    return tuple(names)
+
+
+_Count = Annotated[int, BeforeValidator(whole(1, MAX_NODES)), WithJsonSchema(whole_schema(1, MAX_NODES))]
+_Restarts = Annotated[int, BeforeValidator(whole(0, 1000)), WithJsonSchema(whole_schema(0, 1000))]
+Module = Annotated[str, BeforeValidator(_module), WithJsonSchema({"type": "string"})]
+Nodes = Annotated[
+    int | str | tuple[str, ...],
+    BeforeValidator(_nodes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                whole_schema(1, MAX_NODES),
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            ]
+        }
+    ),
+]
+
+
+class Elastic(Strict):
+    """How many nodes the job may lose or gain, and how often it may be restarted."""
+
+    min_nodes: _Count = Field(description="The job goes on with this many nodes.")
+    max_nodes: _Count = Field(description="And takes at most this many.")
+    max_restarts: _Restarts = Field(default=3, description="Restarts before the job counts as failed.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Elastic:
+        if self.max_nodes < self.min_nodes:
+            raise bad("max_nodes is smaller than min_nodes")
+        return self
+
+
+class Requires(Strict):
+    """What must be there before the job starts; preflight checks it."""
+
+    data: Paths = Field(default=(), description="Files and folders that must be on every node.")
+    free_disk_gb: Seconds | None = Field(default=None, description="Free disk space that every node must have, in GB.")
+
+
+class Timeouts(Strict):
+    """In seconds."""
+
+    start: Seconds = Field(default=120.0, description="Until every rank has started, in seconds.")
+    stop: Seconds = Field(default=10.0, description="From SIGTERM to SIGKILL, in seconds.")
+    silence: Seconds | None = Field(
+        default=None,
+        description="A job that prints nothing for so many seconds is stopped; null (the default): a warning.",
+    )
+
+
+class JobKeys(Strict):
+    """The keys of one job in the file."""
+
+    script: PathText | None = Field(default=None, description="The training script, relative to the code folder.")
+    module: Module | None = Field(default=None, description="Instead of script: a module, run as python -m.")
+    args: LiteralTexts = Field(default=(), description="Arguments of the script; quote what could be misread.")
+    code: PathText | None = Field(
+        default=".", description="Folder sent to the nodes, relative to this file; null: the code is already there."
+    )
+    workdir: PathText | None = Field(default=None, description="Where it runs on the node; default: the code folder.")
+    nodes: Nodes = Field(default="all", description="all, a number, or names and ranges of hosts.")
+    nproc_per_node: AutoCount = Field(default="auto", description="Processes a node runs; auto: the host's slots.")
+    master: Name | None = Field(default=None, description="The host that gets node rank 0; default: the first one.")
+    master_port: AutoPort = Field(default="auto", description="auto: a free port picked on the master node.")
+    launcher: Annotated[Launcher, one_of("auto", "launch", "torchrun")] = Field(
+        default="auto",
+        description="launch: python -m torch.distributed.launch; torchrun: python -m torch.distributed.run; "
+        "auto: what this torch has.",
+    )
+    local_rank_arg: Annotated[LocalRankArg, one_of("auto", "none", "--local_rank", "--local-rank")] = Field(
+        default="auto",
+        description="How the script takes its local rank; auto: read from the script; none: environment.",
+    )
+    rendezvous: Annotated[RendezvousBackend, one_of("static", "c10d", "etcd-v2")] = Field(
+        default="static", description="How the nodes find each other."
+    )
+    elastic: Elastic | None = Field(default=None, description="Let the job lose and gain nodes.")
+    env: Env = Field(default={}, description="Environment of the job's processes.", repr=False)
+    env_file: PathText | None = Field(
+        default=None,
+        description="NAME=value lines with secrets: they reach the process, never argv, logs, records.",
+    )
+    requires: Requires = Field(default=Requires(), description="What must be there before the job starts.")
+    outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
+    timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
+
+    @model_validator(mode="after")
+    def _one_program(self) -> JobKeys:
+        if (self.script is None) == (self.module is None):
+            what = "both script and module are set" if self.script else "neither script nor module is set"
+            raise bad(what, "write exactly one of the two")
+        return self
+
+
+class JobSpec(JobKeys):
+    """One job, complete. In a loaded inventory ``code`` and ``env_file`` are absolute paths of this machine."""
+
+    name: Name
+
+    @property
+    def program(self) -> str:
+        """The script or the module, for messages."""
+        return self.script or self.module or ""

@@ -1,0 +1,70 @@
+"""Host ranges (``node[01-16]``, ``node[1-3,7]``), expanded by ClusterShell without its groups, operators, wildcards."""
+
+from __future__ import annotations
+
+import re
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+MAX_HOSTS = 4096
+
+_ALLOWED = re.compile(r"[A-Za-z0-9._,/\[\]:-]+")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
+
+
+class RangeFault(ValueError):
+    """A range that cannot be expanded; the message says why."""
+
+
+def is_range(text: str) -> bool:
+    """Whether ``text`` has anything to expand."""
+    return "[" in text or "]" in text
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Every name that ``text`` stands for, in order: a plain name is itself.
+
+    A comma outside brackets is not a separator here; a list in the file is.
+
+    Raises:
+        RangeFault: a bad range, more than MAX_HOSTS names, or one name twice.
+    """
+    if not is_range(text):
+        return (text,)
+    if not _ALLOWED.fullmatch(text):
+        raise RangeFault(
+            "a range holds letters, digits, '.', '_', '-' and brackets only; groups and wildcards do not work"
+        )
+    if "," in _BRACKETS.sub("", text) or "/" in _BRACKETS.sub("", text):
+        raise RangeFault("',' and '/' belong inside the brackets; write several ranges as several list items")
+    _check_size(text)
+    try:
+        nodes = NodeSet(text, resolver=RESOLVER_NOGROUP)
+    except NodeSetException as error:
+        raise RangeFault(str(error).replace('"', "'")) from None
+    return tuple(nodes)
+
+
+def _check_size(text: str) -> None:
+    """Refuse what would expand to too much, or name a host twice, before anything is expanded."""
+    total = 1
+    for inside in _BRACKETS.findall(text):
+        seen: set[int] = set()
+        for part in inside.split(","):
+            match = _PART.fullmatch(part.strip())
+            if match is None:
+                raise RangeFault(f"[{inside}] is not a range; write [1-3], [01-16] or [1-3,7]")
+            first, last = int(match[1]), int(match[2] or match[1])
+            step = int(match[3] or 1)
+            if last < first or step < 1:
+                raise RangeFault(f"[{inside}] runs backwards; write the smaller number first")
+            if (last - first) // step >= MAX_HOSTS:
+                raise RangeFault(f"more than {MAX_HOSTS} hosts in one range")
+            numbers = set(range(first, last + 1, step))
+            if seen & numbers:
+                raise RangeFault(f"[{inside}] names a host twice")
+            seen |= numbers
+        total *= len(seen)
+        if total > MAX_HOSTS:
+            raise RangeFault(f"more than {MAX_HOSTS} hosts in one range")
