@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.finding import Finding
 
 
@@ -74,19 +75,43 @@ class Want:
     data: tuple[str, ...] = ()
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
+    rendezvous: str = "static"  # static, c10d or etcd-v2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Four moments of one ``probe`` call, seconds since the epoch: ``asked`` and ``answered`` on our clock (just before
+    the call and just after its reply), ``received`` and ``sent`` on the host's (both are in the reply)."""
+
+    asked: float
+    received: float
+    sent: float
+    answered: float
+
+    @property
+    def offset(self) -> float:
+        """How far the host's clock is ahead of ours, seconds: the midpoint rule, right to within ``uncertainty``."""
+        return ((self.received - self.asked) + (self.sent - self.answered)) / 2
+
+    @property
+    def uncertainty(self) -> float:
+        """Half of the time that the call spent on the way (connecting included), seconds, never negative."""
+        return max(0.0, (self.answered - self.asked) - (self.sent - self.received)) / 2
 
 
 @dataclass(frozen=True)
 class View:
     """Everything a verdict may look at: the hosts in order, the job's wishes, and each host's answers by question key.
 
-    A host that could not be asked at all has no answers; its connection error is reported by the stage, so a check
-    simply passes over it.
+    A host that could not be asked at all has no answers but an entry in ``errors``; only the checks of connection.py
+    look there, every other check simply passes over it. ``timings`` holds the moments of each host's probe call.
     """
 
     targets: tuple[Target, ...]
     want: Want
     answers: Mapping[str, Mapping[str, Answer]]
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
