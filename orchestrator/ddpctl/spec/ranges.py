@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
@@ -68,3 +69,14 @@ def _check_size(text: str) -> None:
         total *= len(seen)
         if total > MAX_HOSTS:
             raise RangeFault(f"more than {MAX_HOSTS} hosts in one range")
+
+
+def fold(names: Iterable[str]) -> str:
+    """The shortest way to write these names: ``node[0-2,7]`` for node0 node1 node2 node7."""
+    listed = list(dict.fromkeys(names))
+    if len(listed) < 3:
+        return ",".join(listed)
+    try:
+        return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return ",".join(listed)
