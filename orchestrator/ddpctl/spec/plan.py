@@ -15,14 +15,13 @@ from typing import Any
 from ddpctl.errors import UsageError
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.inventory import Host, Inventory
-from ddpctl.spec.job import JobSpec
+from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
 from ddpctl_worker import contract
 
 AUTO = "auto"
 LAUNCH = "torch.distributed.launch"
 RUN = "torch.distributed.run"
 DEFAULT_ETCD_PORT = 2379
-SILENCE_WARNING_S = 1800.0
 _LITERAL_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}\Z")
 
 

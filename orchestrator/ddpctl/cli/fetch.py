@@ -1,0 +1,37 @@
+"""``ddpctl fetch``: logs, records and declared outputs from every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ddpctl.cli import session
+from ddpctl.errors import HostsFailed
+from ddpctl.render.console import stderr_console
+from ddpctl.render.progress import ProgressView
+from ddpctl.stages.fetch import fetch_run
+from ddpctl.stages.status import find_run
+
+
+def fetch(
+    job: str = session.JobArgument,
+    dest: Path = typer.Argument(None, metavar="[DEST]", help="Where to; default: ./<run>.", show_default=False),
+    option: Path | None = session.InventoryOption,
+) -> int:
+    """Bring logs, records and declared outputs of a run from every node to DEST/<host>/."""
+    inventory = session.load(None, option, job=job)
+    with session.fleet_of(inventory) as fleet:
+        run = find_run(fleet, job)
+        folder = dest if dest is not None else Path(run.run)
+        with ProgressView(stderr_console()) as view:
+            outcome = fetch_run(run.run, run.hosts, folder, fleet, view.tell)
+    for host, fetched in outcome.results.items():
+        print_line(f"{folder / host}: {len(fetched.files)} files, {fetched.bytes} bytes")
+    if outcome.errors:
+        raise HostsFailed(f"{len(outcome.errors)} of {len(run.hosts)} hosts could not be fetched from", outcome.errors)
+    return 0
+
+
+def print_line(text: str) -> None:
+    typer.echo(text)

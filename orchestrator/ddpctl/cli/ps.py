@@ -1,0 +1,44 @@
+"""``ddpctl ps``: every job found on the nodes, whoever started it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ddpctl.cli import session
+from ddpctl.errors import HostsFailed
+from ddpctl.render.status import runs_table
+from ddpctl.stages.status import all_runs
+from ddpctl_worker import contract
+
+
+def ps(
+    inventory: Path | None = session.InventoryArgument,
+    everything: bool = typer.Option(False, "-a", "--all", help="Ended runs too."),
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Every job found on the nodes, whoever started it."""
+    where = session.load(inventory, option)
+    with session.fleet_of(where) as fleet:
+        runs, outcome = all_runs(fleet, everything=everything)
+    if as_json:
+        rows = [
+            {
+                "job": run.job,
+                "run": run.run,
+                "cluster": run.cluster,
+                "state": run.state,
+                "hosts": list(run.hosts),
+                "started": run.started,
+                "user": run.record.get("user"),
+            }
+            for run in runs
+        ]
+        session.print_json({"schema": contract.SCHEMA, "jobs": rows})
+    else:
+        session.print_view(runs_table(runs))
+    if outcome.errors:
+        raise HostsFailed(f"{len(outcome.errors)} of {len(fleet.hosts)} hosts did not answer", outcome.errors)
+    return 0

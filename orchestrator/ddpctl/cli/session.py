@@ -1,0 +1,96 @@
+"""What the commands share: the inventory, the fleet, the consoles, and how a job's name finds its hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ddpctl import files
+from ddpctl.cli.prompt import TerminalPrompter
+from ddpctl.render.console import is_plain, stderr_console, stdout_console
+from ddpctl.spec.inventory import Inventory
+from ddpctl.transport.base import Fleet
+from ddpctl.transport.fleet import open_fleet
+
+
+@dataclass
+class Globals:
+    """What stands before the command on the command line, and what stands behind ``--``."""
+
+    debug: bool = False
+    script: list[str] | None = None
+
+
+GLOBAL = Globals()
+
+# Options that several commands share.
+InventoryArgument = typer.Argument(
+    None, metavar="[INVENTORY]", help="Inventory file; default: $DDPCTL_INVENTORY, then ./inventory.yaml.", show_default=False
+)
+InventoryOption = typer.Option(None, "-i", "--inventory", help="Inventory file.", show_default=False)
+JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdout.")
+JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest run) or a run id.", show_default=False)
+
+
+def load(
+    argument: Path | None, option: Path | None, *, job: str | None = None, sets: Sequence[str] = (), set_job: str | None = None
+) -> Inventory:
+    """The inventory that the command line, the environment, the folder or the record of ``job``'s last `up` names.
+
+    Raises:
+        UsageError: there is none, or it is wrong.
+    """
+    path = files.find_inventory(argument, option, job=job)
+    return files.load_inventory(path, sets=sets, job=set_job)
+
+
+@contextlib.contextmanager
+def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[Fleet]:
+    """Connections to the inventory's hosts, closed at the end."""
+    prompter = None if is_plain(sys.stderr) or not sys.stdin.isatty() else TerminalPrompter()
+    fleet = open_fleet(inventory, hosts, prompter=prompter)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=True) + "\n")
+    sys.stdout.flush()
+
+
+def print_view(view: Any) -> None:
+    stdout_console().print(view)
+
+
+def warn(message: str) -> None:
+    """A line on stderr."""
+    stderr_console().print(message, style="yellow")
+
+
+def me() -> str:
+    """``user@machine``: who a record says did something."""
+    return f"{user_name()}@{socket.gethostname()}"
+
+
+def user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def interactive() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty() and not is_plain(sys.stderr)

@@ -1,0 +1,25 @@
+"""``ddpctl status``: how a run stands on every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddpctl.cli import session
+from ddpctl.render.status import status_view
+from ddpctl.stages.status import find_run
+
+
+def status(
+    job: str = session.JobArgument,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """How a run stands on every node, as the nodes' own records tell."""
+    inventory = session.load(None, option, job=job)
+    with session.fleet_of(inventory) as fleet:
+        run = find_run(fleet, job)
+    if as_json:
+        session.print_json(run.to_json())
+    else:
+        session.print_view(status_view(run))
+    return 0

@@ -1,0 +1,39 @@
+"""Where output goes and whether it may be lively: decided once, from the terminal and the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.console import Console
+
+
+def is_plain(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """No colours, no live display, no prompts: without a terminal, with NO_COLOR, or on a dumb one."""
+    environ = os.environ if environ is None else environ
+    return not stream.isatty() or bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+
+
+def make_console(stream: TextIO) -> Console:
+    """A console that never takes text for markup or emoji codes, and never folds a line of a pipe."""
+    plain = is_plain(stream)
+    return Console(
+        file=stream,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        no_color=plain,
+        force_terminal=not plain,
+        soft_wrap=plain,
+        width=None if not plain else 200,
+    )
+
+
+def stdout_console() -> Console:
+    return make_console(sys.stdout)
+
+
+def stderr_console() -> Console:
+    return make_console(sys.stderr)

@@ -1,0 +1,72 @@
+"""The merged output of all processes: ``host:rank | text``, a colour a host, nothing interpreted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+from ddpctl.spec.event import Line
+
+# ANSI foreground colours that read well on dark and light backgrounds; red is left for errors.
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+# A progress bar redraws itself many times a second; as lines, one a second is enough. Every update is in the log.
+_BAR_EVERY_S = 1.0
+
+
+class LinePrinter:
+    """Writes lines to a text stream. Progress bars (pieces ended by ``\\r``) become a line a second at most."""
+
+    def __init__(self, stream: TextIO, hosts: Sequence[str], *, colour: bool, world_size: int | None = None) -> None:
+        self._stream = stream
+        self._colour = {host: _COLOURS[i % len(_COLOURS)] for i, host in enumerate(hosts)} if colour else {}
+        digits = len(str(max(0, (world_size or 1) - 1)))
+        self._width = max((len(host) for host in hosts), default=0) + 1 + digits
+        self._bars: dict[tuple[str, int | None, str], datetime] = {}
+
+    def write(self, line: Line) -> None:
+        """One line; an empty redraw of a bar is passed over."""
+        if line.end == "\r" and (not line.text or not self._is_due(line)):
+            return
+        where = f"{line.host}:{'-' if line.rank is None else line.rank}".ljust(self._width)
+        code = self._colour.get(line.host)
+        prefix = f"\x1b[{code}m{where} |\x1b[0m " if code else f"{where} | "
+        self._stream.write(_printable(f"{prefix}{line.text}\n", self._stream))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def _is_due(self, line: Line) -> bool:
+        """By the time the line was written, not read: the same log always prints the same."""
+        key = (line.host, line.rank, line.stream)
+        now = datetime.fromisoformat(line.time.replace("Z", "+00:00"))
+        last = self._bars.get(key)
+        if last is not None and (now - last).total_seconds() < _BAR_EVERY_S:
+            return False
+        self._bars[key] = now
+        return True
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """Text that the stream's encoding can hold: bytes that were not UTF-8 came as surrogates and show as ``\\xNN``."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").encode(encoding, "backslashreplace").decode(encoding)
+
+
+def line_json(line: Line) -> dict[str, Any]:
+    """As the contract fixes it for ``tail --json``."""
+    return {"host": line.host, "rank": line.rank, "stream": line.stream, "time": line.time, "text": line.text}
+
+
+class JsonLines:
+    """One JSON object a line, every piece as it came."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, line: Line) -> None:
+        self._stream.write(json.dumps(line_json(line)) + "\n")
+
+    def flush(self) -> None:
+        self._stream.flush()

@@ -1,0 +1,101 @@
+"""Draws what stages tell: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ddpctl.spec.event import Event, Line, NodeState, Note, Progress as Step, StageEnded, StageStarted
+
+_TITLES = {
+    "preflight": "preflight",
+    "mesh": "network mesh",
+    "environment": "environment",
+    "push": "push",
+    "code": "code",
+    "launch": "launch",
+    "fetch": "fetch",
+    "rehearsal": "rehearsal",
+}
+
+
+class ProgressView:
+    """``tell`` for the stages before and after a run: one line a stage, with a bar while it works on a terminal.
+
+    A context manager; lines of a job's output are handed on to ``on_line``.
+    """
+
+    def __init__(self, console: Console, *, on_line: Callable[[Line], None] | None = None) -> None:
+        self._console = console
+        self._on_line = on_line
+        self._live = console.is_terminal
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._begun: dict[str, float] = {}
+
+    def __enter__(self) -> ProgressView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def tell(self, event: Event) -> None:
+        """Draw one event."""
+        if isinstance(event, Line):
+            if self._on_line is not None:
+                self._on_line(event)
+        elif isinstance(event, StageStarted):
+            self._start(event)
+        elif isinstance(event, Step):
+            self._step(event)
+        elif isinstance(event, StageEnded):
+            self._end(event)
+        elif isinstance(event, Note):
+            style = "yellow" if event.level == "warning" else ""
+            host = f"{event.host}: " if event.host and not event.message.startswith(event.host) else ""
+            self._console.print(Text(f"{host}{event.message}", style=style))
+        elif isinstance(event, NodeState):
+            self._console.print(Text(f"{event.host}: {event.state} {event.message}".rstrip()))
+
+    def _start(self, event: StageStarted) -> None:
+        self._begun[event.stage] = time.monotonic()
+        if not self._live:
+            return
+        if not self._tasks:
+            self._progress.start()
+        title = _TITLES.get(event.stage, event.stage)
+        self._tasks[event.stage] = self._progress.add_task(title, total=event.total, note="")
+
+    def _step(self, event: Step) -> None:
+        task = self._tasks.get(event.stage)
+        if task is None:
+            return
+        if event.host is None or event.total is None or event.total > 0:
+            self._progress.update(task, completed=event.done, note=event.host or event.note)
+
+    def _end(self, event: StageEnded) -> None:
+        task = self._tasks.pop(event.stage, None)
+        if task is not None:
+            self._progress.remove_task(task)
+            if not self._tasks:
+                self._progress.stop()
+        seconds = time.monotonic() - self._begun.pop(event.stage, time.monotonic())
+        mark, style = ("ok", "green") if event.ok else ("failed", "bold red")
+        title = _TITLES.get(event.stage, event.stage)
+        note = f"  {event.note}" if event.note else ""
+        self._console.print(Text.assemble((f"{title:<14}", "bold"), (mark, style), f"  {seconds:.1f}s{note}"))

@@ -1,0 +1,115 @@
+"""A run, a list of runs, the end of a run: tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddpctl.spec.outcome import Cause, KillOutcome, RunStatus
+from ddpctl_worker import contract
+
+_STYLE = {
+    contract.SUCCEEDED: "green",
+    contract.RUNNING: "cyan",
+    contract.STARTING: "cyan",
+    contract.FAILED: "bold red",
+    contract.LOST: "bold red",
+    contract.KILLED: "yellow",
+    contract.STOPPING: "yellow",
+    contract.UNREACHABLE: "bold red",
+    contract.STALE: "yellow",
+}
+
+
+def state_text(state: str) -> Text:
+    return Text(state, style=_STYLE.get(state, ""))
+
+
+def status_view(run: RunStatus) -> RenderableType:
+    """One run, with a row a node and, where it failed, the cause."""
+    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  cluster {run.cluster}")
+    head.append(f"  world size {run.world_size}")
+    if run.started:
+        head.append(f"  started {run.started}")
+    if run.ended:
+        head.append(f"  ended {run.ended}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT"):
+        table.add_column(name)
+    for node in run.nodes:
+        table.add_row(
+            Text(node.host),
+            str(node.node_rank),
+            fold_ranks(node.ranks),
+            state_text(node.state),
+            _or_dash(node.pid),
+            _or_dash(node.exit_code),
+            "-" if node.heartbeat_age_s is None else f"{node.heartbeat_age_s:.0f}s ago",
+        )
+    parts: list[RenderableType] = [head, table]
+    if run.cause:
+        parts.append(cause_view(run.cause))
+    dropped = sum(node.dropped_lines for node in run.nodes)
+    if dropped:
+        parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
+    return Group(*parts)
+
+
+def cause_view(cause: Cause) -> RenderableType:
+    """Where, what, and the traceback if there is one."""
+    lines = [Text(cause_line(cause), style="bold red")]
+    if cause.traceback:
+        lines.append(Text(cause.traceback.rstrip()))
+    return Group(*lines)
+
+
+def cause_line(cause: Cause) -> str:
+    """``node1 rank 3: exited: rank 3 exited with code 1: ValueError: boom``."""
+    rank = "" if cause.rank is None else f" rank {cause.rank}"
+    return f"{cause.host}{rank}: {cause.reason}: {' '.join(cause.message.split())}"
+
+
+def fold_ranks(ranks: Sequence[int]) -> str:
+    """``0-3`` for (0, 1, 2, 3); a node's ranks are always next to each other."""
+    if not ranks:
+        return "-"
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def runs_table(runs: Sequence[RunStatus]) -> Table:
+    """``ddpctl ps``: newest first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("JOB", "RUN", "CLUSTER", "STATE", "HOSTS", "STARTED", "USER"):
+        table.add_column(name)
+    for run in sorted(runs, key=lambda one: one.run, reverse=True):
+        table.add_row(
+            Text(run.job),
+            Text(run.run),
+            Text(run.cluster),
+            state_text(run.state),
+            Text(",".join(run.hosts)),
+            run.started or "-",
+            Text(str(run.record.get("user", "-"))),
+        )
+    return table
+
+
+def kill_view(outcome: KillOutcome) -> RenderableType:
+    """What a kill did, host by host, and the proof."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("HOST", "SIGNALLED", "FORCED", "LEFT"):
+        table.add_column(name)
+    for node in outcome.nodes:
+        left = Text("none", style="green") if node.reachable else Text("unknown: not reachable", style="bold red")
+        if node.survivors:
+            left = Text(", ".join(f"pid {pid} ({cmd})" for pid, cmd in node.survivors), style="bold red")
+        table.add_row(Text(node.host), str(node.signalled), str(node.forced), left)
+    head = Text.assemble(f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s")
+    return Group(head, table)
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
