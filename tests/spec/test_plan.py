@@ -1,0 +1,159 @@
+"""The plan: pure, exact, and the same for a dry run and the real thing."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl.errors import UsageError
+from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.plan import CodeRef, Facts, Identity, NodeFacts, Plan, make_plan, torch_release
+
+IDENTITY = Identity("20260101T000000Z-abc123", "ann", "laptop", "2026-01-01T00:00:00Z")
+
+
+def hosts(count: int, **keys: Any) -> tuple[Host, ...]:
+    return tuple(Host(name=f"node{i}", address=f"10.0.0.{i + 1}", **keys) for i in range(count))
+
+
+def plan(job: dict[str, Any], nodes: tuple[Host, ...], **more: Any) -> Plan:
+    spec = JobSpec(**{"name": "train", "script": "train.py", **job})
+    return make_plan(Inventory(hosts=nodes), spec, nodes, IDENTITY, **more)
+
+
+def test_the_command_line_works_from_torch_1_6_on() -> None:
+    """Underscore spellings, --use_env, and `--` before the script."""
+    made = plan({"master_port": 29500, "args": ("--n", "3")}, hosts(2, slots=2, python="/usr/bin/python3"))
+    assert made.nodes[1].command.argv == tuple(
+        shlex.split(
+            "/usr/bin/python3 -m torch.distributed.launch --nnodes 2 --node_rank 1 --nproc_per_node 2 "
+            "--master_addr 10.0.0.1 --master_port 29500 --use_env -- train.py --n 3"
+        )
+    )
+    assert made.world_size == 4
+    assert [node.ranks for node in made.nodes] == [(0, 1), (2, 3)]
+
+
+def test_different_slots_add_up() -> None:
+    nodes = (hosts(1, slots=2)[0], *hosts(2, slots=1)[1:])
+    made = plan({}, nodes, facts=Facts(master_port=29501))
+    assert [node.ranks for node in made.nodes] == [(0, 1), (2,)]
+    assert made.world_size == 3
+
+
+def test_old_torch_refuses_uneven_slots() -> None:
+    nodes = (hosts(1, slots=2)[0], *hosts(2, slots=1)[1:])
+    facts = Facts({"node0": NodeFacts(torch="1.8.1"), "node1": NodeFacts(torch="1.8.1")})
+    with pytest.raises(UsageError, match=r"node0: torch 1\.8\.1 cannot run"):
+        plan({}, nodes, facts=facts)
+
+
+def test_slots_auto_asks_the_node() -> None:
+    nodes = hosts(1)
+    assert plan({}, nodes).nodes[0].nproc is None
+    assert "auto" in plan({}, nodes).nodes[0].command.argv
+    assert plan({}, nodes, facts=Facts({"node0": NodeFacts(gpus=8)})).nodes[0].nproc == 8
+    assert plan({}, nodes, facts=Facts({"node0": NodeFacts(gpus=0)})).nodes[0].nproc == 1
+    assert plan({}, nodes, nproc=3).nodes[0].nproc == 3
+
+
+@pytest.mark.parametrize("style", ["--local_rank", "--local-rank"])
+def test_a_script_gets_its_local_rank_in_its_own_spelling(style: str) -> None:
+    argv = plan({}, hosts(1), local_rank_arg=style).nodes[0].command.argv
+    assert f"{style}=${{local_rank}}" in argv
+    assert "--use_env" in argv
+
+
+def test_the_job_file_decides_over_what_the_script_seems_to_want() -> None:
+    argv = plan({"local_rank_arg": "none"}, hosts(1), local_rank_arg="--local_rank").nodes[0].command.argv
+    assert not any("local_rank}" in word for word in argv)
+
+
+def test_torch_1_8_gets_its_local_rank_from_its_own_launcher() -> None:
+    facts = Facts({"node0": NodeFacts(torch="1.8.1")})
+    argv = plan({}, hosts(1), local_rank_arg="--local_rank", facts=facts).nodes[0].command.argv
+    assert "--use_env" not in argv
+    assert not any("${local_rank}" in word for word in argv)
+
+
+def test_elastic_rendezvous_uses_run_and_addresses() -> None:
+    job = {"rendezvous": "c10d", "master_port": 29400, "elastic": {"min_nodes": 1, "max_nodes": 2, "max_restarts": 5}}
+    argv = plan(job, hosts(2, slots=1)).nodes[1].command.argv
+    line = shlex.join(argv)
+    assert "torch.distributed.run --nnodes 1:2 --nproc_per_node 1 --max_restarts 5" in line
+    assert "--rdzv_endpoint 10.0.0.1:29400" in line
+    assert "--local_addr 10.0.0.2" in line
+    assert "is_host=0" in line
+    assert "--node_rank" not in argv
+
+
+def test_run_where_a_torch_has_no_launch() -> None:
+    made = plan({}, hosts(2), facts=Facts({"node1": NodeFacts(has_launch=False)}))
+    assert made.launcher == "torch.distributed.run"
+    assert "--use_env" not in made.nodes[0].command.argv
+
+
+def test_the_interface_and_threads_come_from_the_node_unless_set() -> None:
+    facts = Facts({"node0": NodeFacts(cores=8, interface="eth1")})
+    env = plan({"nproc_per_node": 2}, hosts(1), facts=facts).nodes[0].command.env
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("eth1", "eth1", "4")
+    env = plan({"env": {"OMP_NUM_THREADS": "1"}}, hosts(1, env={"GLOO_SOCKET_IFNAME": "ib0"}), facts=facts).nodes[0]
+    assert env.command.env["OMP_NUM_THREADS"] == "1"
+    assert env.command.env["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_a_dry_run_says_what_it_cannot_know() -> None:
+    nodes = (Host(name="gpu0", address="gpu0"), Host(name="gpu1", address="gpu1"))
+    made = plan({}, nodes)
+    assert made.master_addr == "auto"
+    assert made.master_port is None
+    assert len(made.open_questions) == 7
+
+
+def test_a_secret_is_named_and_never_shown() -> None:
+    made = plan({"env": {"TOKEN": "from the file"}}, hosts(1), secret_names=["TOKEN"])
+    assert made.to_json()["nodes"][0]["env"]["TOKEN"] == "********"
+    assert "TOKEN" not in made.nodes[0].command.env
+
+
+def test_the_record_has_the_code_and_the_gang() -> None:
+    code = CodeRef("ab" * 32, 10, "c0ffee", True)
+    made = plan({}, hosts(2, slots=1), facts=Facts(master_port=29500, gang_port=29501), code=code)
+    record = made.record(made.nodes[1])
+    assert record["code"] == {"hash": "ab" * 32, "size": 10, "git_commit": "c0ffee", "dirty": True}
+    assert record["gang"] == {"hub_host": "node0", "hub_addr": "10.0.0.1", "port": 29501, "bind_addr": "10.0.0.2"}
+
+
+def test_one_node_needs_no_gang() -> None:
+    made = plan({}, hosts(1, slots=1), facts=Facts(master_port=29500, gang_port=29501))
+    assert made.record(made.nodes[0])["gang"] is None
+
+
+@given(st.lists(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0")), max_size=5))
+def test_arguments_come_back_from_the_launchers_template(args: list[str]) -> None:
+    """The launcher runs every argument through string.Template: what comes out is what the job file said."""
+    from string import Template
+
+    argv = plan({"args": tuple(args)}, hosts(1)).nodes[0].command.argv
+    behind = argv[argv.index("--") + 2 :]
+    assert [Template(word).safe_substitute(local_rank="0") for word in behind] == args
+
+
+@given(st.integers(1, 6), st.lists(st.integers(1, 4), min_size=6, max_size=6))
+def test_ranks_are_counted_once_each(count: int, slots: list[int]) -> None:
+    nodes = tuple(Host(name=f"n{i}", address=f"10.0.0.{i + 1}", slots=slots[i]) for i in range(count))
+    made = plan({}, nodes)
+    assert [rank for node in made.nodes for rank in node.ranks] == list(range(made.world_size or 0))
+    assert made == plan({}, nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "release"), [("1.8.1+cu111", (1, 8)), ("2.13.0", (2, 13)), (None, None), ("nightly", None)]
+)
+def test_releases(text: str | None, release: tuple[int, int] | None) -> None:
+    assert torch_release(text) == release
