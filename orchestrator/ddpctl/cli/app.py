@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import typer
@@ -106,7 +107,7 @@ def run(argv: list[str]) -> int:
         where = traceback.extract_tb(error.__traceback__)[-1]
         sys.stderr.write(
             f"ddpctl: a fault of ddpctl itself: {type(error).__name__}: {error} "
-            f"({os.path.basename(where.filename)}:{where.lineno}); run it again with --debug and report what it shows\n"
+            f"({Path(where.filename).name}:{where.lineno}); run it again with --debug and report what it shows\n"
         )
         return 1
     return int(code or 0)

@@ -34,7 +34,7 @@ def follow_run(
         Interrupted: see stages.follow.
     """
     stream = sys.stderr if to_stderr else sys.stdout
-    printer = LinePrinter(stream, run.hosts, colour=not is_plain(stream), world_size=run.world_size)
+    printer = LinePrinter(stream.buffer, run.hosts, colour=not is_plain(stream), world_size=run.world_size)
 
     def save(positions: Mapping[str, int]) -> None:
         printer.flush()  # printed before it is remembered
@@ -57,7 +57,7 @@ def print_lines(
     """Print a selection of a run's lines, once or until it is over."""
     printer: LinePrinter | JsonLines = JsonLines(sys.stdout)
     if not as_json:
-        printer = LinePrinter(sys.stdout, run.hosts, colour=not is_plain(sys.stdout), world_size=run.world_size)
+        printer = LinePrinter(sys.stdout.buffer, run.hosts, colour=not is_plain(sys.stdout), world_size=run.world_size)
     with ProgressView(stderr_console(), on_line=printer.write) as view:
         errors = stage.follow(
             run.run, hosts, fleet, view.tell, selection=selection, save=lambda _: printer.flush(), follow=follow

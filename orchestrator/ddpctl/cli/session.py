@@ -34,7 +34,10 @@ GLOBAL = Globals()
 
 # Options that several commands share.
 InventoryArgument = typer.Argument(
-    None, metavar="[INVENTORY]", help="Inventory file; default: $DDPCTL_INVENTORY, then ./inventory.yaml.", show_default=False
+    None,
+    metavar="[INVENTORY]",
+    help="Inventory file; default: $DDPCTL_INVENTORY, then ./inventory.yaml.",
+    show_default=False,
 )
 InventoryOption = typer.Option(None, "-i", "--inventory", help="Inventory file.", show_default=False)
 JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdout.")
@@ -42,7 +45,12 @@ JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest 
 
 
 def load(
-    argument: Path | None, option: Path | None, *, job: str | None = None, sets: Sequence[str] = (), set_job: str | None = None
+    argument: Path | None,
+    option: Path | None,
+    *,
+    job: str | None = None,
+    sets: Sequence[str] = (),
+    set_job: str | None = None,
 ) -> Inventory:
     """The inventory that the command line, the environment, the folder or the record of ``job``'s last `up` names.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from ddpctl.spec.event import Line
 
@@ -16,9 +16,12 @@ _BAR_EVERY_S = 1.0
 
 
 class LinePrinter:
-    """Writes lines to a text stream. Progress bars (pieces ended by ``\\r``) become a line a second at most."""
+    """Writes lines to a binary stream, byte for byte as the process wrote them.
 
-    def __init__(self, stream: TextIO, hosts: Sequence[str], *, colour: bool, world_size: int | None = None) -> None:
+    Progress bars (pieces ended by ``\\r``) become a line a second at most.
+    """
+
+    def __init__(self, stream: BinaryIO, hosts: Sequence[str], *, colour: bool, world_size: int | None = None) -> None:
         self._stream = stream
         self._colour = {host: _COLOURS[i % len(_COLOURS)] for i, host in enumerate(hosts)} if colour else {}
         digits = len(str(max(0, (world_size or 1) - 1)))
@@ -32,7 +35,7 @@ class LinePrinter:
         where = f"{line.host}:{'-' if line.rank is None else line.rank}".ljust(self._width)
         code = self._colour.get(line.host)
         prefix = f"\x1b[{code}m{where} |\x1b[0m " if code else f"{where} | "
-        self._stream.write(_printable(f"{prefix}{line.text}\n", self._stream))
+        self._stream.write(_bytes(f"{prefix}{line.text}\n"))
 
     def flush(self) -> None:
         self._stream.flush()
@@ -48,10 +51,12 @@ class LinePrinter:
         return True
 
 
-def _printable(text: str, stream: TextIO) -> str:
-    """Text that the stream's encoding can hold: bytes that were not UTF-8 came as surrogates and show as ``\\xNN``."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8").encode(encoding, "backslashreplace").decode(encoding)
+def _bytes(text: str) -> bytes:
+    """The bytes the process wrote: what was not UTF-8 travelled as surrogates (PEP 383) and turns back into bytes."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate of another kind has no bytes
+        return text.encode("utf-8", "backslashreplace")
 
 
 def line_json(line: Line) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ddpctl.spec.event import Event, Line, NodeState, Note, Progress as Step, StageEnded, StageStarted
+from ddpctl.spec.event import Event, Line, NodeState, Note, StageEnded, StageStarted
+from ddpctl.spec.event import Progress as Step
 
 _TITLES = {
     "preflight": "preflight",

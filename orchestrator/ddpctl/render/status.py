@@ -107,7 +107,9 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
         if node.survivors:
             left = Text(", ".join(f"pid {pid} ({cmd})" for pid, cmd in node.survivors), style="bold red")
         table.add_row(Text(node.host), str(node.signalled), str(node.forced), left)
-    head = Text.assemble(f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s")
+    head = Text.assemble(
+        f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s"
+    )
     return Group(head, table)
 
 

@@ -377,7 +377,7 @@ def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: 
 
 
 def _script_args(shared: _Shared, facts: NodeFacts) -> list[str]:
-    """``--use_env -- SCRIPT ARGS``: the ``--`` keeps a script's ``--n`` from being read as the launcher's ``--nnodes``."""
+    """``--use_env -- SCRIPT ARGS``: ``--`` keeps a script's ``--n`` from being read as the launcher's ``--nnodes``."""
     job = shared.job
     old = _is_old(facts)
     style = _local_rank_style(job, shared.local_rank_arg or facts.local_rank_arg)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -80,7 +79,7 @@ class _Receiver:
         self._file.close()
         self._file = None
         self._part.chmod(self._mode & 0o700 | 0o600)
-        os.replace(self._part, self._target)
+        self._part.replace(self._target)
         self.fetched.files.append(str(self._target.relative_to(self._folder)))
         self._tell(Progress("fetch", len(self.fetched.files), None, self._host))
 

@@ -1,0 +1,94 @@
+"""How node records add up to a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl.spec.outcome import Cause, NodeStatus, RunStatus, merge_runs, newest, run_state
+from ddpctl_worker import contract
+
+STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
+
+
+@pytest.mark.parametrize(
+    ("states", "whole"),
+    [
+        (["succeeded", "succeeded"], "succeeded"),
+        (["succeeded", "failed"], "failed"),
+        (["killed", "failed"], "failed"),
+        (["killed", "succeeded"], "killed"),
+        (["lost", "succeeded"], "lost"),
+        (["running", "running"], "running"),
+        (["running", "starting"], "starting"),
+        (["running", "failed"], "stopping"),
+        (["running", "succeeded"], "running"),
+        (["unreachable", "succeeded"], "running"),
+        (["pending", "pending"], "pending"),
+        ([], "lost"),
+    ],
+)
+def test_states_add_up(states: list[str], whole: str) -> None:
+    assert run_state(states) == whole
+
+
+@given(st.lists(st.sampled_from(STATES), min_size=1, max_size=5))
+def test_a_run_is_over_only_when_every_node_is(states: list[str]) -> None:
+    over = all(state in contract.TERMINAL for state in states)
+    assert (run_state(states) in contract.TERMINAL) == over
+    assert run_state(states) not in (contract.UNREACHABLE, contract.STALE)
+
+
+def node(run: str, host: str, state: str = "running", **more: Any) -> dict[str, Any]:
+    record = {"hosts": ["a", "b"], "world_size": 2}
+    return {
+        "run": run,
+        "job": "train",
+        "cluster": "lab",
+        "host": host,
+        "node_rank": 0,
+        "state": state,
+        "record": record,
+    } | more
+
+
+def test_a_host_that_does_not_answer_is_unreachable_and_one_without_the_record_lost() -> None:
+    (only,) = merge_runs({"a": [node("1", "a")]})
+    assert [one.state for one in only.nodes] == ["running", "unreachable"]
+    (only,) = merge_runs({"a": [node("1", "a")], "b": []})
+    assert [one.state for one in only.nodes] == ["running", "lost"]
+
+
+def test_a_name_means_its_newest_run_and_an_id_that_run() -> None:
+    runs = merge_runs({"a": [node("1", "a"), node("2", "a")], "b": []})
+    assert [run.run for run in runs] == ["1", "2"]
+    found = newest(runs, "train")
+    assert found is not None
+    assert found.run == "2"
+    found = newest(runs, "1")
+    assert found is not None
+    assert found.run == "1"
+    assert newest(runs, "other") is None
+
+
+def test_the_first_cause_wins_and_a_victim_never_does() -> None:
+    victim = Cause("a", "node_lost", "b went away", "2026-01-01T00:00:01Z")
+    culprit = Cause("b", "exited", "ValueError: boom", "2026-01-01T00:00:02Z", rank=1, exit_code=1)
+    nodes = (NodeStatus("a", 0, "failed", cause=victim), NodeStatus("b", 1, "failed", cause=culprit))
+    run = RunStatus("train", "1", "lab", nodes)
+    assert run.cause == culprit
+    document = run.to_json()
+    assert document["cause"]["rank"] == 1
+    assert set(document) == {
+        "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause",
+    }  # fmt: skip
+
+
+def test_statuses_survive_json() -> None:
+    data = node("1", "a", "failed", exit_code=1, cause={"host": "a", "reason": "exited", "message": "m", "time": "t"})
+    status = NodeStatus.from_json(data)
+    assert status.cause is not None
+    assert Cause.from_json(status.cause.to_json()) == status.cause

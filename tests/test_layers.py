@@ -1,0 +1,80 @@
+"""Imports run down only: the tree of docs/architecture.md, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ORCHESTRATOR = ROOT / "orchestrator" / "ddpctl"
+WORKER = ROOT / "worker" / "ddpctl_worker"
+
+# layer -> layers it may import (itself always)
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "spec": {"errors"},
+    "checks": {"spec", "errors"},
+    "render": {"spec", "errors"},
+    "files": {"spec", "errors"},
+    "code": {"spec", "errors"},
+    "transport": {"spec", "errors"},
+    "environment": {"transport", "files", "spec", "errors"},
+    "stages": {"checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
+    "cli": {"stages", "checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
+}
+STDLIB_ONLY_BUT = {"ddpctl_worker"}
+
+
+def modules(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            if node.module == "ddpctl":
+                yield from (f"ddpctl.{alias.name}" for alias in node.names)
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ORCHESTRATOR).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(ORCHESTRATOR), ids=lambda path: str(path.relative_to(ORCHESTRATOR)))
+def test_imports_run_down_only(path: Path) -> None:
+    layer = layer_of(path)
+    if layer in ("__init__", "__main__"):
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "ddpctl" and len(parts) > 1 and parts[1] not in ("__version__", layer):
+            assert parts[1] in ALLOWED[layer], f"{layer} must not import {name}"
+        if parts[0] == "ddpctl_worker":
+            # The payload reads the worker's sources as files; nobody but the contract is imported.
+            assert name == "ddpctl_worker.contract" or name == "ddpctl_worker", f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(WORKER), ids=lambda path: str(path.relative_to(WORKER)))
+def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
+    for name in imports(path):
+        top = name.split(".")[0]
+        assert top in sys.stdlib_module_names or top in STDLIB_ONLY_BUT, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("layer", ["spec", "checks"])
+def test_the_pure_layers_do_no_io(layer: str) -> None:
+    """No clock, no files, no processes, no sockets, no print in what is called pure."""
+    forbidden = {"socket", "subprocess", "time", "os", "threading", "random", "secrets", "tempfile", "shutil"}
+    for path in modules(ORCHESTRATOR / layer):
+        if path.name in ("__main__.py", "document.py", "schema.py"):
+            continue
+        tops = {name.split(".")[0] for name in imports(path)}
+        assert not tops & forbidden, f"{path.relative_to(ORCHESTRATOR)} imports {sorted(tops & forbidden)}"
