@@ -1,14 +1,15 @@
 """CIFAR-10 as arrays: the published folders read where they lie, or a small synthetic set of the same layout.
 
-Both published layouts are known by their file names: ``cifar-10-batches-py`` (pickles) and ``cifar-10-batches-bin`` (records of one label
-byte and 3072 pixel bytes). Nothing is ever downloaded or written, so any number of processes may load at once. Needs numpy only.
+Both published layouts are known by their file names: ``cifar-10-batches-py`` (pickles) and ``cifar-10-batches-bin``
+(records of one label byte and 3072 pixel bytes). Nothing is ever downloaded or written, so any number of processes may
+load at once. Needs numpy only.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,25 +35,23 @@ class Split(NamedTuple):
 
 
 def load(data_dir: str, seed: int, train_size: int | None, test_size: int | None) -> tuple[Split, Split]:
-    """The training and the test split, at most ``train_size`` and ``test_size`` images of them (None: all, or the synthetic default)."""
+    """The training and the test split, cut to these sizes (None: all there are, or the synthetic default)."""
     if data_dir == SYNTHETIC:
-        train_count = SYNTHETIC_SIZES[0] if train_size is None else train_size
-        test_count = SYNTHETIC_SIZES[1] if test_size is None else test_size
-        return from_records(synthetic_records(seed, 0, train_count)), from_records(synthetic_records(seed, 1, test_count))
+        return synthetic(seed, 0, train_size), synthetic(seed, 1, test_size)
     folder, suffix = find_layout(data_dir)
     return read_files(folder, suffix, TRAIN_FILES, train_size), read_files(folder, suffix, TEST_FILES, test_size)
 
 
 def find_layout(data_dir: str) -> tuple[str, str]:
-    """The folder in or below ``data_dir`` that holds a published layout, and what its file names end in: "" or ".bin"."""
+    """The folder at or below ``data_dir`` with a published layout, and what its file names end in: "" or ".bin"."""
     for name in FOLDERS:
         folder = os.path.join(data_dir, name)
         for suffix in ("", ".bin"):
             if os.path.isfile(os.path.join(folder, TRAIN_FILES[0] + suffix)):
                 return folder, suffix
     raise DataError(
-        f"no CIFAR-10 in {os.path.abspath(data_dir)}: unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz there on every node, "
-        f"or use --data_dir {SYNTHETIC}"
+        f"no CIFAR-10 in {os.path.abspath(data_dir)}: unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz there "
+        f"on every node, or use --data_dir {SYNTHETIC}"
     )
 
 
@@ -115,7 +114,7 @@ def old_bytes(text: str, encoding: str) -> bytes:
 class CifarUnpickler(pickle.Unpickler):
     """Builds plain values and numpy arrays, and refuses every other name: a pickle may otherwise run any code."""
 
-    KNOWN = {
+    KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
         ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
         ("numpy", "ndarray"): np.ndarray,
@@ -130,20 +129,26 @@ class CifarUnpickler(pickle.Unpickler):
         return self.KNOWN[module, name]
 
 
+def synthetic(seed: int, part: int, size: int | None) -> Split:
+    """Part 0 (to train with) or 1 (to test with) of the synthetic set."""
+    return from_records(synthetic_records(seed, part, SYNTHETIC_SIZES[part] if size is None else size))
+
+
 def synthetic_records(seed: int, part: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """``count`` labelled images as uint8 (count, 3073), the same bytes on every machine for a seed and a part.
 
-    Each class is a pattern of 4x4 coloured tiles, the same in every part of a seed. An image shows its class's pattern moved by up to 8
-    pixels each way, with a contrast of its own, under noise twice as strong as the pattern. Whole numbers only, so that no rounding differs.
+    Each class is a pattern of 4x4 coloured tiles, the same in every part of a seed. An image shows the pattern of its
+    class moved by up to 8 pixels each way, with a contrast of its own, under noise about as strong as the pattern.
+    Whole numbers only, so that no rounding differs.
     """
-    tiles = np.random.RandomState([seed, 7]).randint(-32, 33, size=(CLASSES, 3, 4, 4))
+    tiles = np.random.RandomState([seed, 7]).randint(-48, 49, size=(CLASSES, 3, 4, 4))
     patterns = tiles.repeat(8, axis=2).repeat(8, axis=3)
     draw = np.random.RandomState([seed, part])
     records = np.empty((count, 1 + PIXELS), dtype=np.uint8)
     for index in range(count):
         label = index % CLASSES
         moved = np.roll(patterns[label], draw.randint(-8, 9, size=2), axis=(1, 2))
-        pixels = 128 + moved * draw.randint(2, 5) // 3 + draw.randint(-64, 65, size=(3, SIDE, SIDE))
+        pixels = 128 + moved * draw.randint(2, 5) // 3 + draw.randint(-48, 49, size=(3, SIDE, SIDE))
         records[index, 0] = label
         records[index, 1:] = pixels.clip(0, 255).ravel()
     return records

@@ -1,8 +1,9 @@
 """ResNet-18 for 32x32 images, in plain torch.
 
-The layers and their names are those of torchvision's ``resnet18``, whose weights fit into this one and the other way round, except for the
-stem: a 3x3 convolution of stride 1 and no pooling, as the ResNet paper has it for CIFAR-10. torchvision itself is not needed: its import costs a
-second in every process, it fails beside a torch built for other hardware, and its ResNet-18 has no narrow form.
+The layers and their names are those of torchvision's ``resnet18``, so the weights of either fit into the other, except
+for the stem: a 3x3 convolution of stride 1 and no pooling, as the ResNet paper has it for CIFAR-10. torchvision itself
+is not needed: its import costs a second in every process and fails beside a torch built for other hardware, and its
+ResNet-18 has no narrow form.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Images (n, 3, 32, 32) to scores (n, classes). ``width`` is the channels of the first stage: 64 is ResNet-18, fewer are narrow kin."""
+    """Images (n, 3, 32, 32) to scores (n, classes). The first stage has ``width`` channels: 64 make it ResNet-18."""
 
     def __init__(self, classes: int = 10, width: int = 64) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Trains ResNet-18 on CIFAR-10 with DistributedDataParallel.
 
-Started on every node by torchrun or ``python -m torch.distributed.launch --use_env``; alone it trains in one process. Rank 0 measures the accuracy,
-prints one line an epoch and writes the checkpoint; every rank trains on its share of the images. A resumed run goes on exactly as
-if it had not stopped. Needs torch 1.13 or newer and numpy.
+Started on every node by torchrun or ``python -m torch.distributed.launch --use_env``; alone it trains in one process.
+Every rank trains on its share of the images; rank 0 measures the accuracy, prints one line an epoch and writes the
+checkpoint. A resumed run goes on as if it had not stopped. Needs torch 1.13 or newer, and numpy.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ DEVIATION = (0.2470, 0.2435, 0.2616)
 MARGIN = 4  # pixels by which a training image is moved at most
 TEST_BATCH = 256  # images
 
-Images = DataLoader  # of (images uint8 (n, 3, 32, 32), labels int64 (n,))
-State = Dict[str, Any]  # model, optimizer: state dictionaries; epoch: how many are done
+# A checkpoint. model: its state dictionary; optimizer: its state by parameter, without the settings, which are those of the
+# command line; epoch: how many are done.
+State = Dict[str, Any]
 
 
 class JobError(RuntimeError):
@@ -59,32 +60,38 @@ class Trainer(NamedTuple):
     device: torch.device
     model: DistributedDataParallel
     optimizer: torch.optim.Optimizer
-    loader: DataLoader[Any]
+    loader: DataLoader[Any]  # of images uint8 (n, 3, 32, 32) and labels int64 (n,)
     test: cifar10.Split
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="ResNet-18 on CIFAR-10, trained by all processes of a launch together.")
+    parser = argparse.ArgumentParser(
+        description="ResNet-18 on CIFAR-10, trained by all processes of a launch together.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument
-    add("--num_epochs", type=whole(1), default=10, metavar="N", help="epochs in all, with those of a resumed run (default: %(default)s)")
-    add("--batch_size", type=whole(1), default=128, metavar="N", help="images a step of each process (default: %(default)s)")
-    add("--learning_rate", type=float, default=0.05, metavar="X", help="of SGD with momentum 0.9 (default: %(default)s)")
-    add("--random_seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of weights, order and noise (default: %(default)s)")
-    add("--model_dir", default=os.environ.get("DDPCTL_OUTPUT_DIR") or "saved_models", metavar="DIR",
-        help="folder of the checkpoint (default: $DDPCTL_OUTPUT_DIR, or saved_models)")  # fmt: skip
-    add("--model_filename", default="resnet_ddp.pth", metavar="NAME", help="name of the checkpoint (default: %(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoint, read by rank 0; from the start where there is none")
-    add("--data_dir", default="data", metavar="DIR",
-        help="folder with cifar-10-batches-py or -bin in it, on every node, or the word `synthetic` (default: %(default)s)")  # fmt: skip
-    add("--train_size", type=whole(1), metavar="N", help="images to train with (default: all, or 2000 synthetic ones)")
-    add("--test_size", type=whole(1), metavar="N", help="images to test with (default: all, or 500 synthetic ones)")
-    add("--width", type=whole(1), default=64, metavar="N", help="channels of the first stage; ResNet-18 has 64, 16 is quick on a CPU")
-    add("--num_workers", type=whole(0), default=0, metavar="N", help="data loader processes of each process (default: %(default)s)")
-    add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl with CUDA, gloo without")
-    add("--timeout", type=whole(1), default=1800, metavar="SECONDS", help="longest wait for the other processes (default: %(default)s)")
-    add("--local_rank", "--local-rank", type=whole(0), default=0, metavar="N", help="from old launchers; $LOCAL_RANK goes before it")
+    add("--num_epochs", type=whole(1), default=10, metavar="N", help="epochs in all, those before a resume too")
+    add("--batch_size", type=whole(1), default=128, metavar="N", help="images a step of each process")
+    add("--learning_rate", type=float, default=0.05, metavar="X", help="of SGD with momentum 0.9")
+    add("--random_seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of weights, order and synthetic data")
+    add("--model_dir", default=default_model_dir(), metavar="DIR", help="the checkpoint's folder, on rank 0's node")
+    add("--model_filename", default="resnet_ddp.pth", metavar="NAME", help="the checkpoint's name")
+    add("--resume", action="store_true", help="go on from the checkpoint, or from the start where there is none")
+    add("--data_dir", default="data", metavar="DIR", help="has cifar-10-batches-py or -bin in it; or: synthetic")
+    add("--train_size", type=whole(1), metavar="N", help="train with so many images only (synthetic: 2000)")
+    add("--test_size", type=whole(1), metavar="N", help="test with so many images only (synthetic: 500)")
+    add("--width", type=whole(1), default=64, metavar="N", help="channels of the first stage; ResNet-18 has 64")
+    add("--num_workers", type=whole(0), default=0, metavar="N", help="data loader processes of each process")
+    add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto is nccl with CUDA, gloo without")
+    add("--timeout", type=whole(1), default=1800, metavar="SECONDS", help="longest wait for the other processes")
+    add("--local_rank", "--local-rank", type=whole(0), default=0, metavar="N", help="$LOCAL_RANK goes before it")
     return parser.parse_args(argv)
+
+
+def default_model_dir() -> str:
+    """Where ddpctl collects what a job makes, or a folder here."""
+    return os.environ.get("DDPCTL_OUTPUT_DIR") or "saved_models"
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Any:
@@ -101,8 +108,9 @@ def whole(least: int, most: int = 2**63 - 1) -> Any:
 
 
 def say(text: str) -> None:
-    """One line on stdout, at once."""
-    print(text, flush=True)
+    """One line on stdout, at once and in one piece: print() may write the newline apart, after another rank's line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def find_place(local_rank: int) -> Place:
@@ -118,7 +126,8 @@ def choose_device(backend: str, local_rank: int) -> torch.device:
             raise JobError("the nccl backend needs CUDA, which this torch does not find here: use --backend gloo")
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
-        raise JobError(f"local rank {local_rank} has no GPU, this node has {torch.cuda.device_count()}: start fewer processes here")
+        count = torch.cuda.device_count()
+        raise JobError(f"local rank {local_rank} has no GPU, {count} are visible here: start at most {count} processes")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
@@ -131,7 +140,7 @@ def join(args: argparse.Namespace, place: Place, device: torch.device) -> None:
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined,unused-ignore]
 
 
 def seed_everything(seed: int) -> None:
@@ -150,14 +159,18 @@ def load_data(args: argparse.Namespace, device: torch.device) -> tuple[cifar10.S
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
     most, least = int(bounds[0]), -int(bounds[1])
     if most != least:
-        raise JobError(f"this node trains with {len(train.labels)} images, others with {least} to {most}: put the same data on every node")
+        raise JobError(
+            f"{len(train.labels)} training images here, {least} to {most} elsewhere: all nodes need the same"
+        )
     return train, test
 
 
 def make_loader(split: cifar10.Split, args: argparse.Namespace, place: Place, device: torch.device) -> DataLoader[Any]:
     """This rank's share of the images, in an order that changes with each epoch."""
     dataset = TensorDataset(torch.from_numpy(split.images), torch.from_numpy(split.labels))
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, place.world_size, place.rank, shuffle=True, seed=args.random_seed)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, place.world_size, place.rank, shuffle=True, seed=args.random_seed
+    )
     return DataLoader(
         dataset,
         args.batch_size,
@@ -170,7 +183,7 @@ def make_loader(split: cifar10.Split, args: argparse.Namespace, place: Place, de
 
 def checkpoint_path(args: argparse.Namespace) -> str:
     """Where the checkpoint lies on rank 0's node."""
-    return os.path.join(args.model_dir, args.model_filename)
+    return os.path.join(str(args.model_dir), str(args.model_filename))
 
 
 def save_checkpoint(path: str, state: State) -> None:
@@ -212,21 +225,24 @@ def read_bytes(path: str) -> bytearray | None:
         return None
 
 
-def restore(args: argparse.Namespace, place: Place, device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Fills model and optimizer from the checkpoint, where one is asked for and there. How many epochs are done."""
+def find_state(args: argparse.Namespace, place: Place, device: torch.device) -> State | None:
+    """The state to go on from, where one is asked for and there; rank 0 tells."""
     if not args.resume:
-        return 0
+        return None
     path = checkpoint_path(args)
     state = share_checkpoint(path, place, device)
     if place.rank == 0:
-        say(f"no checkpoint {path}, starting at epoch 1" if state is None else f"resuming {path} after epoch {state['epoch']}")
-    if state is None:
-        return 0
+        say(f"no checkpoint {path}: epoch 1 is next" if state is None else f"resumed {path} of epoch {state['epoch']}")
+    return state
+
+
+def restore(state: State, args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Fills model and optimizer; how many epochs are done."""
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        raise JobError(f"{path} holds another model than --width {args.width} makes") from error
-    optimizer.load_state_dict(state["optimizer"])
+        raise JobError(f"the checkpoint holds another model than --width {args.width} makes") from error
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state["optimizer"]})
     return int(state["epoch"])
 
 
@@ -246,7 +262,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=images.device).bool()
     columns = torch.where(mirrored, columns.flip(1), columns)
     each = torch.arange(count, device=images.device)
-    return padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
 def train_epoch(trainer: Trainer, epoch: int) -> float:
@@ -257,7 +273,7 @@ def train_epoch(trainer: Trainer, epoch: int) -> float:
     seeds = np.random.SeedSequence([trainer.args.random_seed, epoch, trainer.place.rank])
     generator = torch.Generator(trainer.device).manual_seed(int(seeds.generate_state(1)[0]))
     totals = torch.zeros(2, dtype=torch.float64, device=trainer.device)  # sum of losses, images
-    trainer.model.train()
+    trainer.model.train()  # type: ignore[no-untyped-call,unused-ignore]
     for images, labels in trainer.loader:
         totals += train_step(trainer, images, labels, generator)
     dist.all_reduce(totals)
@@ -270,7 +286,7 @@ def train_step(trainer: Trainer, images: Tensor, labels: Tensor, generator: torc
     labels = labels.to(trainer.device, non_blocking=True)
     loss = functional.cross_entropy(trainer.model(normalise(augment(images, generator))), labels)
     trainer.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
     trainer.optimizer.step()
     return torch.stack([loss.detach().double() * len(labels), loss.new_tensor(len(labels)).double()])
 
@@ -295,7 +311,8 @@ def prepare(args: argparse.Namespace, place: Place, device: torch.device) -> tup
     train, test = load_data(args, device)
     model = ResNet18(cifar10.CLASSES, args.width).to(device)
     optimizer = torch.optim.SGD(model.parameters(), args.learning_rate, momentum=0.9, weight_decay=5e-4)
-    done = restore(args, place, device, model, optimizer)
+    state = find_state(args, place, device)
+    done = 0 if state is None else restore(state, args, model, optimizer)
     parallel = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [place.local_rank])
     return Trainer(args, place, device, parallel, optimizer, make_loader(train, args, place, device), test), done
 
@@ -309,7 +326,7 @@ def run_epoch(trainer: Trainer, epoch: int) -> None:
     if trainer.place.rank == 0:
         model = trainer.model.module
         share = accuracy(model, trainer.test, trainer.device)
-        state = {"model": model.state_dict(), "optimizer": trainer.optimizer.state_dict(), "epoch": epoch}
+        state = {"model": model.state_dict(), "optimizer": trainer.optimizer.state_dict()["state"], "epoch": epoch}
         save_checkpoint(checkpoint_path(trainer.args), state)
         seconds = time.monotonic() - started
         say(f"epoch {epoch}/{trainer.args.num_epochs} loss {loss:.4f} accuracy {share:.3f} time {seconds:.1f}s")
@@ -318,10 +335,7 @@ def run_epoch(trainer: Trainer, epoch: int) -> None:
 
 def wait_for_all(device: torch.device) -> None:
     """Returns when every rank has come here."""
-    if dist.get_backend() == "nccl":
-        dist.barrier(device_ids=[device.index])
-    else:
-        dist.barrier()
+    dist.barrier(device_ids=[device.index] if dist.get_backend() == "nccl" else None)
 
 
 @record
