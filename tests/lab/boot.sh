@@ -1,0 +1,50 @@
+# Boots one host of the lab. Runs as pid 1 of fresh net, mount, pid, uts and ipc namespaces; talks to the
+# lab on stdin and stdout (one word a line) until the sshd answers, then becomes a plain init.
+set -eu
+
+read -r pid _ </proc/self/stat # the outer /proc is still mounted here: this is our pid as the lab sees it
+echo "$pid"
+hostname "$LAB_HOST"
+
+# The disk of the host: everything that is installed on this machine below, the host's own writes on top.
+# The upper layer stays with the lab, which is how files live through a power loss.
+mount -t overlay "$LAB_HOST" -o "lowerdir=/,upperdir=$LAB_DISK/upper,workdir=$LAB_DISK/work" "$LAB_DISK/root"
+cd "$LAB_DISK/root"
+mount -t proc proc proc
+mount -t sysfs sysfs sys
+[ -z "$LAB_CGROUP" ] || mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount --bind /dev dev
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts
+mount -t tmpfs -o mode=1777,size=4g tmpfs dev/shm
+mount -t tmpfs -o mode=1777,size=4g tmpfs tmp
+mount -t tmpfs -o mode=755 tmpfs run
+mkdir run/sshd run/lock
+mkfifo -m 600 run/initctl
+mount --bind "$LAB_DISK/boot_id" proc/sys/kernel/random/boot_id
+for folder in $LAB_EXPOSE; do # what the host may see although it lies in a folder that is hidden or on another disk
+  mkdir -p ".$folder"
+  mount --bind "$folder" ".$folder"
+  mount -o remount,bind,ro ".$folder"
+done
+pivot_root . .
+umount -l .
+
+read -r _ # the cables are in
+ip link set lo up
+for address in $LAB_ADDRESSES; do # eth0=10.77.1.11/24
+  ip address add "${address#*=}" dev "${address%%=*}"
+  ip link set "${address%%=*}" up
+done
+/usr/sbin/sshd -E /run/sshd.log
+for _ in $(seq 200); do # ready is what a client would see: the banner
+  if { exec 4<>/dev/tcp/127.0.0.1/22; } 2>/dev/null; then
+    read -r -t 5 banner <&4 || banner=silence
+    exec 4>&-
+    case $banner in SSH-2.0-*) echo ready && break ;; esac
+  fi
+  sleep 0.01
+done
+
+# Bash reaps whatever is orphaned here, as an init must, while it waits for a word that never comes.
+exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin bash --norc -c \
+  'exec </dev/null >/dev/null 2>&1 3<>/run/initctl; while :; do read -r -u 3 _ || :; done'

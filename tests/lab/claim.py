@@ -1,0 +1,144 @@
+"""Which labs there are: each claims a number, and with it a folder, a subnet and a network device.
+
+The claim is a lock on a file that the kernel lets go when its holder dies, however it dies. Whoever starts a lab
+first clears away every lab whose lock is free but whose folder is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab.process import Identity, LabError, call
+
+ROOT = Path("/run/ddpctl-lab")
+NUMBERS = range(1, 250)
+CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+
+
+class Claim:
+    """A number of our own among the labs of this machine, held until `release` or our death."""
+
+    def __init__(self, number: int, lock: int) -> None:
+        self.number = number
+        self.lock = lock
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / str(self.number)
+
+    @property
+    def device(self) -> str:
+        """The network device on this machine's side of the cable to the lab's switch."""
+        return f"ddplab{self.number}"
+
+    @property
+    def cgroup(self) -> Path | None:
+        """Where the lab's control groups lie; None on a machine without version 2."""
+        root = next((root for root in CGROUPS if (root / "cgroup.procs").exists()), None)
+        return root / f"ddplab{self.number}" if root else None
+
+    def record(self, process: Identity) -> None:
+        """Note a process of the lab at once: the sweep finds it by this if we die."""
+        with open(self.folder / "processes", "a") as file:
+            file.write(f"{process.pid} {process.start}\n")
+
+    def recorded(self) -> list[Identity]:
+        with contextlib.suppress(OSError):
+            lines = (self.folder / "processes").read_text().splitlines()
+            return [Identity(*map(int, line.split())) for line in lines]
+        return []
+
+    def clear(self) -> None:
+        """Leave nothing of the lab: processes, then the device, the control groups and the folder."""
+        for process in self.recorded():
+            process.kill()
+        call(["ip", "link", "delete", self.device], check=False)
+        if self.cgroup:
+            _remove_cgroups(self.cgroup)
+        while self.folder.is_mount():
+            call(["umount", "--lazy", str(self.folder)])
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.rmdir()
+
+    def release(self) -> None:
+        self.clear()
+        _lock_path(self.number).unlink()
+        os.close(self.lock)
+        with contextlib.suppress(OSError):  # another lab is still there
+            ROOT.rmdir()
+
+
+def claim() -> Claim:
+    """Sweep what dead labs left, then take the first free number."""
+    sweep()
+    for number in NUMBERS:
+        if (lock := _try_lock(number)) is None:
+            continue
+        taken = Claim(number, lock)
+        taken.clear()
+        return taken
+    raise LabError(f"all {len(NUMBERS)} labs are taken; `ls {ROOT}`")
+
+
+def sweep() -> None:
+    """Clear every lab whose owner is dead."""
+    for number in [*_numbers()]:
+        if (lock := _try_lock(number)) is not None:
+            Claim(number, lock).release()
+
+
+def release_of_other(number: int) -> None:
+    """End a lab that another process holds, by ending that process's hold: its recorded processes."""
+    other = Claim(number, -1)
+    other.clear()
+    for _ in range(200):
+        if (lock := _try_lock(number)) is not None:
+            return Claim(number, lock).release()
+        time.sleep(0.01)
+    raise LabError(f"lab {number} is still held by the process that started it; end that one")
+
+
+def _numbers() -> Iterator[int]:
+    if ROOT.is_dir():
+        yield from (int(path.stem) for path in sorted(ROOT.glob("*.lock")) if path.stem.isdecimal())
+
+
+def _lock_path(number: int) -> Path:
+    return ROOT / f"{number}.lock"
+
+
+def _try_lock(number: int) -> int | None:
+    """The lock as a file descriptor, or None where another lab holds it."""
+    ROOT.mkdir(mode=0o755, exist_ok=True)
+    try:
+        lock = os.open(_lock_path(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # the last lab left and took the folder along, between our two steps
+        return _try_lock(number)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == os.stat(_lock_path(number)).st_ino:
+            return lock
+    except (BlockingIOError, FileNotFoundError):  # held; or let go and unlinked by its holder meanwhile
+        pass
+    os.close(lock)
+    return None
+
+
+def _remove_cgroups(top: Path) -> None:
+    """Groups that processes have just left stay busy for a moment."""
+    for _ in range(100):
+        try:
+            for group in sorted(top.rglob("*"), reverse=True):
+                if group.is_dir():
+                    group.rmdir()
+            top.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise LabError(f"control group {top} is still in use")

@@ -1,0 +1,83 @@
+"""The network of a lab: one switch in a network namespace of its own, a cable to each host and one to this machine.
+
+Only the end of that one cable is in this machine's network: neither its firewall nor its bridge settings touch the
+traffic between hosts, and all the rest is gone when the switch's process is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.lab.claim import Claim
+from tests.lab.process import Identity, LabError, Text, call
+
+
+@dataclass(frozen=True)
+class Cable:
+    """One end in a host, the other in a port of the switch."""
+
+    interface: str  # eth0, eth1: its name in the host
+    segment: int  # 0: the segment that this machine is on; 1: the one among hosts
+    port: str
+    address: str
+
+
+class Switch:
+    """The switch of one lab. Segment 0 is 10.77.N.0/24, with this machine at .1; segment 1 is 10.78.N.0/24."""
+
+    def __init__(self, claim: Claim, *, detached: bool) -> None:
+        self.claim = claim
+        self.process = self._start(claim, [claim.lock] if detached else [])
+
+    @staticmethod
+    def _start(claim: Claim, pass_fds: list[int]) -> subprocess.Popen[str]:
+        """A detached switch holds the lab's lock too: the lab then lives as long as the switch."""
+        process = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+        claim.record(Identity.of(process.pid))
+        assert process.stdout is not None
+        with process.stdout:
+            if process.stdout.readline() != "up\n":
+                raise LabError("no network namespace for the switch: is this root, on a kernel that has them?")
+        return process
+
+    def power_on(self) -> None:
+        """Both segments, and the cable to this machine."""
+        device = self.claim.device
+        self.ip(*(f"link add sw{n} type bridge" for n in (0, 1)), *(f"link set sw{n} up" for n in (0, 1)))
+        call(["ip", "link", "add", device, "type", "veth", "peer", "name", "uplink", "netns", str(self.process.pid)])
+        self.ip("link set uplink master sw0 up")
+        call(["ip", "address", "add", f"{self.address(0, 1)}/24", "dev", device])
+        call(["ip", "link", "set", device, "up"])
+
+    def address(self, segment: int, last: int) -> str:
+        return f"10.{77 + segment}.{self.claim.number}.{last}"
+
+    def connect(self, cables: Iterable[tuple[Cable, int]]) -> None:
+        """Put cables into hosts, each known by a process in it."""
+        lines = []
+        for cable, pid in cables:
+            lines += [
+                f"link add {cable.port} type veth peer name {cable.interface} netns {pid}",
+                f"link set {cable.port} master sw{cable.segment} up",
+            ]
+        self.ip(*lines)
+
+    def ip(self, *lines: str, check: bool = True) -> Text:
+        """Commands of ip, all in one process."""
+        return self.call(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n", check=check)
+
+    def power_off(self) -> None:
+        Identity.of(self.process.pid).kill()
+        self.process.wait()
+
+    def call(self, argv: list[str], *, stdin: str | None = None, check: bool = True) -> Text:
+        return call(["nsenter", "-t", str(self.process.pid), "-n", *argv], stdin=stdin, check=check)
