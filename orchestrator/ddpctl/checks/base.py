@@ -76,6 +76,7 @@ class Want:
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
     rendezvous: str = "static"  # static, c10d or etcd-v2
+    imports: frozenset[str] | None = None  # top-level modules that the job's code imports; None: not known
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,10 @@ class View:
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
+
+    def values_of(self, question: Question) -> dict[str, Any]:
+        """host -> value, for every host that answered this very question well."""
+        return self.values(lambda target, want: question)
 
     def values(self, ask: Callable[[Target, Want], Question | None]) -> dict[str, Any]:
         """host -> value, for every host that answered this question well."""

@@ -1,0 +1,130 @@
+"""Disks: room, inodes, and folders that can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
+from ddpctl.checks.compare import size
+from ddpctl.checks.connection import DISK_KINDS, FOLDER_KINDS, judge_errors
+from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.spec.finding import Finding, Severity
+
+LEAST = 100_000_000  # bytes: a run's records and logs need some room
+LOW = 1_000_000_000
+GB = 1_000_000_000
+LEAST_INODES = 1000
+DEADLINE_S = 8.0
+
+
+def base_dir(target: Target) -> Question:
+    return Question("disk", {"path": target.base_dir}, DEADLINE_S)
+
+
+def _ask(target: Target, want: Want) -> Iterable[Question]:
+    return (base_dir(target),)
+
+
+def values(view: View) -> dict[str, dict[str, Any]]:
+    """host -> the file system of its base_dir."""
+    return view.values(lambda target, want: base_dir(target))
+
+
+def _kind(error: DdpctlError, kinds: frozenset[str]) -> bool:
+    return isinstance(error, RemoteError) and error.kind in kinds
+
+
+def _judge_room(view: View) -> Iterable[Finding]:
+    yield from judge_errors("host.disk", lambda error: _kind(error, DISK_KINDS), view)
+    wanted = (view.want.free_disk_gb or 0) * GB
+    for host, fs in values(view).items():
+        free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
+        fix = f"ssh {host} 'du -xh {fs['mount']} 2>/dev/null | sort -h | tail -20'; `ddpctl gc` removes old runs"
+        if free < max(LEAST, wanted):
+            need = f"the job wants {view.want.free_disk_gb:g} GB" if wanted > LEAST else f"{size(LEAST)} is the least"
+            message = f"{size(free)} free for {place}, {need}"
+            yield Finding("host.disk", Severity.ERROR, message, host, fix=fix, evidence=fs)
+        elif free < LOW:
+            message = f"only {size(free)} free for {place}"
+            yield Finding("host.disk", Severity.WARNING, message, host, fix=fix, evidence=fs)
+
+
+def _judge_inodes(view: View) -> Iterable[Finding]:
+    for host, fs in values(view).items():
+        if fs["inodes"] and fs["inodes_free"] < LEAST_INODES:  # some file systems count none
+            yield Finding(
+                "host.inodes",
+                Severity.ERROR,
+                f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be made, whatever "
+                "room is left",
+                host,
+                fix=f"ssh {host} 'du --inodes -x {fs['mount']} 2>/dev/null | sort -n | tail -20'",
+                evidence=fs,
+            )
+
+
+def _judge_folder(view: View) -> Iterable[Finding]:
+    yield from judge_errors("host.base_dir", lambda error: _kind(error, FOLDER_KINDS), view)
+    for host, fs in values(view).items():
+        if fs["write_error"] and not _full(fs):
+            yield Finding(
+                "host.base_dir",
+                Severity.ERROR,
+                f"{fs['path']} cannot be written: {fs['write_error']}",
+                host,
+                fix=f"make it writable there, or set `base_dir:` of {host} to a folder that is",
+                evidence=fs,
+            )
+        elif fs["noexec"] and view.want.managed:
+            yield Finding(
+                "host.base_dir",
+                Severity.ERROR,
+                f"{fs['path']} lies on {fs['mount']}, mounted noexec: an environment cannot run from there",
+                host,
+                fix=f"mount -o remount,exec {fs['mount']}, or set `base_dir:` of {host} to another disk",
+                evidence=fs,
+            )
+
+
+def _full(fs: dict[str, Any]) -> bool:
+    """A folder that cannot be written for want of room is host.disk's finding."""
+    return "ENOSPC" in fs["write_error"] or fs["free"] < LEAST
+
+
+DISK = Check(
+    "host.disk",
+    "free disk space",
+    _ask,
+    _judge_room,
+    Doc(
+        cause="The disk that holds base_dir is full or nearly so, or has less than the job's `requires.free_disk_gb`.",
+        symptom="OSError: [Errno 28] No space left on device, often only at the first checkpoint",
+        fix="Make room (`ddpctl gc` removes old runs and environments), or move `base_dir:` to another disk.",
+    ),
+)
+INODES = Check(
+    "host.inodes",
+    "free inodes",
+    _ask,
+    _judge_inodes,
+    Doc(
+        cause="The file system has room but no inodes left: millions of small files.",
+        symptom="No space left on device, while df shows free space",
+        fix="Find the folder with the many files (`du --inodes`) and remove or pack them.",
+    ),
+)
+FOLDER = Check(
+    "host.base_dir",
+    "base_dir can be written",
+    _ask,
+    _judge_folder,
+    Doc(
+        cause="The folder for ddpctl's files on the node (by default below the home folder) is read-only, belongs to "
+        "somebody else, is a symbolic link, or cannot hold programs (noexec) though an environment shall run from it.",
+        symptom="Read-only file system / Permission denied at the very first step",
+        fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",
+    ),
+)
+
+CHECKS = (DISK, INODES, FOLDER)

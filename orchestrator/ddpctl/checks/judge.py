@@ -1,0 +1,114 @@
+"""From the catalogue to questions, and from answers to findings: what is the same for every check, done once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ddpctl.checks.base import Answer, Check, Question, Target, View, Want
+from ddpctl.errors import UsageError
+from ddpctl.spec.finding import Finding, Severity
+
+
+def chosen(
+    catalogue: Sequence[Check], only: Collection[str] = (), skip: Collection[str] = ()
+) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
+    """The checks to run and those left out, in catalogue order. A name is an id (``gpu.xid``) or a subject (``gpu``).
+
+    Raises:
+        UsageError: a name that no check has.
+    """
+    for name in (*only, *skip):
+        if not any(_named(check, name) for check in catalogue):
+            ids = [check.id for check in catalogue]
+            near = difflib.get_close_matches(name, ids, 1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"the checks are {', '.join(ids)}"
+            raise UsageError(f"there is no check {name!r}", hint=hint)
+    run: list[Check] = []
+    out: list[Check] = []
+    for check in catalogue:
+        wanted = not only or any(_named(check, name) for name in only)
+        left = any(_named(check, name) for name in skip)
+        (run if wanted and not left else out).append(check)
+    return tuple(run), tuple(out)
+
+
+def _named(check: Check, name: str) -> bool:
+    return check.id == name or check.id.startswith(name + ".")
+
+
+def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Question, ...]:
+    """What one host is asked for all checks: each question once, with the longest deadline any check gives it."""
+    found: dict[str, Question] = {}
+    for check in checks:
+        for question in check.ask(target, want):
+            known = found.get(question.key)
+            if known is None or question.deadline > known.deadline:
+                found[question.key] = question
+    return tuple(found.values())
+
+
+def as_request(asked: Iterable[Question]) -> list[dict[str, Any]]:
+    """The ``questions`` of the worker's ``probe`` verb."""
+    return [{"id": q.key, "name": q.name, "params": dict(q.params), "deadline": q.deadline} for q in asked]
+
+
+def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
+    """The ``answers`` of the worker's reply, by question key."""
+    return {
+        key: Answer(
+            ok=bool(answer["ok"]),
+            value=answer.get("value"),
+            error=answer.get("error"),
+            timed_out=bool(answer.get("timed_out")),
+            seconds=float(answer.get("seconds") or 0.0),
+        )
+        for key, answer in reply["answers"].items()
+    }
+
+
+def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()) -> tuple[Finding, ...]:
+    """Every check's findings, in catalogue order. A check that was asked and found nothing is ``ok``, once; one that a
+    host could not answer is a warning there, unless the check itself already says something about that host."""
+    findings: list[Finding] = []
+    for check in checks:
+        own = list(check.judge(view))
+        own += _unanswered(check, view, {f.host for f in own})
+        if not own and _was_answered(check, view):
+            own = [Finding(check.id, Severity.OK, check.title)]
+        findings += own
+    findings += [Finding(check.id, Severity.SKIPPED, f"{check.title}: left out") for check in left_out]
+    return tuple(findings)
+
+
+def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[Finding]:
+    found: list[Finding] = []
+    for target in view.targets:
+        if target.name in said:
+            continue
+        for question in check.ask(target, view.want):
+            answer = view.answer(target.name, question)
+            if answer is not None and not answer.ok:
+                found.append(_no_answer(check, target, question, answer))
+                break
+    return found
+
+
+def _no_answer(check: Check, target: Target, question: Question, answer: Answer) -> Finding:
+    return Finding(
+        check.id,
+        Severity.WARNING,
+        f"{check.title} could not be checked: {answer.error}",
+        host=target.name,
+        fix=f"ddpctl preflight --only {check.id} --debug",
+        evidence={"question": question.key, "error": answer.error, "timed_out": answer.timed_out},
+    )
+
+
+def _was_answered(check: Check, view: View) -> bool:
+    return any(
+        (answer := view.answer(target.name, question)) is not None and answer.ok
+        for target in view.targets
+        for question in check.ask(target, view.want)
+    )

@@ -1,0 +1,113 @@
+"""The master port on the master node: can the launcher have it, and if not, who has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
+from ddpctl.spec.finding import Finding, Severity
+
+
+def master(targets: Iterable[Target], want: Want) -> str | None:
+    """The name of the host that the ranks meet on: as the job says, or the one with node rank 0."""
+    if want.master:
+        return want.master
+    return next((target.name for target in targets if target.node_rank == 0), None)
+
+
+def _is_master(target: Target, want: Want) -> bool:
+    return target.name == want.master if want.master else target.node_rank == 0
+
+
+def _ask(target: Target, want: Want) -> Iterable[Question]:
+    if want.master_port is None or not _is_master(target, want):
+        return ()
+    return (Question("port", {"port": want.master_port}),)
+
+
+def _judge(view: View) -> Iterable[Finding]:
+    for target in view.targets:
+        for question in _ask(target, view.want):
+            answer = view.answer(target.name, question)
+            if answer is not None and answer.ok:
+                yield from _verdict(target.name, answer.value)
+
+
+def _verdict(host: str, found: dict[str, Any]) -> Iterable[Finding]:
+    number = found["port"]
+    low, high = found["ephemeral"]
+    if number < found["unprivileged_start"] and found["uid"] != 0:
+        yield Finding(
+            "port.master",
+            Severity.ERROR,
+            f"port {number} is a privileged one: only root may listen below {found['unprivileged_start']}",
+            host,
+            fix="set `master_port: auto` for the job, or a port from 29500 to 29999",
+            evidence=found,
+        )
+    elif found["error"] == "EADDRINUSE":
+        yield Finding(
+            "port.master",
+            Severity.ERROR,
+            f"port {number} is taken by {owners_text(found['owners'])}",
+            host,
+            fix=_fix(host, found["owners"]),
+            evidence=found,
+        )
+    elif found["error"]:
+        yield Finding(
+            "port.master",
+            Severity.ERROR,
+            f"port {number} cannot be bound: {found['error']}",
+            host,
+            fix="set `master_port: auto` for the job",
+            evidence=found,
+        )
+    elif low <= number <= high:
+        yield Finding(
+            "port.master",
+            Severity.INFO,
+            f"port {number} is free now, but in the range {low}-{high} that the system hands out to any connection",
+            host,
+            fix="set `master_port: auto` for the job, or a port from 29500 to 29999",
+            evidence=found,
+        )
+
+
+def owners_text(owners: list[dict[str, Any]]) -> str:
+    """``pid 4711 (python train.py, user ada, listening on 0.0.0.0)``, the listener first."""
+    if not owners:
+        return "a socket that is not in /proc/net/tcp (another network namespace?)"
+    first = sorted(owners, key=lambda one: (one["state"] != "listening", one["pid"] is None))[0]
+    where = f"{first['state']} on {first['address']}"
+    if first["pid"] is None:
+        return f"a process of user {first['user']} that we may not look into ({where})"
+    job = f", ddpctl job {first['job']}" if first.get("job") else ""
+    return f"pid {first['pid']} ({first['command']}, user {first['user']}{job}, {where})"
+
+
+def _fix(host: str, owners: list[dict[str, Any]]) -> str:
+    job = next((one["job"] for one in owners if one.get("job")), None)
+    if job:
+        return f"ddpctl kill {job}"
+    pid = next((one["pid"] for one in owners if one["pid"] is not None), None)
+    stop = f"ssh {host} kill {pid}; or " if pid else ""
+    return f"{stop}set `master_port: auto` for the job"
+
+
+MASTER = Check(
+    "port.master",
+    "the master port is free",
+    _ask,
+    _judge,
+    Doc(
+        cause="Another process listens on the job's master_port on the master node: an earlier job's leftover, another "
+        "user's job, a notebook. A listener on 127.0.0.1 alone is enough. A port in TIME_WAIT does no harm.",
+        symptom="The server socket has failed to listen on any local network address. port: 29500, ... code: -98, "
+        "name: EADDRINUSE on the master; the other nodes wait 15 minutes",
+        fix="End that process, or let ddpctl pick a free port: `master_port: auto`.",
+    ),
+)
+
+CHECKS = (MASTER,)

@@ -1,0 +1,66 @@
+"""Run a helper program that may hang."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from typing import Any, Dict, List, Optional
+
+# Where administrators' tools live; a login over SSH often lacks them in PATH.
+ADMIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OUTPUT_LIMIT = 256 * 1024
+
+
+def find(program: str) -> Optional[str]:
+    """The program's full path, or None."""
+    return shutil.which(program) or shutil.which(program, path=ADMIN_PATH)
+
+
+def run(
+    argv: List[str],
+    timeout: float,
+    env: Optional[Dict[str, str]] = None,
+    cwd: Optional[str] = None,
+) -> Dict[str, Any]:
+    """The program's ``code`` (None when it had to be killed), ``stdout``, ``stderr``, ``timed_out`` and ``seconds``.
+
+    A program that is stuck in the kernel survives SIGKILL; it is left behind, never waited for.
+    Raises FileNotFoundError where there is no such program.
+    """
+    program = find(argv[0])
+    if program is None:
+        raise FileNotFoundError(argv[0])
+    started = time.monotonic()
+    base = dict(os.environ, LC_ALL="C")
+    process = subprocess.Popen(
+        [program, *argv[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(base, **(env or {})),
+        cwd=cwd,
+    )
+    timed_out = False
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        timed_out = True
+        process.kill()
+        out, err = late.stdout or b"", late.stderr or b""
+    return {
+        "code": None if timed_out else process.returncode,
+        "stdout": out[:OUTPUT_LIMIT].decode("utf-8", "replace"),
+        "stderr": err[:OUTPUT_LIMIT].decode("utf-8", "replace"),
+        "timed_out": timed_out,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def tool(argv: List[str], timeout: float) -> Optional[Dict[str, Any]]:
+    """Like ``run``, but None where the program is not installed."""
+    try:
+        return run(argv, timeout)
+    except FileNotFoundError:
+        return None

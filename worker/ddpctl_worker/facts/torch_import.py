@@ -1,0 +1,149 @@
+"""The real ``import torch``, tried once for each environment of this node and remembered until that changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.facts import command, read_text
+from ddpctl_worker.facts.versions import site_folders
+
+KEEP = 8  # environments remembered
+CACHE = "torch_import.json"
+
+# Runs in a process of its own, with the job's search paths. Prints one JSON line.
+PROGRAM = r"""
+import json, sys, time, warnings
+warnings.simplefilter("ignore")
+begin = time.monotonic()
+out = {"torch": None, "torchvision": None, "error": None, "torchvision_error": None}
+def last(error):
+    return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1])
+try:
+    import torch
+    out["torch"] = str(torch.__version__)
+    out["cuda"] = torch.version.cuda
+    out["hip"] = getattr(torch.version, "hip", None)
+    out["seconds"] = round(time.monotonic() - begin, 2)
+    dist = torch.distributed
+    out["distributed"] = dist.is_available()
+    gloo = getattr(dist, "is_gloo_available", None)
+    out["gloo"] = out["distributed"] and (gloo() if gloo else hasattr(torch._C._distributed_c10d, "ProcessGroupGloo"))
+    out["nccl_available"] = out["distributed"] and dist.is_nccl_available()
+    out["nccl"] = None
+    out["arch_list"] = []
+    out["devices"] = 0
+    if torch.version.cuda:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        out["cuda_warning"] = str(caught[-1].message).strip().splitlines()[0] if caught else None
+        out["arch_list"] = torch.cuda.get_arch_list()
+        if out["nccl_available"]:
+            version = torch.cuda.nccl.version()
+            if isinstance(version, int):
+                version = (version // 1000, version % 1000 // 100, version % 100)
+            out["nccl"] = ".".join(str(part) for part in version)
+except BaseException as error:
+    out["error"] = last(error)
+else:
+    try:
+        import torchvision
+        out["torchvision"] = str(torchvision.__version__)
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            out["torchvision_error"] = last(error)
+    except BaseException as error:
+        out["torchvision_error"] = last(error)
+out.setdefault("seconds", round(time.monotonic() - begin, 2))
+sys.__stdout__.write("\nDDPCTL-IMPORT " + json.dumps(out) + "\n")
+"""
+
+_MARK = "DDPCTL-IMPORT "
+
+
+def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What a real import says: versions, CUDA build, NCCL, gloo, the GPU generations of the build, or the last line of
+    the error. ``params["env"]``: the variables of the job that change what is imported. A success is remembered; a
+    failure is tried again, since what mends it (a system library) often leaves the environment as it is."""
+    env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
+    key = fingerprint(env)
+    cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE)
+    known = _load(cache)
+    if key in known:
+        return dict(known[key]["value"], cached=True)
+    result = command.run(
+        [sys.executable, "-c", PROGRAM],
+        timeout=max(1.0, context["deadline"] - 1.0),
+        env=dict(env, OMP_NUM_THREADS="1"),
+        cwd="/",
+    )
+    value = _value(result)
+    if value["error"] is None:
+        _remember(cache, known, key, value)
+    return dict(value, cached=False)
+
+
+def _value(result: Dict[str, Any]) -> Dict[str, Any]:
+    for line in result["stdout"].splitlines():
+        if line.startswith(_MARK):
+            value: Dict[str, Any] = json.loads(line[len(_MARK) :])
+            return value
+    if result["timed_out"]:
+        error = "import torch did not end within %.0f s" % result["seconds"]
+    else:
+        lines = [line for line in result["stderr"].splitlines() if line.strip()]
+        error = lines[-1] if lines else "the interpreter ended with status %s" % result["code"]
+    return {"torch": None, "error": error, "seconds": result["seconds"], "timed_out": result["timed_out"]}
+
+
+def fingerprint(env: Dict[str, str]) -> str:
+    """Changes whenever the interpreter, an installed package, the job's search paths or the driver change."""
+    folders = site_folders(env.get("PYTHONPATH"))
+    parts: List[Any] = [sys.executable, os.path.realpath(sys.executable), sys.version, sorted(env.items())]
+    for folder in folders:
+        parts.append([folder, _stamp(folder), sorted(n for n in os.listdir(folder) if n.endswith("-info"))])
+        parts.append([_stamp(os.path.join(folder, m, "version.py")) for m in ("torch", "torchvision")])
+    parts.append(os.environ.get("LD_LIBRARY_PATH"))
+    parts.append(read_text("/proc/driver/nvidia/version"))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _stamp(path: str) -> Optional[List[int]]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_mtime_ns, status.st_size]
+
+
+def _load(path: str) -> Dict[str, Any]:
+    """What is remembered; a file that cannot be read as such is as good as none."""
+    try:
+        known = json.loads(read_text(path) or "{}")
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(path: str, known: Dict[str, Any], key: str, value: Dict[str, Any]) -> None:
+    """Written aside and renamed. A node whose disk is full simply does not remember."""
+    newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEEP - 1]
+    known = dict(newest, **{key: {"time": time.time(), "value": value}})
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(known, file)
+            os.rename(aside, path)
+        except OSError:
+            os.unlink(aside)
+    except OSError:
+        pass
