@@ -17,6 +17,7 @@ Verb = Callable[[Dict[str, Any], Link], Dict[str, Any]]
 # verb -> (module, function, takes a body). A module is imported only when its verb is asked for: a status call on a
 # busy node should not pay for the mesh.
 VERBS = {
+    "echo": ("ddpctl_worker.echo", "echo", True),
     "hello": ("ddpctl_worker.probe", "hello", False),
     "probe": ("ddpctl_worker.probe", "probe", False),
     "start": ("ddpctl_worker.start", "start", False),

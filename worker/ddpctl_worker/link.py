@@ -66,7 +66,11 @@ class Link:
 
     def watch(self) -> None:
         """From now on: heartbeat every few seconds, and ``closed`` once stdin ends. Nothing more is read as body."""
-        threading.Thread(target=self._beat, daemon=True).start()
+        self.beat()
+        self.watch_end()
+
+    def watch_end(self) -> None:
+        """``closed`` once stdin ends: for a verb whose body has been read to its end."""
         threading.Thread(target=self._wait_for_end, daemon=True).start()
 
     def beat(self) -> None:

@@ -1,0 +1,129 @@
+"""How a worker is started: the fixed command line, the header it reads, and the banner it answers with.
+
+Nothing of the user but the interpreter's path is in the command line. It reads one JSON line, the header, which carries
+the program to run (``ddpctl_worker.boot``); that receives the worker's zip where the node lacks it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+
+from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
+from ddpctl.transport.limits import NOISE_BYTES
+from ddpctl.transport.payload import Payload
+from ddpctl_worker.contract import BANNER, MIN_PYTHON
+
+# One line without quotes that any login shell (sh, bash, zsh, fish, tcsh) would look into.
+BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
+
+HAVE, NEED, OLD, FAIL = "have", "need", "old", "fail"
+_ANSWER_BYTES = 256  # the banner's own line
+
+
+def command_line(python: str) -> str:
+    """The remote command line. ``~/`` in front of the interpreter means the home folder there."""
+    if python.startswith("~/"):
+        program = '"$HOME"/' + shlex.quote(python[2:])
+    else:
+        program = shlex.quote(python)
+    return f"{program} -I -c {shlex.quote(BOOTSTRAP)}"
+
+
+def new_nonce() -> str:
+    """A word that no profile can print by chance or by memory."""
+    return secrets.token_hex(16)
+
+
+def header(nonce: str, base_dir: str, package: Payload) -> bytes:
+    """The line that goes first."""
+    fields = {
+        "banner": BANNER,
+        "nonce": nonce,
+        "min_python": list(MIN_PYTHON),
+        "base_dir": base_dir,
+        "hash": package.sha256,
+        "size": len(package.data),
+        "program": package.boot,
+    }
+    return json.dumps(fields).encode("ascii") + b"\n"
+
+
+class BannerReader:
+    """Finds ``BANNER nonce word`` in what the login prints, however much noise is before it (up to 1 MiB)."""
+
+    def __init__(self, nonce: str) -> None:
+        self._mark = f"{BANNER} {nonce} ".encode("ascii")
+        self._buffer = bytearray()
+        self._from = 0
+        self._at = -1
+        self.rest = b""
+
+    def feed(self, data: bytes) -> str | None:
+        """The answer once its line is complete (``rest`` is then what follows it), None before.
+
+        Raises:
+            ShellBroken: there is no banner in the first MiB, or its line does not end.
+        """
+        self._buffer += data
+        if self._at < 0:
+            self._at = self._buffer.find(self._mark, self._from)
+            self._from = max(0, len(self._buffer) - len(self._mark))
+        if self._at >= 0:
+            start = self._at + len(self._mark)
+            end = self._buffer.find(b"\n", start)
+            if end >= 0:
+                self.rest = bytes(self._buffer[end + 1 :])
+                return self._buffer[start:end].decode("ascii", "replace").strip()
+            if len(self._buffer) - start > _ANSWER_BYTES:
+                raise ShellBroken("the worker's first line does not end")
+        elif len(self._buffer) > NOISE_BYTES:
+            raise ShellBroken(
+                f"the login shell prints more than {NOISE_BYTES >> 20} MiB before it runs our command",
+                hint="see what its profile (~/.bashrc) prints when it is not interactive",
+            )
+        return None
+
+    @property
+    def noise(self) -> bytes:
+        """What was printed instead of a banner, or before it."""
+        return bytes(self._buffer[: self._at] if self._at >= 0 else self._buffer)
+
+
+def last_line(*outputs: bytes) -> str:
+    """The last line with something in it, of the first output that has one; at most 200 characters, printable."""
+    for output in outputs:
+        for line in reversed(output[-4096:].decode("utf-8", "replace").splitlines()):
+            text = "".join(letter if letter.isprintable() else " " for letter in line).strip()
+            if text:
+                return text[-200:]
+    return ""
+
+
+def too_old(version: str, python: str) -> PythonMissing:
+    """The interpreter answers, but it is too old to run the worker."""
+    want = ".".join(str(part) for part in MIN_PYTHON)
+    return PythonMissing(
+        f"{python} is Python {version}; ddpctl needs {want} or newer there",
+        kind="python_old",
+        hint="name a newer interpreter with the inventory's `python:` key",
+    )
+
+
+def no_banner(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> RemoteError | ShellBroken:
+    """Why the command ended without a banner: no interpreter, one from before 3.4, or a shell that does not obey."""
+    said = last_line(stderr, stdout)
+    quoted = f": {said}" if said else ""
+    hint = "name the interpreter with the inventory's `python:` key"
+    if exit_code == 127:
+        return PythonMissing(f"there is no {python}{quoted}", kind="python_missing", hint=hint)
+    if exit_code == 126:
+        return PythonMissing(f"{python} cannot be executed{quoted}", kind="python_missing", hint=hint)
+    if exit_code == 2 and b"-I" in stderr and b"nknown option" in stderr:
+        return too_old("2", python)
+    how = f"exit status {exit_code}" if exit_code >= 0 else "no exit status"
+    return ShellBroken(
+        f"the login shell ended before it ran {python} ({how}){quoted}",
+        hint="check the account's shell and what its profile (~/.bashrc) does when it is not interactive",
+    )

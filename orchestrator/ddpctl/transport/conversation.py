@@ -1,0 +1,264 @@
+"""One call of the worker, or one plain command, over any pipe: what SSH and this machine have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, ShellBroken
+from ddpctl.transport import bootstrap
+from ddpctl.transport.base import OnFrame, Result
+from ddpctl.transport.frames import FrameReader
+from ddpctl.transport.limits import BANNER_S, OUTPUT_BYTES, POLL_S
+from ddpctl.transport.payload import Payload
+from ddpctl.transport.pipe import Pipe
+from ddpctl_worker.contract import LINK_DEAD_S
+
+log = logging.getLogger(__name__)
+
+Cancel = Callable[[], bool]
+
+
+class Watch:
+    """The clock of one call: its deadline, its cancellation, and how long the other side has been silent."""
+
+    def __init__(self, what: str, timeout: float | None, cancel: Cancel | None = None) -> None:
+        self._what = what
+        self._timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._cancel = cancel
+        self._heard = time.monotonic()
+
+    def heard(self) -> None:
+        """A sign of life."""
+        self._heard = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self._heard
+
+    def check(self) -> None:
+        """Raises Interrupted or RemoteError (kind ``timeout``) when it is time to stop."""
+        if self._cancel is not None and self._cancel():
+            raise Interrupted(f"{self._what} was cancelled")
+        if self._end is not None and time.monotonic() >= self._end:
+            raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind="timeout")
+
+    @property
+    def step(self) -> float:
+        """How long to wait for bytes before the next ``check``."""
+        left = POLL_S if self._end is None else self._end - time.monotonic()
+        return min(POLL_S, max(left, 0.001))
+
+
+class Sender(threading.Thread):
+    """Writes a body while the caller reads frames, so that neither side ever waits for the other."""
+
+    def __init__(self, pipe: Pipe, parts: Iterable[bytes], watch: Watch) -> None:
+        super().__init__(name="ddpctl-body", daemon=True)
+        self._pipe, self._parts, self._watch = pipe, parts, watch
+        self._over = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            for part in self._parts:
+                if not self._write(part):
+                    return
+        except Exception as error:  # handed to the caller's thread, which raises it
+            self.error = error
+
+    def _write(self, part: bytes) -> bool:
+        view = memoryview(part)
+        while view:
+            if self._over.is_set():
+                return False
+            taken = self._pipe.send(view, POLL_S)
+            if taken:
+                self._watch.heard()
+                view = view[taken:]
+        return True
+
+    def stop(self) -> None:
+        """The rest is not wanted."""
+        self._over.set()
+        self.join(4 * POLL_S)
+
+
+class Call:
+    """One verb of the worker over ``pipe``, whose command has just been started."""
+
+    def __init__(self, pipe: Pipe, python: str, watch: Watch) -> None:
+        self._pipe, self._python, self._watch = pipe, python, watch
+        self._frames = FrameReader()
+
+    def converse(
+        self, base_dir: str, package: Payload, request: Mapping[str, Any], body: Iterable[bytes] | None, on_frame: OnFrame
+    ) -> dict[str, Any]:
+        """Header, banner, package where it is missing, request, frames; returns the result."""
+        nonce = bootstrap.new_nonce()
+        self._write(bootstrap.header(nonce, base_dir, package))
+        word, rest = self._banner(nonce)
+        if word.startswith(bootstrap.OLD):
+            raise bootstrap.too_old(word[len(bootstrap.OLD) :].strip(), self._python)
+        if word == bootstrap.NEED:
+            self._write(package.data)
+        elif word not in (bootstrap.HAVE, bootstrap.FAIL):
+            raise RemoteError(f"the worker's banner says {word!r}", kind="protocol")
+        if word == bootstrap.FAIL:
+            return self._result(rest, on_frame, None)
+        self._write(json.dumps(request).encode("ascii") + b"\n")
+        sender = Sender(self._pipe, body, self._watch) if body is not None else None
+        if sender:
+            sender.start()
+        try:
+            return self._result(rest, on_frame, sender)
+        finally:
+            if sender:
+                sender.stop()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._watch.check()
+            taken = self._pipe.send(view, self._watch.step)
+            if taken:
+                view = view[taken:]
+                self._watch.heard()
+            elif self._watch.silence > LINK_DEAD_S:
+                raise silent(self._watch.silence)
+
+    def _banner(self, nonce: str) -> tuple[str, bytes]:
+        reader = bootstrap.BannerReader(nonce)
+        until = time.monotonic() + BANNER_S
+        while True:
+            self._watch.check()
+            data = self._pipe.recv(self._watch.step)
+            if data:
+                word = reader.feed(data)
+                if word is not None:
+                    self._watch.heard()
+                    return word, reader.rest
+            elif data is not None:
+                raise bootstrap.no_banner(self._python, self._pipe.exit_code(2.0), reader.noise, self._pipe.stderr())
+            if time.monotonic() > until:
+                said = bootstrap.last_line(self._pipe.stderr(), reader.noise)
+                raise ShellBroken(
+                    f"login works, but {self._python} does not answer within {BANNER_S:g} s"
+                    + (f"; the shell said: {said}" if said else ""),
+                    hint="check the account's profile (~/.bashrc) and the disk its home is on",
+                )
+
+    def _result(self, data: bytes | None, on_frame: OnFrame, sender: Sender | None) -> dict[str, Any]:
+        while True:
+            for frame in self._frames.feed(data) if data else ():
+                if "ok" in frame.data:
+                    return outcome(frame.data)
+                if "hb" not in frame.data:
+                    on_frame(frame)
+            self._watch.check()
+            if sender and sender.error and not isinstance(sender.error, DdpctlError):
+                raise sender.error
+            data = self._pipe.recv(self._watch.step)
+            if data:
+                self._watch.heard()
+            elif data is not None:
+                raise self._ended()
+            elif self._watch.silence > LINK_DEAD_S:
+                raise silent(self._watch.silence)
+
+    def _ended(self) -> RemoteError:
+        """The stream ended without a result: the worker died (a link that died raises by itself)."""
+        code = self._pipe.exit_code(2.0)
+        said = bootstrap.last_line(self._pipe.stderr())
+        how = f"exit status {code}" if code >= 0 else "no exit status"
+        return RemoteError(f"the worker ended without a result ({how})" + (f": {said}" if said else ""), kind="died")
+
+
+def call(
+    pipe: Pipe,
+    *,
+    host: str,
+    python: str,
+    base_dir: str,
+    package: Payload,
+    verb: str,
+    args: Mapping[str, Any] | None,
+    body: Iterable[bytes] | None,
+    on_frame: OnFrame | None,
+    watch: Watch,
+) -> dict[str, Any]:
+    """``Transport.call`` over a pipe; the pipe is closed at the end, however it ends."""
+    request = {**(args or {}), "verb": verb, "host": host, "base_dir": base_dir}
+    try:
+        return Call(pipe, python, watch).converse(base_dir, package, request, body, on_frame or ignore)
+    except DdpctlError as error:
+        raise at(host, error) from None
+    finally:
+        pipe.close()
+        errors = pipe.stderr()
+        if errors:
+            log.debug("%s: %s: stderr of the worker: %s", host, verb, errors.decode("utf-8", "replace"))
+
+
+def run(pipe: Pipe, *, host: str, stdin: bytes, watch: Watch) -> Result:
+    """``Transport.run`` over a pipe; ``Result.stderr`` is its last 64 KiB."""
+    sender = Sender(pipe, (stdin,), watch) if stdin else None
+    if sender:
+        sender.start()
+    else:
+        pipe.end_input()
+    output = bytearray()
+    try:
+        while True:
+            watch.check()
+            if sender and not sender.is_alive():
+                sender = None  # a command need not read its stdin: an error here is none of ours
+                pipe.end_input()
+            data = pipe.recv(watch.step)
+            if data == b"":
+                return Result(pipe.exit_code(2.0), bytes(output), pipe.stderr())
+            output += data or b""
+            if len(output) > OUTPUT_BYTES:
+                raise RemoteError(f"the command printed more than {OUTPUT_BYTES >> 20} MiB", kind="too_much")
+    except DdpctlError as error:
+        raise at(host, error) from None
+    finally:
+        if sender:
+            sender.stop()
+        pipe.close()
+
+
+def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of the last frame, or its error raised."""
+    if data["ok"] is True:
+        result = data.get("result")
+        return dict(result) if isinstance(result, Mapping) else {}
+    error = data.get("error")
+    if not isinstance(error, Mapping):
+        error = {}
+    hint = error.get("hint")
+    raise RemoteError(
+        str(error.get("message") or "the worker failed without a word"),
+        kind=str(error.get("kind") or "error"),
+        hint=str(hint) if hint else None,
+    )
+
+
+def silent(seconds: float) -> LinkLost:
+    return LinkLost(f"the connection is dead: not a byte for {seconds:.0f} s", hint="check the host and the network to it")
+
+
+def at(host: str, error: DdpctlError) -> DdpctlError:
+    """The same error, with its host."""
+    error.host = error.host or host
+    return error
+
+
+def ignore(_frame: object) -> None:
+    """For a caller that wants the result alone."""

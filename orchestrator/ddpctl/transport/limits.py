@@ -1,0 +1,29 @@
+"""Every deadline and every limit of the transport, in one place: seconds, bytes, or a count."""
+
+from __future__ import annotations
+
+RESOLVE_S = 10.0  # a name server's answer
+CONNECT_S = 10.0  # TCP, all addresses of a host together
+FIRST_BYTE_S = 10.0  # from the TCP connection to the server's first byte
+HANDSHAKE_S = 20.0  # key exchange
+AUTH_S = 20.0  # each key that is tried
+CHANNEL_S = 15.0  # opening a channel
+BANNER_S = 20.0  # from the command to the worker's banner: a cold interpreter on a slow disk fits in
+POLL_S = 0.25  # how often a waiting call looks at its deadlines and at ``cancel``
+CLOSE_S = 3.0  # closing all connections of a fleet
+
+USER_TIMEOUT_MS = 8_000  # unacknowledged bytes this old end a TCP connection
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 5, 3, 3
+
+DIALS = 512  # TCP connections being made at once: they cost nothing but waiting
+LOGINS = 32  # key exchanges and logins at once, all hosts
+LOGINS_BEHIND_JUMP = 8  # of these behind one jump host, or sent to one: sshd drops more (MaxStartups)
+WORKERS = 32  # hosts that ``Fleet.map`` works on at once
+CHANNELS = 8  # commands at once on one connection: sshd allows 10 (MaxSessions)
+DROPPED_RETRIES = 3  # only when the server hangs up before its first word
+
+NOISE_BYTES = 1 << 20  # what a shell profile may print before the banner
+STDERR_BYTES = 64 << 10  # the end of stderr that is kept
+LINE_BYTES = 64 << 20  # a frame's JSON
+RAW_BYTES = 256 << 20  # a frame's raw bytes
+OUTPUT_BYTES = 256 << 20  # what ``run`` collects

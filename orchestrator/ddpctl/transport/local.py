@@ -1,0 +1,219 @@
+"""This machine as a host: the same worker over a subprocess's pipes, without SSH."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpctl.errors import LinkLost, PythonMissing, RemoteError
+from ddpctl.spec.command import Command
+from ddpctl.transport import conversation
+from ddpctl.transport.base import OnFrame, Result
+from ddpctl.transport.bootstrap import BOOTSTRAP
+from ddpctl.transport.payload import payload
+from ddpctl.transport.pipe import Tail
+
+if TYPE_CHECKING:
+    from ddpctl.spec.inventory import Host
+
+_CHUNK = 1 << 16
+
+
+class ProcessPipe:
+    """A child in a session of its own: Ctrl-C on our terminal is not its business, closing the pipe ends it."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str] | None, cwd: str | None) -> None:
+        self._child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else {**os.environ, **env},
+            cwd=cwd or str(Path.home()),
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._child.stdin and self._child.stdout and self._child.stderr
+        self._in, self._out, self._err = self._child.stdin, self._child.stdout, self._child.stderr
+        for stream in (self._in, self._out, self._err):
+            os.set_blocking(stream.fileno(), False)
+        self._tail = Tail()
+        self._err_open = True
+        self._closing = threading.Lock()
+        self._in_lock = threading.Lock()
+
+    def send(self, data: memoryview, timeout: float) -> int:
+        with self._in_lock:
+            if self._in.closed:
+                raise LinkLost("the worker does not read any more")
+            poll = select.poll()
+            poll.register(self._in, select.POLLOUT)
+            if not poll.poll(timeout * 1000):
+                return 0
+            try:
+                return os.write(self._in.fileno(), data[:_CHUNK])
+            except BlockingIOError:
+                return 0
+            except OSError:
+                raise LinkLost("the worker does not read any more") from None
+
+    def end_input(self) -> None:
+        with self._in_lock:
+            self._in.close()
+
+    def recv(self, timeout: float) -> bytes | None:
+        until = time.monotonic() + timeout
+        while True:
+            poll = select.poll()
+            poll.register(self._out, select.POLLIN)
+            if self._err_open:
+                poll.register(self._err, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+            if self._err.fileno() in ready:
+                self._drain()
+            if self._out.fileno() in ready:
+                with suppress(BlockingIOError):
+                    return os.read(self._out.fileno(), _CHUNK)
+            if time.monotonic() >= until:
+                return None
+
+    def _drain(self) -> None:
+        with suppress(BlockingIOError):
+            data = os.read(self._err.fileno(), _CHUNK)
+            self._tail.add(data)
+            self._err_open = bool(data)
+
+    def stderr(self) -> bytes:
+        if not self._err.closed:
+            poll = select.poll()
+            poll.register(self._err, select.POLLIN)
+            while self._err_open and poll.poll(0):
+                self._drain()
+        return self._tail.get()
+
+    def exit_code(self, timeout: float) -> int:
+        try:
+            code = self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return -1
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> None:
+        with self._closing:
+            if self._out.closed:
+                return
+            with self._in_lock:
+                self._in.close()  # the worker's stdin ends: it stops by itself
+            self.stderr()
+            self._out.close()
+            if self.exit_code(0.5) < 0:
+                self._end()
+            self.stderr()
+            self._err.close()
+
+    def _end(self) -> None:
+        """It does not obey: end its session, first politely."""
+        for number, patience in ((signal.SIGTERM, 0.5), (signal.SIGKILL, 5.0)):
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+            if self.exit_code(patience) >= 0:
+                return
+
+
+class LocalTransport:
+    """``connection: local``."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._open: set[ProcessPipe] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def host(self) -> str:
+        return self._host.name
+
+    def prepare(self) -> None:
+        """Nothing to connect."""
+
+    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
+        if command.secrets:
+            raise ValueError("a plain command cannot take secrets: use a verb of the worker")
+        watch = conversation.Watch(command.argv[0], timeout)
+        try:
+            pipe = self._start(list(command.argv), command.env, command.cwd)
+        except OSError as error:
+            # What a shell says, as it does on a host behind SSH.
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            return Result(code, b"", f"{error.filename}: {error.strerror}\n".encode())
+        try:
+            return conversation.run(pipe, host=self.host, stdin=stdin, watch=watch)
+        finally:
+            self._forget(pipe)
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        body: Iterable[bytes] | None = None,
+        on_frame: OnFrame | None = None,
+        timeout: float | None = 60.0,
+        cancel: Callable[[], bool] | None = None,
+    ) -> dict[str, Any]:
+        host = self._host
+        python = str(Path(host.python).expanduser()) if host.python.startswith("~") else host.python
+        watch = conversation.Watch(f"`{verb}`", timeout, cancel)
+        try:
+            pipe = self._start([python, "-I", "-c", BOOTSTRAP], None, None)
+        except OSError as error:
+            raise python_missing(self.host, host.python, error) from None
+        try:
+            return conversation.call(
+                pipe,
+                host=self.host,
+                python=host.python,
+                base_dir=host.base_dir,
+                package=payload(),
+                verb=verb,
+                args=args,
+                body=body,
+                on_frame=on_frame,
+                watch=watch,
+            )
+        finally:
+            self._forget(pipe)
+
+    def _start(self, argv: list[str], env: Mapping[str, str] | None, cwd: str | None) -> ProcessPipe:
+        pipe = ProcessPipe(argv, env, cwd)
+        with self._lock:
+            self._open.add(pipe)
+        return pipe
+
+    def _forget(self, pipe: ProcessPipe) -> None:
+        with self._lock:
+            self._open.discard(pipe)
+
+    def close(self) -> None:
+        with self._lock:
+            pipes = list(self._open)
+        for pipe in pipes:
+            pipe.close()
+
+
+def python_missing(host: str, python: str, error: OSError) -> RemoteError:
+    """The interpreter could not be started on this machine."""
+    what = f"there is no {python}" if isinstance(error, FileNotFoundError) else f"{python} cannot be executed"
+    return PythonMissing(
+        f"{what}: {error.strerror}",
+        kind="python_missing",
+        hint="name the interpreter with the inventory's `python:` key",
+        host=host,
+    )

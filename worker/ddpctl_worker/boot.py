@@ -1,0 +1,173 @@
+"""Receives the worker on a node and runs it. The orchestrator sends this text in the header (see contract.py).
+
+It runs before anything else is known of the node, so it must parse under any Python from 3.4 on, to be able to say that
+the interpreter is too old; the name ``ddpctl`` (the header, a dict) is there when it runs.
+"""
+
+import os
+import stat
+import sys
+
+
+class Refusal(Exception):
+    """``kind``, ``message`` and ``hint`` of contract.py's error frame."""
+
+    def __init__(self, kind, message, hint=None):  # type: (str, str, object) -> None
+        Exception.__init__(self, message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+
+def boot(header):  # type: (dict) -> int
+    """Answer the header, receive the package where it is missing, run it."""
+
+    def say(word):  # type: (str) -> None
+        os.write(1, ("%s %s %s\n" % (header["banner"], header["nonce"], word)).encode("ascii"))
+
+    if sys.version_info[:2] < tuple(header["min_python"]):
+        say("old %d.%d.%d" % sys.version_info[:3])
+        return 0
+    os.umask(0o077)
+    base = os.path.expanduser(header["base_dir"])
+    asked = False
+    try:
+        root = os.path.join(base, "worker")
+        for path in (base, root):
+            ensure(path)
+        folder = os.path.join(root, header["hash"])
+        if os.path.lexists(folder):
+            own(folder)
+            say("have")
+        else:
+            say("need")
+            asked = True
+            unpack(receive(header["size"]), header["hash"], root, folder)
+    except (Refusal, OSError) as error:
+        if not asked:
+            say("fail")
+        refuse(named(error, base))
+        return 0
+    sys.path.insert(0, folder)
+    from ddpctl_worker.__main__ import main
+
+    return main()
+
+
+def refuse(error):  # type: (Refusal) -> None
+    """The one frame that ends this."""
+    import json
+
+    fail = {"ok": False, "error": {"kind": error.kind, "message": error.message, "hint": error.hint}}
+    os.write(1, json.dumps(fail).encode("ascii") + b"\n")
+
+
+def named(error, base):  # type: (Exception, str) -> Refusal
+    """An OSError as an error that says what to do."""
+    import errno
+
+    if isinstance(error, Refusal):
+        return error
+    code = getattr(error, "errno", None)
+    message = "%s: %s" % (getattr(error, "filename", None) or base, getattr(error, "strerror", None) or error)
+    hint = "or move `base_dir:` in the inventory to a disk with room"
+    if code == errno.ENOSPC or code == getattr(errno, "EDQUOT", -1):
+        return Refusal("no_space", message, "free some space there, " + hint)
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Refusal("unwritable", message, "make it writable, " + hint)
+    if code in (errno.ENOTDIR, errno.EEXIST, errno.ELOOP):
+        return Refusal("unsafe_path", message, "something that is no folder is in the way: remove it, " + hint)
+    return Refusal("os_error", message, hint)
+
+
+def ensure(path):  # type: (str) -> None
+    """``path`` is a folder of ours, made where it is missing."""
+    if not os.path.lexists(path):
+        try:
+            os.makedirs(path, 0o700)
+        except OSError:
+            if not os.path.isdir(path):  # another controller may have made it just now
+                raise
+    own(path)
+
+
+def own(path):  # type: (str) -> None
+    """``path`` is a real folder that nobody else can write into."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise Refusal("unsafe_path", "%s is a symbolic link" % path, "name its target as `base_dir:`, or remove it")
+    if not stat.S_ISDIR(found.st_mode):
+        raise Refusal("unsafe_path", "%s is not a folder" % path, "remove it, or choose another `base_dir:`")
+    if found.st_uid != os.geteuid():
+        raise Refusal(
+            "unsafe_path",
+            "%s belongs to user %d, not to us (%d)" % (path, found.st_uid, os.geteuid()),
+            "choose another `base_dir:`, or give the folder to this account",
+        )
+    if found.st_mode & 0o022:
+        raise Refusal("unsafe_path", "%s can be written by others" % path, "run `chmod go-w %s` there" % path)
+
+
+def receive(size):  # type: (int) -> bytes
+    """Exactly ``size`` bytes of stdin."""
+    parts = []
+    while size:
+        part = os.read(0, min(size, 1 << 16))
+        if not part:
+            raise Refusal("corrupt", "the worker's package broke off with %d bytes missing" % size)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def unpack(data, digest, root, folder):  # type: (bytes, str, str, str) -> None
+    """The zip under its final name: complete, or not at all. Two controllers at once both succeed."""
+    import errno
+    import hashlib
+    import io
+    import shutil
+    import tempfile
+    import zipfile
+
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise Refusal("corrupt", "the worker's package arrived damaged")
+    aside = tempfile.mkdtemp(prefix=".new-", dir=root)
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        made = {aside}
+        for name in archive.namelist():
+            parts = name.split("/")
+            if ".." in parts or "" in parts or "\\" in name:
+                raise Refusal("corrupt", "the worker's package holds a strange name")
+            path = os.path.join(aside, *parts)
+            if os.path.dirname(path) not in made:
+                os.makedirs(os.path.dirname(path), 0o700)
+                made.add(os.path.dirname(path))
+            with open(path, "xb") as out:
+                out.write(archive.read(name))
+                out.flush()
+                os.fsync(out.fileno())
+        for path in made:
+            sync(path)
+        try:
+            os.rename(aside, folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            own(folder)  # the other controller's, complete as ours
+        sync(root)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def sync(path):  # type: (str) -> None
+    """A folder's entries survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+if "ddpctl" in globals():
+    sys.exit(boot(globals()["ddpctl"]))
