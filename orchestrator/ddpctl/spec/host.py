@@ -93,15 +93,13 @@ class Host(Strict):
         return self.connection == "local"
 
 
-def expand_hosts(defaults: HostKeys, entries: tuple[str | HostEntry, ...]) -> tuple[list[Host], list[Fault]]:
+def expand_hosts(defaults: HostKeys, entries: tuple[HostEntry, ...]) -> tuple[list[Host], list[Fault]]:
     """Every host of the file in order, and everything that is wrong with them."""
     hosts: list[Host] = []
     faults: list[Fault] = []
     first_at: dict[str, int] = {}
     for index, entry in enumerate(entries):
-        where: tuple[str | int, ...] = ("hosts", index)
-        if not isinstance(entry, str):
-            where = (*where, "name")
+        where = ("hosts", index, "name")
         try:
             expanded = list(_expand_entry(defaults, entry))
         except RangeFault as error:
@@ -118,17 +116,15 @@ def expand_hosts(defaults: HostKeys, entries: tuple[str | HostEntry, ...]) -> tu
     return hosts, faults
 
 
-def _expand_entry(defaults: HostKeys, entry: str | HostEntry) -> Iterator[Host]:
-    text = entry if isinstance(entry, str) else entry.name
-    names = expand(text)
+def _expand_entry(defaults: HostKeys, entry: HostEntry) -> Iterator[Host]:
+    names = expand(entry.name)
     for name in names:
         if not is_name(name):
             raise RangeFault(f"is not a valid host name: {NAME_RULE}")
-    keys = defaults if isinstance(entry, str) else entry
-    addresses = _spread(keys.address, names, "address")
-    fabrics = _spread(keys.fabric_address, names, "fabric_address")
+    addresses = _spread(entry.address, names, "address")
+    fabrics = _spread(entry.fabric_address, names, "fabric_address")
     for name, address, fabric in zip(names, addresses, fabrics, strict=True):
-        merged = _merge(defaults, keys)
+        merged = _merge(defaults, entry)
         merged["fabric_address"] = fabric or defaults.fabric_address
         fallback = "localhost" if merged.get("connection") == "local" else name
         merged["address"] = address or defaults.address or fallback

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
@@ -74,12 +76,23 @@ class Environment(Strict):
 
 
 def _host_entry(value: Any) -> Any:
-    if not isinstance(value, (str, Mapping, HostEntry)):
+    """The short form, a bare name, as the long one."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, (Mapping, HostEntry)):
         raise bad("must be a host's name or a mapping with a name")
     return value
 
 
-Entry = Annotated[str | HostEntry, BeforeValidator(_host_entry)]
+class _OrName:
+    """Tells the JSON Schema about the short form."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        name = HostEntry.model_json_schema()["properties"]["name"]
+        return {"anyOf": [name, handler(core)]}
+
+
+Entry = Annotated[HostEntry, BeforeValidator(_host_entry), _OrName()]
 Entries = Annotated[tuple[Entry, ...], BeforeValidator(as_tuple), Field(min_length=1)]
 Jobs = Annotated[Mapping[Name, JobKeys], BeforeValidator(as_mapping)]
 

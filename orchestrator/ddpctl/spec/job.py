@@ -15,6 +15,7 @@ from ddpctl.spec.values import (
     Name,
     Paths,
     PathText,
+    PositiveSeconds,
     Seconds,
     Strict,
     bad,
@@ -92,9 +93,9 @@ class Requires(Strict):
 class Timeouts(Strict):
     """In seconds."""
 
-    start: Seconds = Field(default=120.0, description="Until every rank has started, in seconds.")
+    start: PositiveSeconds = Field(default=120.0, description="Until every rank has started, in seconds.")
     stop: Seconds = Field(default=10.0, description="From SIGTERM to SIGKILL, in seconds.")
-    silence: Seconds | None = Field(
+    silence: PositiveSeconds | None = Field(
         default=None,
         description="A job that prints nothing for so many seconds is stopped; null (the default): a warning.",
     )

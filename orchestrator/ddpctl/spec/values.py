@@ -163,6 +163,12 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
+def _positive_seconds(value: Any) -> float:
+    if _seconds(value) == 0:
+        raise bad("must be more than 0 seconds")
+    return float(value)
+
+
 def whole_schema(minimum: int, maximum: int) -> dict[str, Any]:
     """The JSON Schema of :func:`whole`."""
     return {"type": "integer", "minimum": minimum, "maximum": maximum}
@@ -199,6 +205,9 @@ Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": "string", 
 PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "pattern": r"^[^-]"})]
 EnvName = Annotated[str, BeforeValidator(_env_name), WithJsonSchema({"pattern": f"^{ENV_NAME_PATTERN}$"})]
 Seconds = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "number", "minimum": 0})]
+PositiveSeconds = Annotated[
+    float, BeforeValidator(_positive_seconds), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+]
 Port = Annotated[int, BeforeValidator(whole(1, 65535)), WithJsonSchema(whole_schema(1, 65535))]
 AutoCount = Annotated[
     int | str, BeforeValidator(auto_or(1, MAX_COUNT)), WithJsonSchema(auto_schema(1, MAX_COUNT), mode="validation")

@@ -1,0 +1,139 @@
+"""An inventory file in memory: where everything in it stands, and what ``--set`` puts in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddpctl.errors import InventoryError, UsageError
+from ddpctl.files.scalars import LookAlike, plain_scalar
+from ddpctl.files.tree import Node, Path, parse, shown_path
+from ddpctl.spec.inventory import Environment, HostEntry, HostKeys, InventoryFile, suggestion
+from ddpctl.spec.job import Elastic, JobKeys, Requires, Timeouts
+from ddpctl.spec.values import Fault, Strict
+
+_QUOTED = ("[", "{", '"', "'")
+_SECTIONS: Mapping[str, type[Strict]] = {
+    "elastic": Elastic,
+    "requires": Requires,
+    "timeouts": Timeouts,
+}
+
+
+def model_at(path: Sequence[str | int]) -> type[Strict] | None:
+    """The model that the mapping at ``path`` is read into; None where its keys are free (env, labels, jobs)."""
+    match tuple(path):
+        case ():
+            return InventoryFile
+        case ("defaults",):
+            return HostKeys
+        case ("hosts", int()):
+            return HostEntry
+        case ("environment",):
+            return Environment
+        case ("jobs", str()):
+            return JobKeys
+        case ("jobs", str(), section):
+            return _SECTIONS.get(str(section))
+    return None
+
+
+def error_at(root: Node, fault: Fault) -> InventoryError:
+    """A fault as an error that says file, line and column: of the key itself, or of the value, or of what holds it."""
+    node = root
+    line, column = node.line, node.column
+    for part in fault.path:
+        child, place = _step(node, part)
+        if place is not None:
+            line, column = place
+        if child is None:
+            break
+        node = child
+        if not (fault.at_key and part == fault.path[-1]):
+            line, column = (node.line, node.column) if place is None or node.line is None else place
+    shown = shown_path(fault.path) or None
+    return InventoryError(fault.message, file=node.file, line=line, column=column, path=shown, hint=fault.hint)
+
+
+def _step(node: Node, part: str | int) -> tuple[Node | None, tuple[int | None, int | None] | None]:
+    """The child and, in a mapping, the place of its key."""
+    if isinstance(node.value, dict) and isinstance(part, str):
+        return node.value.get(part), node.key_at.get(part)
+    if isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], None
+    return None, None
+
+
+def apply_set(root: Node, text: str, job: str | None) -> None:
+    """Put ``KEY=VALUE`` into the document.
+
+    KEY is a dotted path: from the file's root when its first part is a key there, otherwise inside the chosen job (or
+    the only one). VALUE that starts with a bracket, brace or quote is read as YAML; anything else is taken as it is.
+
+    Raises:
+        UsageError: no '=', no job to put it into, or a path that leads nowhere. InventoryError: a bad VALUE.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise UsageError(f"--set {key!r}: KEY=VALUE is needed", hint="for instance --set timeouts.stop=30")
+    path = _set_path(root, key, job)
+    _put(root, path, _value(f"--set {key}", value), key)
+
+
+def _set_path(root: Node, key: str, job: str | None) -> Path:
+    parts = tuple(key.split("."))
+    if parts[0] not in InventoryFile.model_fields:
+        if parts[0] not in JobKeys.model_fields:
+            known = [*JobKeys.model_fields, *InventoryFile.model_fields]
+            raise UsageError(f"--set {key}: there is no key {parts[0]!r}", hint=suggestion(parts[0], known))
+        return ("jobs", _chosen(root, key, job), *parts)
+    jobs = _jobs(root)
+    if parts[0] == "jobs":  # a job's name may hold dots itself
+        for count in range(len(parts), 1, -1):
+            name = ".".join(parts[1:count])
+            if name in jobs:
+                return ("jobs", name, *parts[count:])
+    return parts
+
+
+def _chosen(root: Node, key: str, job: str | None) -> str:
+    jobs = _jobs(root)
+    if job is None and len(jobs) != 1:
+        raise UsageError(
+            f"--set {key}: the file has {len(jobs)} jobs", hint=f"choose one with --job, or jobs.NAME.{key}"
+        )
+    name = job if job is not None else next(iter(jobs))
+    if name not in jobs:
+        raise UsageError(f"--set {key}: there is no job {name!r}", hint=suggestion(name, jobs))
+    return name
+
+
+def _jobs(root: Node) -> Mapping[str, Node]:
+    jobs = root.value.get("jobs") if isinstance(root.value, dict) else None
+    return jobs.value if jobs is not None and isinstance(jobs.value, dict) else {}
+
+
+def _value(origin: str, text: str) -> Node:
+    if text.lstrip().startswith(_QUOTED):
+        return parse(text, origin, placed=False)
+    try:
+        return Node(origin, None, None, plain_scalar(text))
+    except LookAlike as error:
+        raise InventoryError(
+            str(error), file=origin, hint=f"quote it: {origin.removeprefix('--set ')}='\"...\"'"
+        ) from None
+
+
+def _put(root: Node, path: Path, value: Node, key: str) -> None:
+    node = root
+    for depth, part in enumerate(path):
+        if node.value is None:
+            node.value = {}
+        if not isinstance(node.value, dict) or not isinstance(part, str):
+            where = shown_path(path[:depth])
+            raise UsageError(f"--set {key}: {where or 'the file'} is not a mapping", hint="set the whole value instead")
+        node.key_at.setdefault(part, (node.line, node.column))
+        if depth == len(path) - 1:
+            node.key_at[part] = (None, None)
+            node.value[part] = value
+            return
+        node = node.value.setdefault(part, Node(value.file, None, None, {}))

@@ -1,0 +1,169 @@
+"""Reads an inventory file: every fault in it ends as one InventoryError that says where and what to write instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ddpctl.errors import InventoryError, UsageError
+from ddpctl.files.document import apply_set, error_at, model_at
+from ddpctl.files.records import last_run
+from ddpctl.files.resolve import resolve
+from ddpctl.files.tree import MAX_BYTES, Node, decode, parse
+from ddpctl.spec.inventory import Inventory, InventoryFile, build, nearest, suggestion
+from ddpctl.spec.ranges import expand
+from ddpctl.spec.values import Fault
+
+DEFAULT_FILE = "inventory.yaml"
+VARIABLE = "DDPCTL_INVENTORY"
+
+
+def find_inventory(argument: Path | None = None, option: Path | None = None, *, job: str | None = None) -> Path:
+    """The inventory file that is meant.
+
+    In order: the argument, ``-i``, ``$DDPCTL_INVENTORY``, ``./inventory.yaml``, and for a command on a job the file
+    that the last ``up`` of that name was started with (a hint kept on this machine).
+
+    Raises:
+        UsageError: two different files are named, or there is none.
+    """
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"two inventories are given: {argument} and {option}", hint="give one")
+    chosen = argument or option or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if chosen is not None:
+        return chosen.expanduser()
+    here = Path(DEFAULT_FILE)
+    if here.exists():
+        return here
+    recorded = (last_run(job) or {}).get("inventory") if job is not None else None
+    if isinstance(recorded, str) and Path(recorded).exists():
+        return Path(recorded)
+    raise UsageError("no inventory is named and there is no ./inventory.yaml", hint=f"give a file, or set ${VARIABLE}")
+
+
+def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
+    """The inventory in a file, complete, with every path of this machine made absolute.
+
+    ``sets`` are ``KEY=VALUE`` texts of ``--set``, for the chosen ``job`` unless KEY starts at the file's root.
+
+    Raises:
+        InventoryError: a fault in the file; the first one, with the number of further ones.
+        UsageError: a fault in ``sets``.
+    """
+    file = str(path)
+    return load_text(_read(Path(path), file), file, sets=sets, job=job)
+
+
+def load_text(data: bytes, file: str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
+    """As :func:`load_inventory`, for the bytes of a file that is called ``file``."""
+    root = parse(decode(data, file), file)
+    if not isinstance(root.value, dict):
+        raise InventoryError("is not a mapping with hosts", file=file, line=root.line, column=root.column)
+    for text in sets:
+        apply_set(root, text, job)
+    document = _validate(root)
+    inventory, faults = build(document, os.path.abspath(file))  # noqa: PTH100 (resolve() would follow links)
+    if inventory is not None:
+        inventory, faults = resolve(inventory, _sources(document))
+    if inventory is None:
+        raise _report(root, faults)
+    return inventory
+
+
+def _read(path: Path, file: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InventoryError("there is no such file", file=file, hint=_other_file(path)) from None
+    except OSError as error:
+        raise InventoryError(f"cannot be read: {error.strerror}", file=file) from None
+
+
+def _other_file(path: Path) -> str | None:
+    folder = path.parent
+    names = sorted(item.name for item in folder.glob("*.y*ml")) if folder.is_dir() else []
+    close = nearest(path.name, names)
+    return f"did you mean {folder / close}?" if close else None
+
+
+def _validate(root: Node) -> InventoryFile:
+    try:
+        return InventoryFile.model_validate(root.plain())
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    raise _report(root, [_fault(root, detail) for detail in details])
+
+
+def _report(root: Node, faults: Sequence[Fault]) -> InventoryError:
+    """The fault that stands first in the file, with a word on how many more there are."""
+    different = {(fault.path, fault.message): fault for fault in faults}.values()
+    errors = sorted((error_at(root, fault) for fault in different), key=lambda e: (e.line or 0, e.column or 0))
+    first = errors[0]
+    if len(errors) > 1:
+        more = f"{len(errors) - 1} more fault{'s' if len(errors) > 2 else ''} below"
+        first.hint = f"{first.hint} ({more})" if first.hint else f"({more})"
+    return first
+
+
+def _fault(root: Node, detail: ErrorDetails) -> Fault:
+    """One of pydantic's errors in our words; the offending value is shown only where it cannot be a secret."""
+    path = detail["loc"]
+    context: Mapping[str, Any] = detail.get("ctx", {})
+    at_key = bool(path) and path[-1] == "[key]"
+    if at_key:
+        path = path[:-1]
+    match detail["type"]:
+        case "extra_forbidden":
+            model = model_at(path[:-1])
+            known = sorted(model.model_fields) if model else []
+            return Fault(path, "is not a known key", suggestion(str(path[-1]), known), at_key=True)
+        case "missing":
+            return Fault(path, "is missing", "add it")
+        case "fault":
+            return _with_value(root, Fault(path, context["message"], context["hint"], at_key))
+        case "choice":
+            return _choice(root, path, context["words"].split(", "))
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return _with_value(root, Fault(path, "must be a mapping", "write its keys below it, indented"))
+        case "too_short":
+            return Fault(path, "is empty", "add at least one")
+    return Fault(path, detail["msg"][:1].lower() + detail["msg"][1:], at_key=at_key)
+
+
+def _with_value(root: Node, fault: Fault) -> Fault:
+    """A key without any value gets words of its own."""
+    if not fault.at_key and _value_at(root, fault.path) is None:
+        return Fault(fault.path, "has no value", "give it one, or remove the key")
+    return fault
+
+
+def _choice(root: Node, path: tuple[str | int, ...], words: list[str]) -> Fault:
+    value = _value_at(root, path)
+    close = nearest(value, words) if isinstance(value, str) else None
+    hint = f"did you mean {close}?" if close else None
+    return _with_value(root, Fault(path, f"must be one of: {', '.join(words)}", hint))
+
+
+def _value_at(root: Node, path: Sequence[str | int]) -> Any:
+    """The value at ``path``, None where there is nothing, and a stand-in for what is not in the file itself."""
+    node = root
+    for part in path:
+        if isinstance(node.value, dict) and part in node.value:
+            node = node.value[str(part)]
+        elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+        else:
+            return ...
+    return node.value
+
+
+def _sources(document: InventoryFile) -> Iterator[int]:
+    """For every expanded host the index of the item of ``hosts`` that it comes from."""
+    for index, entry in enumerate(document.hosts):
+        yield from (index for _ in expand(entry.name))

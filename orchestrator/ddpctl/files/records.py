@@ -1,0 +1,103 @@
+"""What this machine remembers of its runs: hints only, for the nodes hold the truth.
+
+Everything lies below ``$XDG_STATE_HOME/ddpctl/controller`` (``~/.local/state/...``), for this user alone. Records are
+written aside and renamed; positions are written in place, in records that a crash cannot tear.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from ddpctl.spec.values import is_name
+
+KEEP_RUNS = 200
+_log = logging.getLogger(__name__)
+
+
+def state_dir() -> Path:
+    """The folder of all hints on this machine; not made yet."""
+    return platformdirs.user_state_path("ddpctl") / "controller"
+
+
+def save_run(job: str, run: str, data: Mapping[str, Any]) -> None:
+    """Remember that ``run`` is the last one of ``job`` that was started here; ``data`` is JSON-able.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    record = {**data, "job": job, "run": run}
+    _write(_run_file(run), record)
+    _write(_job_file(job), record)
+    _forget_old()
+
+
+def last_run(name: str) -> dict[str, Any] | None:
+    """What was saved of the last run of job ``name``, or of the run ``name``; None when nothing readable was."""
+    if not is_name(name):
+        return None
+    return _read(_job_file(name)) or _read(_run_file(name))
+
+
+def folder_of(run: str) -> Path:
+    """The folder of a run's hints; made, for this user alone."""
+    if not is_name(run):
+        raise ValueError(f"not the name of a run: {run!r}")
+    folder = state_dir() / "runs" / run
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _run_file(run: str) -> Path:
+    return state_dir() / "runs" / run / "run.json"
+
+
+def _job_file(job: str) -> Path:
+    return state_dir() / "last" / f"{job}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("the record %s cannot be read and is not used: %s", path, error)
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    """Aside, to the disk, renamed, and the folder to the disk: a reader sees the old record or the new one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(handle, "w") as stream:
+            json.dump(record, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _forget_old() -> None:
+    """Keep the newest runs only."""
+    folders = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(state_dir() / "runs") if entry.is_dir()]
+    for _, path in sorted(folders, reverse=True)[KEEP_RUNS:]:
+        for item in Path(path).iterdir():
+            item.unlink(missing_ok=True)
+        Path(path).rmdir()

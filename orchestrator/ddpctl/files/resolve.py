@@ -1,0 +1,100 @@
+"""Makes the paths of this machine absolute: they count from the inventory file, and ``~`` is this user's home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpctl.spec.host import Host
+from ddpctl.spec.inventory import Environment, Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.values import Fault, Strict
+
+_HOMELESS = "starts with the home of a user who does not exist"
+
+
+class _NoHome(Exception):
+    """``~name`` of a user that does not exist."""
+
+
+def resolve(inventory: Inventory, sources: Iterable[int]) -> tuple[Inventory | None, list[Fault]]:
+    """The inventory with absolute paths, or every path that cannot be made one.
+
+    ``sources`` says for each host which item of ``hosts`` it comes from. Paths on the nodes (base_dir, workdir, data)
+    are left alone: only a node can spell its own ``~``.
+    """
+    folder = Path(inventory.file).parent
+    faults: list[Fault] = []
+    hosts = []
+    for index, host in zip(sources, inventory.hosts, strict=True):
+        hosts.append(_host(host, folder, ("hosts", index), faults))
+    jobs = {name: _job(job, folder, faults) for name, job in inventory.jobs.items()}
+    top = _paths(inventory, ("ssh_config", "known_hosts"), folder, (), faults)
+    environment = _environment(inventory.environment, folder, faults)
+    if faults:
+        return None, faults
+    return inventory.model_copy(update={**top, "hosts": tuple(hosts), "environment": environment, "jobs": jobs}), []
+
+
+def absolute(text: str, folder: Path) -> str:
+    """``text`` as an absolute path; relative ones count from ``folder``. Links are not followed."""
+    try:
+        expanded = Path(text).expanduser()
+    except RuntimeError as error:
+        raise _NoHome(text) from error
+    return str(_normal(folder / expanded))
+
+
+def _normal(path: Path) -> Path:
+    """Without ``.`` and, where no link is crossed, without ``..``."""
+    if ".." not in path.parts:
+        return path
+    try:
+        return path.parent.resolve(strict=True) / path.name if path.name != ".." else path.resolve(strict=True)
+    except OSError:
+        return path
+
+
+def _paths(
+    model: Strict, keys: Iterable[str], folder: Path, where: tuple[str | int, ...], faults: list[Fault]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in keys:
+        value = getattr(model, key)
+        if value is None:
+            continue
+        try:
+            found[key] = absolute(value, folder)
+        except _NoHome:
+            faults.append(Fault((*where, key), _HOMELESS))
+    return found
+
+
+def _host(host: Host, folder: Path, where: tuple[str | int, ...], faults: list[Fault]) -> Host:
+    update = _paths(host, ("identity_file",), folder, where, faults)
+    relative = "/" in host.python and not host.python.startswith(("/", "~"))
+    if relative and not host.local:
+        hint = "write an absolute path, one below ~, or a bare name such as python3"
+        faults.append(Fault((*where, "python"), "is a relative path, which means nothing on another machine", hint))
+    elif relative:
+        # Not resolved: an environment's bin/python is a link, and what it links to knows nothing of the environment.
+        update["python"] = str(_normal(folder / host.python))
+    if not host.base_dir.startswith(("/", "~/")):
+        faults.append(Fault((*where, "base_dir"), "must be absolute or start with ~/"))
+    return host.model_copy(update=update)
+
+
+def _job(job: JobSpec, folder: Path, faults: list[Fault]) -> JobSpec:
+    return job.model_copy(update=_paths(job, ("code", "env_file"), folder, ("jobs", job.name), faults))
+
+
+def _environment(environment: Environment, folder: Path, faults: list[Fault]) -> Environment:
+    update: Mapping[str, Any] = _paths(environment, ("requirements",), folder, ("environment",), faults)
+    links = []
+    for index, link in enumerate(environment.find_links):
+        try:
+            links.append(link if "://" in link else absolute(link, folder))
+        except _NoHome:
+            faults.append(Fault(("environment", "find_links", index), _HOMELESS))
+    return environment.model_copy(update={**update, "find_links": tuple(links)})

@@ -1,0 +1,147 @@
+"""What a training script says about how it wants to be launched, read from its text alone.
+
+A launcher can tell a process its local rank as ``--local_rank=N``, as ``--local-rank=N`` or in ``LOCAL_RANK``; a script
+that gets an option it does not parse dies at once, one that misses its own stays on GPU 0. Python's own parser reads
+the script, so that a mention in a comment or a docstring does not count; a text it cannot parse is searched instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+UNDERSCORE = "--local_rank"
+DASH = "--local-rank"
+
+# Calls that declare an option: argparse and configargparse, click and typer, absl.
+_DECLARES = frozenset({"add_argument", "add_option", "option", "Option", "DEFINE_integer", "DEFINE_string"})
+_FALLBACK = re.compile(
+    r"""^[^#\n]*\b(?:add_argument|option|Option)\s*\(\s*(?:["'][^"'\n]*["']\s*,\s*)*["'](--local[_-]rank)["']""", re.M
+)
+_FALLBACK_ENV = re.compile(r"""^[^#\n]*\benv\w*\b[^#\n]*["']LOCAL_RANK["']""", re.M)
+_FALLBACK_INIT = re.compile(r"^[^#\n]*\binit_process_group\b", re.M)
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """What was found.
+
+    ``local_rank_arg``: the option the script parses ("--local_rank", "--local-rank") or None. ``reads_local_rank``: it
+    reads LOCAL_RANK from the environment. ``initialises``: it calls init_process_group, or hands that to a library that
+    does (accelerate, lightning, deepspeed, transformers, ignite, composer). ``parsed``: it is valid Python for us.
+    """
+
+    local_rank_arg: str | None = None
+    reads_local_rank: bool = False
+    initialises: bool = False
+    parsed: bool = True
+
+
+_LIBRARIES = frozenset(
+    {
+        "accelerate",
+        "composer",
+        "deepspeed",
+        "fairseq",
+        "horovod",
+        "ignite",
+        "lightning",
+        "pytorch_lightning",
+        "transformers",
+    }
+)
+
+
+def read_script(text: str) -> ScriptFacts:
+    """The facts of a script; never raises, whatever the text is."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in somebody's script are not our concern
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _search(text)
+    styles = {style for node in ast.walk(tree) for style in _styles(node)}
+    return ScriptFacts(
+        local_rank_arg=_choose(styles),
+        reads_local_rank=any(_reads_local_rank(node) for node in ast.walk(tree)),
+        initialises=any(_initialises(node) for node in ast.walk(tree)),
+    )
+
+
+def local_rank_arg(text: str) -> str | None:
+    """The option with which the script takes its local rank: "--local_rank", "--local-rank", or None."""
+    return read_script(text).local_rank_arg
+
+
+def _choose(styles: set[str]) -> str | None:
+    """One of both spellings: where a script declares both, either works and the older one is known to more of them."""
+    return UNDERSCORE if UNDERSCORE in styles else DASH if DASH in styles else None
+
+
+def _styles(node: ast.AST) -> Iterator[str]:
+    """The spellings that this node declares as options."""
+    if not isinstance(node, ast.Call) or _name(node.func) not in _DECLARES:
+        return
+    absl = _name(node.func).startswith("DEFINE_")
+    for word in _strings(node.args):
+        if absl and word in ("local_rank", "local-rank"):
+            yield f"--{word}"
+        elif word.split("/")[0] in (UNDERSCORE, DASH):  # click: "--flag/--no-flag"
+            yield word.split("/")[0]
+
+
+def _strings(nodes: list[ast.expr]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Starred) and isinstance(node.value, (ast.List, ast.Tuple)):
+            yield from _strings(node.value.elts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _name(node: ast.expr) -> str:
+    """The last name of ``a.b.name``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return _name(node) in ("environ", "environb", "env")
+
+
+def _reads_local_rank(node: ast.AST) -> bool:
+    """``os.environ["LOCAL_RANK"]``, ``os.environ.get("LOCAL_RANK")``, ``os.getenv("LOCAL_RANK")``, ``"LOCAL_RANK" in os.environ``."""
+    if isinstance(node, ast.Subscript):
+        return _is_environ(node.value) and _is_local_rank(node.slice)
+    if isinstance(node, ast.Compare):
+        return _is_local_rank(node.left) and any(_is_environ(item) for item in node.comparators)
+    if isinstance(node, ast.Call) and node.args and _is_local_rank(node.args[0]):
+        function = node.func
+        method = isinstance(function, ast.Attribute) and function.attr in ("get", "pop", "setdefault")
+        return _name(function) == "getenv" or (method and _is_environ(function.value))  # type: ignore[attr-defined]
+    return False
+
+
+def _is_local_rank(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value in ("LOCAL_RANK", b"LOCAL_RANK")
+
+
+def _initialises(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return _name(node.func) in ("init_process_group", "init_device_mesh", "init_distributed")
+    if isinstance(node, ast.Import):
+        return any(alias.name.split(".")[0] in _LIBRARIES for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _LIBRARIES
+
+
+def _search(text: str) -> ScriptFacts:
+    """The same from a text that is not Python for this interpreter: an older dialect, a newer one, a shell script."""
+    return ScriptFacts(
+        local_rank_arg=_choose(set(_FALLBACK.findall(text))),
+        reads_local_rank=_FALLBACK_ENV.search(text) is not None,
+        initialises=_FALLBACK_INIT.search(text) is not None,
+        parsed=False,
+    )
