@@ -39,17 +39,15 @@ def model_at(path: Sequence[str | int]) -> type[Strict] | None:
 
 def error_at(root: Node, fault: Fault) -> InventoryError:
     """A fault as an error that says file, line and column: of the key itself, or of the value, or of what holds it."""
-    node = root
-    line, column = node.line, node.column
+    node, place = root, (root.line, root.column)
     for part in fault.path:
-        child, place = _step(node, part)
-        if place is not None:
-            line, column = place
+        child, key_place = _step(node, part)
         if child is None:
-            break
+            break  # something is missing: point at what should hold it
         node = child
-        if not (fault.at_key and part == fault.path[-1]):
-            line, column = (node.line, node.column) if place is None or node.line is None else place
+        in_key = key_place is not None and (fault.at_key or node.value is None or isinstance(node.value, (dict, list)))
+        place = key_place if in_key and key_place is not None else (node.line, node.column)
+    line, column = place
     shown = shown_path(fault.path) or None
     return InventoryError(fault.message, file=node.file, line=line, column=column, path=shown, hint=fault.hint)
 

@@ -113,7 +113,7 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 def _reads_local_rank(node: ast.AST) -> bool:
-    """``os.environ["LOCAL_RANK"]``, ``os.environ.get("LOCAL_RANK")``, ``os.getenv("LOCAL_RANK")``, ``"LOCAL_RANK" in os.environ``."""
+    """``os.environ["LOCAL_RANK"]``, with ``.get()`` or ``in`` as well, or ``os.getenv("LOCAL_RANK")``."""
     if isinstance(node, ast.Subscript):
         return _is_environ(node.value) and _is_local_rank(node.slice)
     if isinstance(node, ast.Compare):

@@ -1,0 +1,257 @@
+"""The job's code as one archive, named by its content: the same files give the same bytes, whoever packs them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import platformdirs
+
+from ddpctl.code.listing import IGNORE_FILE, Entry, Listing, list_code
+from ddpctl.errors import ProvisionError, UsageError
+
+MAX_BYTES = 512 << 20
+KEEP_DAYS = 30
+_CHUNK = 1 << 20
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class CodeArchive:
+    """A packed folder; can be sent as it is (``chunks``). Sizes in bytes.
+
+    Members are GNU tar, names as UTF-8 with every other byte as it is, modes 0644 and 0755, owner 0, time 0.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    files: int
+    content_bytes: int
+    git_commit: str | None = None
+    dirty: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "code"
+
+    def chunks(self, offset: int = 0) -> Iterator[bytes]:
+        """The archive's bytes from ``offset`` on."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            while piece := file.read(_CHUNK):
+                yield piece
+
+
+class _Changed(Exception):
+    """A file changed between being listed and being packed."""
+
+
+def pack(
+    folder: Path | str,
+    *,
+    exclude: Iterable[Path | str] = (),
+    limit: int = MAX_BYTES,
+    cache: Path | None = None,
+) -> CodeArchive:
+    """The archive of ``folder``: from the cache when nothing has changed. ``exclude`` are files never sent (secrets).
+
+    Raises:
+        UsageError: there is no such folder.
+        ProvisionError: too big, a link that leads out, something unreadable, a git that fails.
+    """
+    root = Path(folder).resolve()
+    if not root.is_dir():
+        raise UsageError(f"the code folder {root} is not there", hint="correct code: in the job, or write code: null")
+    target = cache if cache is not None else platformdirs.user_cache_path("ddpctl") / "code"
+    excluded = tuple(exclude)
+    for attempt in range(_ATTEMPTS):
+        listing = list_code(root, excluded)
+        _check_size(root, listing.entries, limit)
+        try:
+            return _pack(root, listing, target)
+        except _Changed as error:
+            if attempt == _ATTEMPTS - 1:
+                hint = f"stop what writes it, or add it to {IGNORE_FILE}"
+                raise ProvisionError(f"{root / str(error)} changes while it is packed", hint=hint) from None
+    raise AssertionError("not reached")
+
+
+def _pack(root: Path, listing: Listing, cache: Path) -> CodeArchive:
+    digests = [_digest(root, entry) for entry in listing.entries]
+    content = _content_hash(listing.entries, digests)
+    path = _cached(cache, content) or _write(root, listing.entries, digests, cache, content)
+    _forget_old(cache, path)
+    return CodeArchive(
+        path=path,
+        sha256=_archive_hash(path),
+        size=path.stat().st_size,
+        files=sum(entry.kind != "folder" for entry in listing.entries),
+        content_bytes=sum(entry.size for entry in listing.entries),
+        git_commit=listing.git.commit if listing.git else None,
+        dirty=listing.git.dirty if listing.git else None,
+        notes=listing.notes,
+    )
+
+
+def _check_size(root: Path, entries: Sequence[Entry], limit: int) -> None:
+    total = sum(entry.size for entry in entries)
+    if total <= limit:
+        return
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        top, slash, _ = entry.name.partition("/")
+        sizes[top + slash] = sizes.get(top + slash, 0) + entry.size
+    biggest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+    shown = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in biggest)
+    raise ProvisionError(
+        f"the code folder {root} holds {total / 1e6:.0f} MB, more than {limit / 1e6:.0f} MB; biggest: {shown}",
+        hint=f"name what is not code in {IGNORE_FILE}",
+    )
+
+
+def _digest(root: Path, entry: Entry) -> bytes:
+    """SHA-256 of a file's bytes; of a link's target."""
+    if entry.kind != "file":
+        return hashlib.sha256(os.fsencode(entry.target)).digest()
+    sha = hashlib.sha256()
+    with _open(root, entry) as stream:
+        for piece in _exactly(stream, entry):
+            sha.update(piece)
+    return sha.digest()
+
+
+def _open(root: Path, entry: Entry) -> IO[bytes]:
+    path = root / entry.name
+    try:
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except FileNotFoundError:
+        raise _Changed(entry.name) from None
+    except OSError as error:
+        hint = f"make it readable, or add it to {IGNORE_FILE}"
+        raise ProvisionError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
+
+
+def _exactly(stream: IO[bytes], entry: Entry) -> Iterator[bytes]:
+    """The bytes of a file that must be as long as it was listed."""
+    left = entry.size
+    while left and (piece := stream.read(min(_CHUNK, left))):
+        left -= len(piece)
+        yield piece
+    if left or stream.read(1):
+        raise _Changed(entry.name)
+
+
+def _content_hash(entries: Sequence[Entry], digests: Sequence[bytes]) -> str:
+    """Names what goes into an archive, before it is made."""
+    sha = hashlib.sha256(b"ddpctl code 1\0")
+    for entry, digest in zip(entries, digests, strict=True):
+        sha.update(b"%s\0%s\0%d\0%s" % (os.fsencode(entry.name), entry.kind.encode(), entry.executable, digest))
+    return sha.hexdigest()
+
+
+def _cached(cache: Path, content: str) -> Path | None:
+    """The archive made earlier of the same content, if it is still whole: its own hash is part of its name."""
+    for path in cache.glob(f"{content}.*.tar.gz"):
+        if path.name.split(".")[1] == _hash_file(path):
+            os.utime(path)
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _archive_hash(path: Path) -> str:
+    return path.name.split(".")[1]
+
+
+def _hash_file(path: Path) -> str:
+    sha = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(_CHUNK):
+            sha.update(piece)
+    return sha.hexdigest()
+
+
+def _write(root: Path, entries: Sequence[Entry], digests: Sequence[bytes], cache: Path, content: str) -> Path:
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=cache)  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            with (
+                gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+                tarfile.open(
+                    fileobj=packed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+                ) as tar,
+            ):
+                for entry, digest in zip(entries, digests, strict=True):
+                    _add(tar, root, entry, digest)
+            raw.flush()
+            os.fsync(raw.fileno())
+        final = cache / f"{content}.{_hash_file(Path(aside))}.tar.gz"
+        Path(aside).replace(final)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    return final
+
+
+def _add(tar: tarfile.TarFile, root: Path, entry: Entry, digest: bytes) -> None:
+    info = tarfile.TarInfo(entry.name)  # owner 0, time 0
+    info.mode = 0o755 if entry.executable or entry.kind == "folder" else 0o644
+    if entry.kind == "file":
+        info.size = entry.size
+        with _open(root, entry) as stream:
+            reader = _Checked(_exactly(stream, entry))
+            tar.addfile(info, reader)  # type: ignore[arg-type]
+            if reader.finish() != digest:
+                raise _Changed(entry.name)
+        return
+    info.type = tarfile.SYMTYPE if entry.kind == "link" else tarfile.DIRTYPE
+    info.linkname = entry.target
+    tar.addfile(info)
+
+
+class _Checked:
+    """The pieces of a file as something ``tarfile`` can read, hashed on their way."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+        self._sha = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        while len(self._rest) < size:
+            piece = next(self._pieces, b"")
+            if not piece:
+                break
+            self._sha.update(piece)
+            self._rest += piece
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def finish(self) -> bytes:
+        """The hash of everything; what was not asked for is read first."""
+        for piece in self._pieces:
+            self._sha.update(piece)
+        return self._sha.digest()
+
+
+def _forget_old(cache: Path, keep: Path) -> None:
+    """Archives nobody asked for in a month, and pieces that a killed run left."""
+    oldest = time.time() - KEEP_DAYS * 86400
+    for path in (*cache.glob("*.tar.gz"), *cache.glob(".*.part")):
+        try:
+            if path != keep and path.stat().st_mtime < oldest:
+                path.unlink()
+        except FileNotFoundError:
+            continue

@@ -1,0 +1,102 @@
+"""Asks git which files belong to a folder. A git that fails is an error, never a reason to send something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpctl.errors import ProvisionError
+
+TIMEOUT_S = 120
+# A repository may name commands in its own configuration; none of them is needed to list files.
+_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.untrackedCache=keep")
+
+
+@dataclass(frozen=True)
+class GitState:
+    """Commit that is checked out (None: none yet) and whether the folder differs from it."""
+
+    commit: str | None
+    dirty: bool
+
+
+def in_work_tree(folder: Path) -> bool:
+    """Whether the folder belongs to a git work tree, and is not ignored by it (a home folder kept in git, say).
+
+    Raises:
+        ProvisionError: there is a repository, but git cannot or will not read it.
+    """
+    if not _has_repository(folder):
+        return False
+    inside = _git(folder, "rev-parse", "--is-inside-work-tree")
+    if inside.strip() != b"true":
+        return False
+    ignored = _run(folder, "check-ignore", "-q", ".")
+    return ignored.returncode != 0
+
+
+def _has_repository(folder: Path) -> bool:
+    """Whether git would find a ``.git`` here or above, as far as it looks: to the end of the file system."""
+    device = folder.stat().st_dev
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_dev != device:
+            return False
+        if os.path.lexists(parent / ".git"):
+            return True
+    return False
+
+
+def list_files(folder: Path) -> list[str]:
+    """Tracked files and untracked ones that are not ignored, relative to the folder; some may be deleted by now.
+
+    Submodules and repositories inside the folder come as their folder's name, the latter with a ``/`` at the end.
+    """
+    out = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    return [os.fsdecode(name) for name in out.split(b"\0") if name]
+
+
+def state(folder: Path) -> GitState:
+    """Commit and dirty flag of what lies in the folder."""
+    head = _run(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+    commit = head.stdout.decode("ascii").strip() if head.returncode == 0 else None
+    changes = _git(folder, "status", "--porcelain", "-z", "--untracked-files=normal", "--", ".")
+    return GitState(commit, bool(changes) or commit is None)
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    done = _run(folder, *words)
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip()
+        reason = said.splitlines()[0] if said else f"exit status {done.returncode}"
+        raise ProvisionError(f"git cannot read {folder}: {reason}", hint=_next_step(folder, said))
+    return done.stdout
+
+
+def _next_step(folder: Path, said: str) -> str:
+    """git prints its own remedy as an indented command; hand that on."""
+    commands = [line.strip() for line in said.splitlines() if line.startswith(("\t", "    ")) and "git " in line]
+    return commands[0] if commands else f"see what git -C {folder} status says"
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    # GIT_DIR and the like, set for another repository (in a hook, for one), would answer for the wrong folder.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.endswith("_PATH")}
+    env.update(GIT_OPTIONAL_LOCKS="0", LC_ALL="C")
+    env.update({name: os.environ[name] for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM") if name in os.environ})
+    try:
+        return subprocess.run(
+            ["git", *_OPTIONS, *words],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        hint = "install git, or remove its .git folder to send everything"
+        raise ProvisionError(f"{folder} is in a git repository, but there is no git here", hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise ProvisionError(f"git did not answer in {TIMEOUT_S} s for {folder}", hint="run git status there") from None

@@ -1,0 +1,168 @@
+"""Which files of a folder are the job's code."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from ddpctl.code import git
+from ddpctl.errors import ProvisionError
+
+IGNORE_FILE = ".ddpctlignore"
+# Without git: what is never code. A `!pattern` in .ddpctlignore takes one back.
+BUILTIN = (
+    ".git",
+    ".hg/",
+    ".svn/",
+    "__pycache__/",
+    "*.py[co]",
+    ".venv/",
+    "venv/",
+    ".tox/",
+    ".nox/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".ipynb_checkpoints/",
+    "node_modules/",
+    ".DS_Store",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member of the archive; ``name`` is relative to the folder and keeps bytes that are not UTF-8."""
+
+    name: str
+    kind: str  # "file", "link" or "folder" (an empty one)
+    size: int = 0
+    executable: bool = False
+    target: str = ""  # of a link
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The members in archive order, and what git says; ``notes`` are things a person should know."""
+
+    entries: tuple[Entry, ...]
+    git: git.GitState | None
+    notes: tuple[str, ...]
+
+
+def list_code(folder: Path, exclude: Iterable[Path | str] = ()) -> Listing:
+    """Everything of ``folder`` that is to be sent; ``exclude`` are files that never are (secrets).
+
+    Raises:
+        ProvisionError: a link that leads out, something that is no file, an unreadable folder, a git that fails.
+    """
+    notes: list[str] = []
+    ignored = _ignore_file(folder)
+    if git.in_work_tree(folder):
+        spec = GitIgnoreSpec.from_lines([".git", *ignored])
+        names: Iterable[str] = (name for name in _git_names(folder, "", notes) if not spec.match_file(name))
+        state: git.GitState | None = git.state(folder)
+    else:
+        names = _walk(folder, GitIgnoreSpec.from_lines([*BUILTIN, *ignored]))
+        state = None
+    secret = {_identity(Path(path)) for path in exclude} - {None}
+    entries = (_entry(folder, name) for name in names if not _behind_link(folder, name))
+    kept = [e for e in entries if e is not None and _identity(folder / e.name, follow=False) not in secret]
+    return Listing(tuple(sorted(set(kept), key=lambda e: os.fsencode(e.name))), state, tuple(notes))
+
+
+def _ignore_file(folder: Path) -> list[str]:
+    try:
+        lines = (folder / IGNORE_FILE).read_text("utf-8").splitlines()
+        GitIgnoreSpec.from_lines(lines)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ProvisionError(
+            f"{folder / IGNORE_FILE} cannot be used: {error}", hint="it is read like a .gitignore"
+        ) from None
+    return lines
+
+
+def _git_names(folder: Path, prefix: str, notes: list[str]) -> Iterator[str]:
+    """git's files, with those of submodules and repositories inside."""
+    for name in git.list_files(folder / prefix):
+        path = prefix + name.rstrip("/")
+        real = folder / path
+        if not real.is_dir() or real.is_symlink():
+            yield path
+        elif (real / ".git").exists():
+            yield from _git_names(folder, path + "/", notes)
+        elif not any(real.iterdir()):
+            notes.append(f"the submodule {path} is not checked out; its files are not sent")
+
+
+def _walk(folder: Path, spec: GitIgnoreSpec, prefix: str = "") -> Iterator[str]:
+    """Every file below the folder that no pattern leaves out, and empty folders with a ``/`` at the end."""
+    try:
+        found = sorted(os.scandir(folder / prefix), key=lambda item: item.name)
+    except OSError as error:
+        raise ProvisionError(f"{folder / prefix} cannot be read: {error.strerror}", hint=_leave_out(prefix)) from None
+    if not found and prefix:
+        yield prefix
+    for item in found:
+        name = prefix + item.name
+        if item.is_dir(follow_symlinks=False):
+            if not spec.match_file(name + "/"):
+                yield from _walk(folder, spec, name + "/")
+        elif not spec.match_file(name):
+            yield name
+
+
+def _behind_link(folder: Path, name: str) -> bool:
+    """Whether a folder on the way is a link by now: git still lists what used to be below it."""
+    return any((folder / parent).is_symlink() for parent in Path(name).parents)
+
+
+def _entry(folder: Path, name: str) -> Entry | None:
+    """What is there under ``name``; None for what is tracked but deleted."""
+    path = folder / name
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProvisionError(f"{path} cannot be read: {error.strerror}", hint=_leave_out(name)) from None
+    if stat.S_ISREG(info.st_mode):
+        return Entry(name, "file", info.st_size, bool(info.st_mode & 0o100))
+    if stat.S_ISLNK(info.st_mode):
+        target = os.readlink(path)  # noqa: PTH115 (a Path would tidy the target up)
+        _check_link(folder, name, target)
+        return Entry(name, "link", target=target)
+    if stat.S_ISDIR(info.st_mode):
+        return Entry(name.rstrip("/"), "folder")
+    raise ProvisionError(f"{path} is a socket, a pipe or a device, not code", hint=_leave_out(name))
+
+
+def _check_link(folder: Path, name: str, target: str) -> None:
+    """A link must stay inside, as it is written and as it resolves: on the node nothing else is there."""
+    written = os.path.normpath(os.path.join(os.path.dirname(name), target))  # noqa: PTH118, PTH120
+    inside = not os.path.isabs(target) and written.split("/")[0] != ".."  # noqa: PTH117
+    if inside:
+        root = os.path.realpath(folder)
+        real = os.path.realpath(folder / name)
+        inside = real == root or real.startswith(root + "/")
+    if not inside:
+        shown = os.fsencode(target).decode("utf-8", "replace")
+        raise ProvisionError(f"{folder / name} is a link out of the code folder, to {shown}", hint=_leave_out(name))
+
+
+def _leave_out(name: str) -> str:
+    return f"leave it out: add /{name} to {IGNORE_FILE}"
+
+
+def _identity(path: Path, follow: bool = True) -> tuple[int, int] | None:
+    try:
+        info = path.stat() if follow else path.lstat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
