@@ -23,17 +23,19 @@ def run(
     timeout: float,
     env: Optional[Dict[str, str]] = None,
     cwd: Optional[str] = None,
+    replace_env: Optional[Dict[str, str]] = None,
 ) -> Dict[str, Any]:
     """The program's ``code`` (None when it had to be killed), ``stdout``, ``stderr``, ``timed_out`` and ``seconds``.
 
-    A program that is stuck in the kernel survives SIGKILL; it is left behind, never waited for.
+    ``env`` is added to ours, ``replace_env`` stands in its place. A program that is stuck in the kernel survives
+    SIGKILL; it is left behind, never waited for.
     Raises FileNotFoundError where there is no such program.
     """
     program = find(argv[0])
     if program is None:
         raise FileNotFoundError(argv[0])
     started = time.monotonic()
-    base = dict(os.environ, LC_ALL="C")
+    base = dict(os.environ, LC_ALL="C") if replace_env is None else replace_env
     process = subprocess.Popen(
         [program, *argv[1:]],
         stdin=subprocess.DEVNULL,

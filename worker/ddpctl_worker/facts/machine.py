@@ -1,0 +1,193 @@
+"""The machine and the login on it: names, cores, memory, limits, control groups, the login manager, the shell."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker.facts import boot_id, command, read_text, user_name
+
+_LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
+_LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+
+
+def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """Identity, cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
+    return {
+        "hostname": os.uname().nodename,
+        "boot_id": boot_id(),
+        "network_namespace": os.readlink("/proc/self/ns/net"),
+        "user": user_name(),
+        "uid": os.getuid(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_online": os.cpu_count(),
+        "memory": memory(),
+        "limits": {name.lower(): limit(name) for name in _LIMITS},
+    }
+
+
+def memory() -> Dict[str, int]:
+    """``total`` and ``available`` in bytes."""
+    found = {}
+    for line in read_text("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            found[name] = int(rest.split()[0]) * 1024
+    return {"total": found.get("MemTotal", 0), "available": found.get("MemAvailable", found.get("MemTotal", 0))}
+
+
+def limit(name: str) -> List[Optional[int]]:
+    """[soft, hard] of one resource limit."""
+    pair = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
+    return [None if value == resource.RLIM_INFINITY else value for value in pair]
+
+
+def names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What this host's own name resolves to, in the resolver's order: gloo binds to the first address unless it is
+    told an interface. ``local`` says of each address whether this host really has it."""
+    hostname = os.uname().nodename
+    started = time.monotonic()
+    try:
+        rows = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+        error = None
+    except OSError as fault:
+        rows, error = [], str(fault)
+    addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+    return {
+        "hostname": hostname,
+        "addresses": addresses,
+        "local": [is_local(address) for address in addresses],
+        "error": error,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def is_local(address: str) -> bool:
+    """Whether a socket can be bound to it here."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+        return True
+    except OSError:
+        return False
+
+
+def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """The tightest limits of the control groups around this process, version 1 or 2; None: no limit.
+
+    ``memory``: [bytes, bytes in use], ``cpus``: cores' worth of time, ``pids``: [most, now], each with its folder.
+    """
+    found: Dict[str, Any] = {"memory": None, "cpus": None, "pids": None}
+    for controllers, folder in _cgroup_folders():
+        for level in _upward(folder, controllers[1]):
+            if controllers[0] & {"memory", ""}:
+                _tighter(found, "memory", _memory_max(level), level)
+            if controllers[0] & {"cpu", ""}:
+                _tighter(found, "cpus", _cpu_max(level), level)
+            if controllers[0] & {"pids", ""}:
+                _tighter(found, "pids", _pids_max(level), level)
+    return found
+
+
+def _tighter(found: Dict[str, Any], key: str, value: Optional[List[float]], level: str) -> None:
+    known = found[key]
+    if value is not None and (known is None or value[0] < known["limit"]):
+        found[key] = {"limit": value[0], "used": value[1], "folder": level}
+
+
+def _cgroup_folders() -> List[Tuple[Tuple[Any, str], str]]:
+    """((controllers, mount point), folder) of each hierarchy; the controllers of version 2 are the set of ''."""
+    mounts = []
+    for line in read_text("/proc/self/mounts").splitlines():
+        fields = line.split(" ")
+        if len(fields) > 3 and fields[2] in ("cgroup", "cgroup2"):
+            mounts.append((fields[2], fields[1], set(fields[3].split(","))))
+    found = []
+    for line in read_text("/proc/self/cgroup").splitlines():
+        _, names_, path = line.split(":", 2)
+        wanted = set(names_.split(","))
+        for kind, point, options in mounts:
+            if (kind == "cgroup2" and names_ == "") or (kind == "cgroup" and names_ and wanted <= options):
+                found.append(((wanted, point), os.path.normpath(point + "/" + path)))
+    return found
+
+
+def _upward(folder: str, top: str) -> List[str]:
+    levels = []
+    while folder.startswith(top):
+        levels.append(folder)
+        if folder == top:
+            break
+        folder = os.path.dirname(folder)
+    return levels
+
+
+def _number(path: str) -> Optional[float]:
+    text = read_text(path, limit=64).strip()
+    try:
+        return float(text)
+    except ValueError:  # "max", or the file is not there
+        return None
+
+
+def _memory_max(folder: str) -> Optional[List[float]]:
+    for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        value = _number(folder + "/" + most)
+        if value is not None and value < 1 << 60:  # version 1 spells "no limit" as a huge number
+            return [value, _number(folder + "/" + now) or 0.0]
+    return None
+
+
+def _cpu_max(folder: str) -> Optional[List[float]]:
+    parts = read_text(folder + "/cpu.max", limit=64).split()
+    if len(parts) == 2 and parts[0] != "max":
+        return [float(parts[0]) / float(parts[1]), 0.0]
+    quota, period = _number(folder + "/cpu.cfs_quota_us"), _number(folder + "/cpu.cfs_period_us")
+    if quota is not None and period and quota > 0:
+        return [quota / period, 0.0]
+    return None
+
+
+def _pids_max(folder: str) -> Optional[List[float]]:
+    value = _number(folder + "/pids.max")
+    return None if value is None else [value, _number(folder + "/pids.current") or 0.0]
+
+
+def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What systemd-logind does at the end of a session: busctl's own words, and whether the user lingers."""
+    user = user_name()
+    found: Dict[str, Any] = {
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "user": user,
+        "uid": os.getuid(),
+        "linger": os.path.exists("/var/lib/systemd/linger/" + user),
+        "cgroup": read_text("/proc/self/cgroup"),
+        "busctl": None,
+    }
+    if found["systemd"]:
+        properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers", "RemoveIPC"]
+        found["busctl"] = command.tool(
+            ["busctl", "get-property", *_LOGIND, *properties], timeout=max(1.0, context["deadline"] - 1.0)
+        )
+    return found
+
+
+def shell(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What the account's shell prints and how long it takes before it runs a command, as sshd starts it."""
+    program = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    if "SSH_CONNECTION" not in os.environ:
+        return {"shell": program, "ran": False, "printed": "", "seconds": 0.0}
+    env = {name: value for name, value in os.environ.items() if name != "SHLVL"}  # bash reads ~/.bashrc at level 0
+    result = command.run([program, "-c", ":"], timeout=max(1.0, context["deadline"] - 1.0), replace_env=env)
+    return {
+        "shell": program,
+        "ran": True,
+        "printed": (result["stdout"] + result["stderr"])[:500],
+        "timed_out": result["timed_out"],
+        "seconds": result["seconds"],
+    }
