@@ -63,7 +63,8 @@ def read_script(text: str) -> ScriptFacts:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return _search(text)
-    styles = {style for node in ast.walk(tree) for style in _styles(node)}
+    declares = _DECLARES | _aliases(tree)
+    styles = {style for node in ast.walk(tree) for style in _styles(node, declares)}
     return ScriptFacts(
         local_rank_arg=_choose(styles),
         reads_local_rank=any(_reads_local_rank(node) for node in ast.walk(tree)),
@@ -81,9 +82,20 @@ def _choose(styles: set[str]) -> str | None:
     return UNDERSCORE if UNDERSCORE in styles else DASH if DASH in styles else None
 
 
-def _styles(node: ast.AST) -> Iterator[str]:
+def _aliases(tree: ast.AST) -> frozenset[str]:
+    """Other names that the script gives to such a call: ``add = parser.add_argument``."""
+    return frozenset(
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and node.value.attr in _DECLARES
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    )
+
+
+def _styles(node: ast.AST, declares: frozenset[str]) -> Iterator[str]:
     """The spellings that this node declares as options."""
-    if not isinstance(node, ast.Call) or _name(node.func) not in _DECLARES:
+    if not isinstance(node, ast.Call) or _name(node.func) not in declares:
         return
     absl = _name(node.func).startswith("DEFINE_")
     for word in _strings(node.args):
@@ -145,3 +157,26 @@ def _search(text: str) -> ScriptFacts:
         initialises=_FALLBACK_INIT.search(text) is not None,
         parsed=False,
     )
+
+
+_FALLBACK_IMPORT = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.M)
+
+
+def imported_modules(text: str) -> frozenset[str]:
+    """The top-level modules that a Python text imports anywhere in it; names after a comma are lost if it is not valid."""
+    tree = _tree(text)
+    if tree is None:
+        return frozenset(_FALLBACK_IMPORT.findall(text))
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return frozenset(name.split(".")[0] for name in names)
+
+
+def _tree(text: str) -> ast.Module | None:
+    """The text as Python reads it; None when it is not valid for this Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in somebody's script are not our concern
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

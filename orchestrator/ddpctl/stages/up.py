@@ -1,0 +1,152 @@
+"""The way up, in one place: check, provide the environment, send the code, start. Each step stands on the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ddpctl.code import CodeArchive
+from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
+from ddpctl.spec.event import Tell
+from ddpctl.spec.finding import Severity
+from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.plan import Facts, NodeFacts, Plan
+from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.push import EnvironmentOutcome
+from ddpctl.stages.launch import launch
+from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.provision import provision
+from ddpctl.stages.push import push_code
+from ddpctl.transport.base import Fleet
+
+# What is asked even with --skip-preflight: addresses, interfaces, GPUs and free ports are no opinion but facts.
+FACTS_ONLY = Options(only=("ssh",), mesh=False)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What shall run: everything that is known before a host is contacted.
+
+    ``plan`` makes the launch from what the nodes tell; ``imports`` are the modules that the job's script needs.
+    """
+
+    inventory: Inventory
+    job: JobSpec
+    hosts: tuple[Host, ...]
+    archive: CodeArchive | None
+    plan: Callable[[Facts], Plan]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Options = field(default_factory=Options)
+    imports: frozenset[str] | None = None
+    nproc: int | None = None
+    locked: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+
+@dataclass
+class Way:
+    """How far it has come."""
+
+    report: PreflightReport | None = None
+    environment: EnvironmentOutcome | None = None
+    facts: Facts = field(default_factory=Facts)
+    plan: Plan | None = None
+    status: RunStatus | None = None
+
+
+Step = Callable[[Wanted, Way, Fleet, Tell], None]
+
+
+def check(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
+    """Preflight; an error ends the way.
+
+    Raises:
+        PreflightFailed: with the exit code of the report (4 where a host could not be reached).
+    """
+    way.report = run_preflight(
+        wanted.inventory,
+        wanted.hosts,
+        wanted.job,
+        fleet,
+        tell,
+        options=wanted.options,
+        imports=wanted.imports,
+        nproc=wanted.nproc,
+    )
+    way.facts = way.report.facts
+    if way.report.exit_code:
+        raise refusal(way.report)
+
+
+def refusal(report: PreflightReport) -> PreflightFailed:
+    """One line for a report with errors: the first of them, and how many more."""
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    link = f" -> {first.peer}" if first.peer else ""
+    where = f"{first.host}{link}: " if first.host else ""
+    error = PreflightFailed(f"nothing was started: {where}{first.message}{more}", hint=first.fix)
+    error.exit_code = report.exit_code
+    return error
+
+
+def provide_environment(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
+    """A managed environment on every node; in existing mode nothing."""
+    way.environment = provision(
+        wanted.inventory, wanted.hosts, way.facts, fleet, tell, locked=wanted.locked, open_ports=_open_ports(way)
+    )
+    _raise_for(way.environment.errors, len(wanted.hosts), "could not get the environment")
+    way.facts = with_environment(way.facts, way.environment)
+
+
+def _open_ports(way: Way) -> Mapping[str, Sequence[int]]:
+    return way.report.open_ports if way.report else {}
+
+
+def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
+    """The facts once the environment stands: its interpreter, and its torch instead of the one found before."""
+    nodes: dict[str, NodeFacts] = dict(facts.nodes)
+    for host in environment.nodes:
+        python = environment.python(host)
+        if python is not None:
+            torch = environment.nodes[host].versions.get("torch")
+            nodes[host] = replace(facts.node(host), python=python, torch=torch, has_launch=None)
+    return replace(facts, nodes=nodes)
+
+
+def provide_code(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
+    """The job's code, where it is sent at all."""
+    if wanted.archive is not None:
+        delivery = push_code(wanted.archive, fleet, tell, wanted.names)
+        _raise_for(delivery.errors, len(wanted.hosts), "could not get the code")
+
+
+def start(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
+    """The plan, now without open questions, and every launcher."""
+    way.plan = wanted.plan(way.facts)
+    way.status = launch(way.plan, fleet, tell, wanted.secrets)
+
+
+STEPS: tuple[Step, ...] = (check, provide_environment, provide_code, start)
+
+
+def go_up(wanted: Wanted, fleet: Fleet, tell: Tell, *, way: Way | None = None) -> Way:
+    """All steps in order. ``way`` is filled as they go, so that the caller sees how far an interrupted one came.
+
+    Raises:
+        PreflightFailed, HostsFailed: a step failed; nothing is left running.
+    """
+    way = way or Way()
+    for step in STEPS:
+        step(wanted, way, fleet, tell)
+    return way
+
+
+def _raise_for(errors: Mapping[str, DdpctlError], total: int, what: str) -> None:
+    if errors:
+        raise HostsFailed(f"{len(errors)} of {total} hosts {what}; nothing was started", errors)
