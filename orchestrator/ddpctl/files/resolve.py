@@ -73,13 +73,12 @@ def _paths(
 
 def _host(host: Host, folder: Path, where: tuple[str | int, ...], faults: list[Fault]) -> Host:
     update = _paths(host, ("identity_file",), folder, where, faults)
-    relative = "/" in host.python and not host.python.startswith(("/", "~"))
-    if relative and not host.local:
-        hint = "write an absolute path, one below ~, or a bare name such as python3"
+    if host.local and ("/" in host.python or host.python.startswith("~")):
+        # Links are not followed: an environment's bin/python is a link to one that knows nothing of the environment.
+        update |= _paths(host, ("python",), folder, where, faults)
+    elif "/" in host.python and not host.python.startswith(("/", "~/")):
+        hint = "write an absolute path, one below ~/, or a bare name such as python3"
         faults.append(Fault((*where, "python"), "is a relative path, which means nothing on another machine", hint))
-    elif relative:
-        # Not resolved: an environment's bin/python is a link, and what it links to knows nothing of the environment.
-        update["python"] = str(_normal(folder / host.python))
     if not host.base_dir.startswith(("/", "~/")):
         faults.append(Fault((*where, "base_dir"), "must be absolute or start with ~/"))
     return host.model_copy(update=update)

@@ -1,0 +1,32 @@
+"""The JSON Schema of the inventory file, made from the models, for editors and for ``ddpctl schema``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ddpctl.spec.inventory import InventoryFile
+
+
+def inventory_schema() -> dict[str, Any]:
+    """JSON Schema, 2020-12. What it cannot say (unique hosts, names that exist) the reader of the file checks."""
+    schema = _tidy(InventoryFile.model_json_schema(mode="validation"))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "ddpctl inventory",
+    }
+
+
+def schema_text() -> str:
+    """The schema as ``ddpctl schema`` prints it and as inventory/schema.json holds it."""
+    return json.dumps(inventory_schema(), indent=2) + "\n"
+
+
+def _tidy(value: Any) -> Any:
+    """Without the titles that pydantic makes up from field names: an editor would show them instead of the words."""
+    if isinstance(value, list):
+        return [_tidy(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _tidy(item) for key, item in value.items() if not (key == "title" and isinstance(item, str))}
