@@ -35,8 +35,8 @@ DEVIATION = (0.2470, 0.2435, 0.2616)
 MARGIN = 4  # pixels by which a training image is moved at most
 TEST_BATCH = 256  # images
 
-# A checkpoint. model: its state dictionary; optimizer: its state by parameter, without the settings, which are those of the
-# command line; epoch: how many are done.
+# A checkpoint. model: its state dictionary; optimizer: its state by parameter, without the settings, which are those of
+# the command line; epoch: how many are done.
 State = Dict[str, Any]
 
 
