@@ -12,17 +12,17 @@ import sys
 class Refusal(Exception):
     """``kind``, ``message`` and ``hint`` of contract.py's error frame."""
 
-    def __init__(self, kind, message, hint=None):  # type: (str, str, object) -> None
+    def __init__(self, kind: str, message: str, hint: object = None) -> None:
         Exception.__init__(self, message)
         self.kind = kind
         self.message = message
         self.hint = hint
 
 
-def boot(header):  # type: (dict) -> int
+def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too new for this file
     """Answer the header, receive the package where it is missing, run it."""
 
-    def say(word):  # type: (str) -> None
+    def say(word: str) -> None:
         os.write(1, ("%s %s %s\n" % (header["banner"], header["nonce"], word)).encode("ascii"))
 
     if sys.version_info[:2] < tuple(header["min_python"]):
@@ -54,7 +54,7 @@ def boot(header):  # type: (dict) -> int
     return main()
 
 
-def refuse(error):  # type: (Refusal) -> None
+def refuse(error: Refusal) -> None:
     """The one frame that ends this."""
     import json
 
@@ -62,7 +62,7 @@ def refuse(error):  # type: (Refusal) -> None
     os.write(1, json.dumps(fail).encode("ascii") + b"\n")
 
 
-def named(error, base):  # type: (Exception, str) -> Refusal
+def named(error: Exception, base: str) -> Refusal:
     """An OSError as an error that says what to do."""
     import errno
 
@@ -80,7 +80,7 @@ def named(error, base):  # type: (Exception, str) -> Refusal
     return Refusal("os_error", message, hint)
 
 
-def ensure(path):  # type: (str) -> None
+def ensure(path: str) -> None:
     """``path`` is a folder of ours, made where it is missing."""
     if not os.path.lexists(path):
         try:
@@ -91,7 +91,7 @@ def ensure(path):  # type: (str) -> None
     own(path)
 
 
-def own(path):  # type: (str) -> None
+def own(path: str) -> None:
     """``path`` is a real folder that nobody else can write into."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
@@ -108,7 +108,7 @@ def own(path):  # type: (str) -> None
         raise Refusal("unsafe_path", "%s can be written by others" % path, "run `chmod go-w %s` there" % path)
 
 
-def receive(size):  # type: (int) -> bytes
+def receive(size: int) -> bytes:
     """Exactly ``size`` bytes of stdin."""
     parts = []
     while size:
@@ -120,7 +120,7 @@ def receive(size):  # type: (int) -> bytes
     return b"".join(parts)
 
 
-def unpack(data, digest, root, folder):  # type: (bytes, str, str, str) -> None
+def unpack(data: bytes, digest: str, root: str, folder: str) -> None:
     """The zip under its final name: complete, or not at all. Two controllers at once both succeed."""
     import errno
     import hashlib
@@ -160,7 +160,7 @@ def unpack(data, digest, root, folder):  # type: (bytes, str, str, str) -> None
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def sync(path):  # type: (str) -> None
+def sync(path: str) -> None:
     """A folder's entries survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -24,10 +24,7 @@ _ANSWER_BYTES = 256  # the banner's own line
 
 def command_line(python: str) -> str:
     """The remote command line. ``~/`` in front of the interpreter means the home folder there."""
-    if python.startswith("~/"):
-        program = '"$HOME"/' + shlex.quote(python[2:])
-    else:
-        program = shlex.quote(python)
+    program = '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f"{program} -I -c {shlex.quote(BOOTSTRAP)}"
 
 

@@ -70,6 +70,8 @@ class Sender(threading.Thread):
             for part in self._parts:
                 if not self._write(part):
                     return
+        except BrokenPipeError:
+            return  # the reader finds out why
         except Exception as error:  # handed to the caller's thread, which raises it
             self.error = error
 
@@ -98,7 +100,12 @@ class Call:
         self._frames = FrameReader()
 
     def converse(
-        self, base_dir: str, package: Payload, request: Mapping[str, Any], body: Iterable[bytes] | None, on_frame: OnFrame
+        self,
+        base_dir: str,
+        package: Payload,
+        request: Mapping[str, Any],
+        body: Iterable[bytes] | None,
+        on_frame: OnFrame,
     ) -> dict[str, Any]:
         """Header, banner, package where it is missing, request, frames; returns the result."""
         nonce = bootstrap.new_nonce()
@@ -126,7 +133,10 @@ class Call:
         view = memoryview(data)
         while view:
             self._watch.check()
-            taken = self._pipe.send(view, self._watch.step)
+            try:
+                taken = self._pipe.send(view, self._watch.step)
+            except BrokenPipeError:
+                return  # what the command said instead is there to be read
             if taken:
                 view = view[taken:]
                 self._watch.heard()
@@ -198,6 +208,7 @@ def call(
     try:
         return Call(pipe, python, watch).converse(base_dir, package, request, body, on_frame or ignore)
     except DdpctlError as error:
+        pipe.close(lost=isinstance(error, LinkLost))
         raise at(host, error) from None
     finally:
         pipe.close()
@@ -227,6 +238,7 @@ def run(pipe: Pipe, *, host: str, stdin: bytes, watch: Watch) -> Result:
             if len(output) > OUTPUT_BYTES:
                 raise RemoteError(f"the command printed more than {OUTPUT_BYTES >> 20} MiB", kind="too_much")
     except DdpctlError as error:
+        pipe.close(lost=isinstance(error, LinkLost))
         raise at(host, error) from None
     finally:
         if sender:
@@ -251,7 +263,9 @@ def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def silent(seconds: float) -> LinkLost:
-    return LinkLost(f"the connection is dead: not a byte for {seconds:.0f} s", hint="check the host and the network to it")
+    return LinkLost(
+        f"the connection is dead: not a byte for {seconds:.0f} s", hint="check the host and the network to it"
+    )
 
 
 def at(host: str, error: DdpctlError) -> DdpctlError:

@@ -10,7 +10,7 @@ import hmac
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from ddpctl.transport.ssh_config import Patterns
@@ -64,11 +64,16 @@ class Names:
     def __init__(self, field: str) -> None:
         self._hashed: tuple[bytes, bytes] | None = None
         self._patterns = Patterns(())
+        # Where every name is plain a dictionary can find the line; None where it has to be asked.
+        self.plain: tuple[str, ...] | None = None
         if field.startswith("|1|"):
             salt, _, digest = field[3:].partition("|")
             self._hashed = (base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
         else:
-            self._patterns = Patterns(field.split(","))
+            words = field.lower().split(",")
+            self._patterns = Patterns(words)
+            if not any(letter in "*?!" for letter in field):
+                self.plain = tuple(words)
 
     def match(self, name: str) -> bool:
         if self._hashed is None:
@@ -90,7 +95,17 @@ class KnownHosts:
     def keys(self, name: str, port: int) -> tuple[Entry, ...]:
         """The lines about a server, revoked ones too."""
         wanted = entry_name(name, port)
-        return tuple(entry for entry in self.entries if entry.names.match(wanted))
+        plain, others = self._index
+        return (*plain.get(wanted.lower(), ()), *(entry for entry in others if entry.names.match(wanted)))
+
+    @cached_property
+    def _index(self) -> tuple[dict[str, list[Entry]], tuple[Entry, ...]]:
+        """Lines by plain name, and those that have to be asked one by one."""
+        plain: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            for name in entry.names.plain or ():
+                plain.setdefault(name, []).append(entry)
+        return plain, tuple(entry for entry in self.entries if entry.names.plain is None)
 
     def types(self, name: str, port: int) -> tuple[str, ...]:
         """The types of the keys that are known of a server, to be asked for first; unusable types left out."""

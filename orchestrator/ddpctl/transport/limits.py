@@ -18,6 +18,7 @@ KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 5, 3, 3
 DIALS = 512  # TCP connections being made at once: they cost nothing but waiting
 LOGINS = 32  # key exchanges and logins at once, all hosts
 LOGINS_BEHIND_JUMP = 8  # of these behind one jump host, or sent to one: sshd drops more (MaxStartups)
+TUNNELS = 64  # tunnels being opened at once through one jump host: they too only wait
 WORKERS = 32  # hosts that ``Fleet.map`` works on at once
 CHANNELS = 8  # commands at once on one connection: sshd allows 10 (MaxSessions)
 DROPPED_RETRIES = 3  # only when the server hangs up before its first word

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpctl.errors import LinkLost, PythonMissing, RemoteError
+from ddpctl.errors import PythonMissing, RemoteError
 from ddpctl.spec.command import Command
 from ddpctl.transport import conversation
 from ddpctl.transport.base import OnFrame, Result
@@ -41,7 +41,9 @@ class ProcessPipe:
             start_new_session=True,
             bufsize=0,
         )
-        assert self._child.stdin and self._child.stdout and self._child.stderr
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
         self._in, self._out, self._err = self._child.stdin, self._child.stdout, self._child.stderr
         for stream in (self._in, self._out, self._err):
             os.set_blocking(stream.fileno(), False)
@@ -53,7 +55,7 @@ class ProcessPipe:
     def send(self, data: memoryview, timeout: float) -> int:
         with self._in_lock:
             if self._in.closed:
-                raise LinkLost("the worker does not read any more")
+                raise BrokenPipeError
             poll = select.poll()
             poll.register(self._in, select.POLLOUT)
             if not poll.poll(timeout * 1000):
@@ -62,8 +64,6 @@ class ProcessPipe:
                 return os.write(self._in.fileno(), data[:_CHUNK])
             except BlockingIOError:
                 return 0
-            except OSError:
-                raise LinkLost("the worker does not read any more") from None
 
     def end_input(self) -> None:
         with self._in_lock:
@@ -106,7 +106,7 @@ class ProcessPipe:
             return -1
         return code if code >= 0 else 128 - code
 
-    def close(self) -> None:
+    def close(self, *, lost: bool = False) -> None:
         with self._closing:
             if self._out.closed:
                 return

@@ -14,7 +14,11 @@ class Pipe(Protocol):
     """
 
     def send(self, data: memoryview, timeout: float) -> int:
-        """How many bytes were taken within ``timeout`` seconds: 0 when none could be."""
+        """How many bytes were taken within ``timeout`` seconds: 0 when none could be.
+
+        Raises:
+            BrokenPipeError: the command reads no more; the reader finds out why.
+        """
         ...
 
     def end_input(self) -> None:
@@ -33,8 +37,8 @@ class Pipe(Protocol):
         """The exit status; -1 when none came within ``timeout`` seconds. A signal s is 128 + s."""
         ...
 
-    def close(self) -> None:
-        """End the command's streams; harmless twice."""
+    def close(self, *, lost: bool = False) -> None:
+        """End the command's streams; harmless twice. ``lost``: the machine does not answer, do not wait for it."""
         ...
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
-_JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*)(?::(?P<port>\d+))?")
+_JUMP = re.compile(
+    r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*)(?::(?P<port>\d+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,12 @@ class _Resolver:
         for host in self.inventory.hosts:
             if host.name == name and not host.local:
                 options = self.config.lookup(*dict.fromkeys((name, host.address)))
-                given = {"user": host.user, "port": host.port, "identityfile": host.identity_file, "proxyjump": host.jump}
+                given = {
+                    "user": host.user,
+                    "port": host.port,
+                    "identityfile": host.identity_file,
+                    "proxyjump": host.jump,
+                }
                 if host.address != host.name:
                     given["hostname"] = host.address
                 return {**options, **{key: [str(value)] for key, value in given.items() if value}}

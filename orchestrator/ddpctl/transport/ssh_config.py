@@ -129,11 +129,10 @@ def load(path: str) -> SSHConfig:
 
 def _included_files(folder: Path) -> ReadInclude:
     def read(pattern: str) -> Iterable[tuple[str, str]]:
-        expanded = os.path.expanduser(pattern)
-        for name in sorted(glob.glob(os.path.join(folder, expanded))):
-            file = Path(name)
+        full = str(folder / Path(pattern).expanduser())  # a relative one is beside the file, as in ~/.ssh
+        for file in sorted(Path(name) for name in glob.glob(full)):  # noqa: PTH207
             if file.is_file():
-                yield name, file.read_text("utf-8", "replace")
+                yield str(file), file.read_text("utf-8", "replace")
 
     return read
 
@@ -226,7 +225,9 @@ def _criterion(name: str, value: str) -> Condition:
         return lambda asked: _exec(expand(value, asked.options, asked.names[0]))
     patterns = Patterns(value.split(","))
     if name == "host":
-        return lambda asked: patterns.match((asked.options["hostname"][0],) if "hostname" in asked.options else asked.names)
+        return lambda asked: patterns.match(
+            (asked.options["hostname"][0],) if "hostname" in asked.options else asked.names
+        )
     if name == "originalhost":
         return lambda asked: patterns.match(asked.names)
     if name == "user":
@@ -265,7 +266,7 @@ def expand(text: str, options: Mapping[str, list[str]], name: str) -> str:
     }
     text = re.sub(r"%(.)", lambda found: values.get(found.group(1), found.group)(), text)
     text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), ""), text)
-    return os.path.expanduser(text)
+    return str(Path(text).expanduser()) if text.startswith("~") else text
 
 
 def split_paths(value: str) -> list[str]:

@@ -1,0 +1,168 @@
+"""The first steps towards a server: its name, a TCP connection, its first byte; each with a deadline."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from ddpctl.errors import ConnectError, NameError_, Unreachable
+from ddpctl.transport.limits import (
+    CONNECT_S,
+    FIRST_BYTE_S,
+    KEEPALIVE_COUNT,
+    KEEPALIVE_EVERY_S,
+    KEEPALIVE_IDLE_S,
+    RESOLVE_S,
+    USER_TIMEOUT_MS,
+)
+from ddpctl.transport.route import Hop
+
+Address = tuple[Any, ...]
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
+
+class Dropped(Exception):
+    """The server hung up before its version line: too many logins at once (MaxStartups), most likely. Worth a retry.
+
+    ``said`` is what it said instead, often nothing.
+    """
+
+    def __init__(self, said: bytes = b"") -> None:
+        super().__init__()
+        self.said = said
+
+
+def dial(hop: Hop) -> socket.socket:
+    """A TCP connection to ``hop`` on which the server has begun to speak.
+
+    Raises:
+        ConnectError: no address, no route, refused, no answer, or accepted and silent. Dropped: hung up at once.
+    """
+    sock = _connect(hop, resolve(hop))
+    try:
+        tune(sock)
+        await_first_byte(sock, hop)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def resolve(hop: Hop) -> list[tuple[int, Address]]:
+    """(family, address) of the server, in the resolver's order."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(hop.address.partition("%")[0])
+        if "%" not in hop.address:
+            return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, (hop.address, hop.port))]
+    answer: list[list[tuple[int, Address]] | OSError] = []
+    asking = threading.Thread(target=_resolve_into, args=(answer, hop), daemon=True, name=f"ddpctl-name-{hop.label}")
+    asking.start()  # a name server that is down must not hold us beyond our deadline: the C library has its own
+    asking.join(RESOLVE_S)
+    hint = f"check the name, or give `address:` for {hop.label} in the inventory"
+    if not answer:
+        raise NameError_(f"the name server does not answer for {hop.address} ({RESOLVE_S:g} s)", hint=hint)
+    if isinstance(answer[0], OSError):
+        raise NameError_(f"the name {hop.address} has no address ({answer[0].strerror})", hint=hint)
+    return answer[0]
+
+
+def _resolve_into(answer: list[list[tuple[int, Address]] | OSError], hop: Hop) -> None:
+    try:
+        found = socket.getaddrinfo(hop.address, hop.port, _FAMILIES.get(hop.family, 0), socket.SOCK_STREAM)
+        answer.append([(int(family), address) for family, _, _, _, address in found])
+    except (OSError, UnicodeError) as error:
+        answer.append(error if isinstance(error, OSError) else OSError(0, "not a valid name"))
+
+
+def _connect(hop: Hop, addresses: list[tuple[int, Address]]) -> socket.socket:
+    until = time.monotonic() + CONNECT_S
+    failure: OSError = TimeoutError()
+    for number, (family, address) in enumerate(addresses):
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        sock = None
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.settimeout(left / (len(addresses) - number))  # a dead address leaves time for the next one
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            failure = error
+            if sock is not None:
+                sock.close()
+    raise unreachable(hop, failure)
+
+
+def tune(sock: socket.socket) -> None:
+    """A dead peer is noticed in seconds, not in the kernel's quarter of an hour."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+    options = ((idle, KEEPALIVE_IDLE_S), ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S), ("TCP_KEEPCNT", KEEPALIVE_COUNT))
+    for name, value in (*options, ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
+        number = getattr(socket, name, None)  # not every system has all of them
+        if number is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def await_first_byte(sock: socket.socket, hop: Hop) -> None:
+    """The server speaks first in SSH: wait for it without taking a byte."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    if not poll.poll(FIRST_BYTE_S * 1000):
+        raise silent(hop)
+    try:
+        first = sock.recv(256, socket.MSG_PEEK)
+    except OSError:
+        raise Dropped from None
+    if not first.startswith(b"SSH-"):
+        _not_a_version(sock, first)
+
+
+def _not_a_version(sock: socket.socket, first: bytes) -> None:
+    """Lines before the version are allowed, but a line and the end is a refusal (``Exceeded MaxStartups``)."""
+    if not first or _ended(sock, len(first)):
+        raise Dropped(first)
+
+
+def _ended(sock: socket.socket, seen: int) -> bool:
+    """True when the server closes within a moment of its first words."""
+    until = time.monotonic() + 0.5
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else select.POLLHUP)
+    while time.monotonic() < until:
+        if poll.poll(50):
+            return True
+        if len(sock.recv(4096, socket.MSG_PEEK)) > seen:
+            return False
+    return False
+
+
+def silent(hop: Hop) -> Unreachable:
+    return Unreachable(
+        f"{hop.where} accepts the connection and says nothing for {FIRST_BYTE_S:g} s",
+        hint="is that an SSH server? if so, restart sshd on it",
+    )
+
+
+def unreachable(hop: Hop, error: OSError) -> ConnectError:
+    """Why no TCP connection came about."""
+    where = hop.where
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return Unreachable(
+            f"no answer from {where} within {CONNECT_S:g} s", hint="is the host up, and does a firewall drop?"
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return Unreachable(f"{where} refuses the connection", hint="is sshd running there, and is `port:` right?")
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
+        return Unreachable(f"no route to {where} ({error.strerror})", hint="is the host up, and its address right?")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return Unreachable(f"{error.strerror} on this machine", hint="raise `ulimit -n`")
+    return Unreachable(f"cannot connect to {where}: {error.strerror or error}")

@@ -1,0 +1,197 @@
+"""Many hosts at once: every host finishes, then every host is reported."""
+
+from __future__ import annotations
+
+import queue
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ddpctl.errors import DdpctlError, UsageError
+from ddpctl.transport import ssh_config
+from ddpctl.transport.base import FleetOutcome, Transport
+from ddpctl.transport.identities import KeyRing, Prompter
+from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
+from ddpctl.transport.local import LocalTransport
+from ddpctl.transport.route import Hop, resolve
+from ddpctl.transport.ssh import Connector, SSHTransport
+
+if TYPE_CHECKING:
+    from ddpctl.spec.inventory import Inventory
+
+T = TypeVar("T")
+_SPARE_FILES = 64  # descriptors besides the connections
+
+
+class Preparable(Transport, Protocol):
+    """A transport that can connect before it is used."""
+
+    def prepare(self) -> None: ...
+
+
+class SSHFleet:
+    """The hosts of an inventory, behind SSH or on this machine."""
+
+    def __init__(self, transports: Mapping[str, Preparable], close: Callable[[], None] = lambda: None) -> None:
+        self._transports = dict(transports)
+        self._close = close
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._transports)
+
+    def transport(self, host: str) -> Transport:
+        return self._preparable(host)
+
+    def _preparable(self, host: str) -> Preparable:
+        if host not in self._transports:
+            raise UsageError(f"no host is named {host}", hint=f"there is: {', '.join(self.hosts)}")
+        return self._transports[host]
+
+    def map(
+        self,
+        work: Callable[[Transport], T],
+        hosts: Iterable[str] | None = None,
+        *,
+        on_done: Callable[[str, T | DdpctlError], None] | None = None,
+    ) -> FleetOutcome[T]:
+        """Connects to all (hundreds at once where they only wait), works on 32 at a time.
+
+        A host that cannot be connected to has that as its error; ``work`` does not run for it. ``on_done`` is called
+        on the calling thread.
+        """
+        return self._all(work, hosts, WORKERS, on_done)
+
+    def together(self, work: Callable[[Transport], T], hosts: Iterable[str] | None = None) -> FleetOutcome[T]:
+        return self._all(work, hosts, None, None)
+
+    def _all(
+        self,
+        work: Callable[[Transport], T],
+        hosts: Iterable[str] | None,
+        at_once: int | None,
+        on_done: Callable[[str, T | DdpctlError], None] | None,
+    ) -> FleetOutcome[T]:
+        names = list(dict.fromkeys(self.hosts if hosts is None else hosts))
+        waiting: queue.SimpleQueue[Preparable] = queue.SimpleQueue()
+        for name in names:
+            waiting.put(self._preparable(name))
+        done: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
+        turn = threading.BoundedSemaphore(at_once) if at_once else nullcontext()
+
+        def worker() -> None:
+            while True:
+                try:
+                    transport = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    transport.prepare()
+                    with turn:
+                        done.put((transport.host, work(transport), None))
+                except BaseException as error:
+                    done.put((transport.host, None, error))
+
+        for number in range(len(names) if at_once is None else min(len(names), DIALS)):
+            threading.Thread(target=worker, daemon=True, name=f"ddpctl-{number}").start()
+        try:
+            return _collect(names, done, on_done)
+        except KeyboardInterrupt:
+            self.close()  # ends what the threads wait for; they are not waited for themselves
+            raise
+
+    def close(self) -> None:
+        """Close every connection, side by side; never takes longer than a few seconds."""
+        closers = [
+            threading.Thread(target=transport.close, daemon=True, name=f"ddpctl-close-{name}")
+            for name, transport in self._transports.items()
+        ]
+        for closer in closers:
+            closer.start()
+        until = time.monotonic() + CLOSE_S
+        for closer in closers:
+            closer.join(max(0.0, until - time.monotonic()))
+        self._close()
+
+
+def _collect(
+    names: list[str],
+    done: queue.SimpleQueue[tuple[str, T | None, BaseException | None]],
+    on_done: Callable[[str, T | DdpctlError], None] | None,
+) -> FleetOutcome[T]:
+    """Wait for every host; results and errors in the order of ``names``."""
+    results: dict[str, T] = {}
+    errors: dict[str, DdpctlError] = {}
+    bug: BaseException | None = None
+    for _ in names:
+        host, result, error = done.get()
+        if isinstance(error, DdpctlError):
+            error.host = error.host or host
+            errors[host] = error
+        elif error is not None:
+            bug = bug or error
+            continue
+        else:
+            results[host] = result  # type: ignore[assignment]  # T may be None itself
+        if on_done is not None:
+            on_done(host, errors[host] if host in errors else results[host])
+    if bug is not None:
+        raise bug
+    return FleetOutcome(
+        {name: results[name] for name in names if name in results},
+        {name: errors[name] for name in names if name in errors},
+    )
+
+
+def open_fleet(inventory: Inventory, hosts: Iterable[str] | None = None, prompter: Prompter | None = None) -> SSHFleet:
+    """The fleet of an inventory, or of the named hosts of it. Nothing is connected yet.
+
+    Passphrases and passwords are asked for here (``prompter``), never later.
+
+    Raises:
+        UsageError: a host that is not there, an unreadable ssh_config, jump hosts in a circle.
+    """
+    names = inventory.names if hosts is None else tuple(dict.fromkeys(hosts))
+    chosen = [inventory.host(name) for name in names]
+    remote = [host for host in chosen if not host.local]
+    hops = routes(inventory, [host.name for host in remote])
+    ring = KeyRing(prompter, use_agent=bool(remote))
+    ring.unlock(chain for hop in hops.values() for chain in with_jumps(hop))
+    connector = Connector(ring)
+    _allow_files(len(remote))
+    transports: dict[str, Preparable] = {
+        host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
+        for host in chosen
+    }
+
+    def close() -> None:
+        connector.close()
+        ring.close()
+
+    return SSHFleet(transports, close)
+
+
+def routes(inventory: Inventory, names: Iterable[str]) -> dict[str, Hop]:
+    """The way to each host; ssh_config is read once for all."""
+    config = ssh_config.load(inventory.ssh_config)
+    return {name: resolve(inventory.host(name), inventory, config) for name in names}
+
+
+def with_jumps(hop: Hop) -> list[Hop]:
+    """A hop and every jump host before it."""
+    chain = [hop]
+    while chain[-1].via is not None:
+        chain.append(chain[-1].via)
+    return chain
+
+
+def _allow_files(connections: int) -> None:
+    """Room for a descriptor a connection: the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,0 +1,214 @@
+"""One authenticated SSH connection: commands and tunnels over it, never more at once than sshd allows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
+
+from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
+from ddpctl.transport.dial import Dropped, silent
+from ddpctl.transport.limits import CHANNEL_S, CHANNELS, FIRST_BYTE_S, POLL_S
+from ddpctl.transport.login import Connection, hang_up
+from ddpctl.transport.pipe import Tail
+from ddpctl.transport.route import Hop
+
+_READ = 1 << 21  # everything that is there: a partial read would move the rest
+_WRITE = 32_000  # fits into one packet
+_OPEN_FAILED_CONNECT = 2  # RFC 4254: SSH_OPEN_CONNECT_FAILED
+_OPEN_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
+
+
+class Slots:
+    """How many commands run at once on one connection; learns it when a server allows fewer than most."""
+
+    def __init__(self, limit: int = CHANNELS) -> None:
+        self._limit = limit
+        self._used = 0
+        self._free = threading.Condition()
+
+    def take(self, timeout: float) -> bool:
+        with self._free:
+            if not self._free.wait_for(lambda: self._used < self._limit, timeout):
+                return False
+            self._used += 1
+            return True
+
+    def give(self) -> None:
+        with self._free:
+            self._used -= 1
+            self._free.notify()
+
+    def shrink(self) -> bool:
+        """The server refused one more: False when ours was the only one."""
+        with self._free:
+            self._limit = max(1, self._used - 1)
+            return self._used > 1
+
+
+class Link:
+    """A login on ``hop``."""
+
+    def __init__(self, hop: Hop, connection: Connection) -> None:
+        self.hop = hop
+        self._connection = connection
+        self._slots = Slots()
+
+    @property
+    def alive(self) -> bool:
+        return self._connection.is_active()
+
+    def start(self, line: str, timeout: float) -> ChannelPipe:
+        """Run a shell line; waits for a free slot at most ``timeout`` seconds.
+
+        Raises:
+            LinkLost: the connection is dead; nothing was run. RemoteError: the server opens no session.
+        """
+        until = time.monotonic() + timeout
+        while True:
+            if not self._slots.take(max(0.0, until - time.monotonic())):
+                raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind="busy")
+            try:
+                return ChannelPipe(self, self._slots, self._session(line))
+            except paramiko.ChannelException as error:
+                others = self._slots.shrink()
+                self._slots.give()
+                if not others:
+                    raise RemoteError(f"sshd opens no session: {error.text}", kind="no_session") from None
+            except BaseException:
+                self._slots.give()
+                raise
+
+    def _session(self, line: str) -> paramiko.Channel:
+        try:
+            channel = self._connection.open_session(timeout=CHANNEL_S)
+        except paramiko.ChannelException:
+            raise
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self.lost(error) from None
+        channel.settimeout(POLL_S)
+        # By hand and without waiting for the answer: exec_command() waits for ever when the link dies just then. A
+        # server that refuses closes the channel, which the reader sees.
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("exec")
+        message.add_boolean(True)
+        message.add_string(line)
+        try:
+            self._connection._send_user_message(message)  # type: ignore[attr-defined]  # as paramiko's Channel does
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self.lost(error) from None
+        return channel
+
+    def tunnel(self, target: Hop) -> paramiko.Channel:
+        """A connection from this host to ``target``, on which the server there has begun to speak.
+
+        Raises:
+            ConnectError: it cannot be made. Dropped: hung up at once.
+        """
+        try:
+            channel = self._connection.open_channel(
+                "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=CHANNEL_S
+            )
+        except paramiko.ChannelException as error:
+            raise self._no_tunnel(target, error) from None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if self.alive:  # the jump host is still trying to connect
+                raise Unreachable(
+                    f"no answer from {target.where} through {self.hop.label} within {CHANNEL_S:g} s",
+                    hint=f"is the host up, and can {self.hop.label} reach it?",
+                ) from None
+            raise self.lost(error) from None
+        spoke = threading.Event()
+        channel.in_buffer.set_event(spoke)
+        if not spoke.wait(FIRST_BYTE_S):
+            channel.close()
+            raise silent(target)
+        if not channel.recv_ready():
+            channel.close()
+            raise Dropped
+        return channel
+
+    def _no_tunnel(self, target: Hop, error: paramiko.ChannelException) -> ConnectError:
+        if error.code == _OPEN_PROHIBITED:
+            return Unreachable(
+                f"{self.hop.label} does not forward to {target.where} ({error.text})",
+                hint=f"set `AllowTcpForwarding yes` in sshd_config on {self.hop.label}",
+            )
+        why = "cannot connect" if error.code == _OPEN_FAILED_CONNECT else "opens no tunnel"
+        return Unreachable(
+            f"{self.hop.label} {why} to {target.where} ({error.text})",
+            hint=f"is the host up, and can {self.hop.label} reach it by that name and port?",
+        )
+
+    def lost(self, error: object = None) -> LinkLost:
+        detail = f" ({error})" if error and str(error) else ""
+        return LinkLost(f"the connection is lost{detail}", hint="check the host and the network to it")
+
+    def close(self) -> None:
+        hang_up(self._connection)
+
+
+class ChannelPipe:
+    """A command on a channel of a link."""
+
+    def __init__(self, link: Link, slots: Slots, channel: paramiko.Channel) -> None:
+        self._link, self._slots, self._channel = link, slots, channel
+        self._tail = Tail()
+        self._lock = threading.Lock()
+        self._open = True
+
+    def send(self, data: memoryview, timeout: float) -> int:
+        try:
+            taken = self._channel.send(bytes(data[:_WRITE]))
+        except TimeoutError:
+            return 0
+        except (paramiko.SSHException, EOFError, OSError):
+            taken = 0
+        if not taken:
+            raise BrokenPipeError
+        return taken
+
+    def end_input(self) -> None:
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.shutdown_write()
+
+    def recv(self, timeout: float) -> bytes | None:
+        try:
+            data = self._channel.recv(_READ)
+        except TimeoutError:
+            data = None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self._link.lost(error) from None
+        self._drain()
+        if data == b"" and not self._channel.eof_received and not self._link.alive:
+            raise self._link.lost()
+        return data
+
+    def _drain(self) -> None:
+        """What is on stderr counts against the window too: left there it would stop stdout."""
+        while self._channel.recv_stderr_ready():
+            self._tail.add(self._channel.recv_stderr(_READ))
+
+    def stderr(self) -> bytes:
+        self._drain()
+        return self._tail.get()
+
+    def exit_code(self, timeout: float) -> int:
+        self._channel.status_event.wait(timeout)
+        return int(self._channel.exit_status)
+
+    def close(self, *, lost: bool = False) -> None:
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+        if lost:
+            self._link.close()  # a write may hang in it, so that even a goodbye would
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.close()
+        self._slots.give()

@@ -1,0 +1,240 @@
+"""Hosts behind SSH: connections that are made when first used, shared where they are jump hosts, and made again."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpctl.errors import ConnectError, LinkLost, Unreachable
+from ddpctl.spec.command import Command
+from ddpctl.transport import conversation, known_hosts
+from ddpctl.transport.base import OnFrame, Result
+from ddpctl.transport.bootstrap import command_line, last_line
+from ddpctl.transport.dial import Dropped, dial
+from ddpctl.transport.identities import KeyRing
+from ddpctl.transport.limits import CHANNEL_S, DIALS, DROPPED_RETRIES, LOGINS, LOGINS_BEHIND_JUMP, TUNNELS
+from ddpctl.transport.link import ChannelPipe, Link
+from ddpctl.transport.login import JudgeKey, authenticate, handshake
+from ddpctl.transport.payload import payload
+from ddpctl.transport.route import Hop
+
+if TYPE_CHECKING:
+    from ddpctl.spec.inventory import Host
+
+T = TypeVar("T")
+_FAILED_JUMP_S = 5.0  # for so long a jump host that could not be reached is not tried again
+
+
+class Gates:
+    """How many connections are being made at once."""
+
+    def __init__(self) -> None:
+        self.dials = threading.BoundedSemaphore(DIALS)
+        self.logins = threading.BoundedSemaphore(LOGINS)
+        self._near: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
+            lambda: threading.BoundedSemaphore(LOGINS_BEHIND_JUMP)
+        )
+        self._tunnels: defaultdict[Hop, threading.BoundedSemaphore] = defaultdict(
+            lambda: threading.BoundedSemaphore(TUNNELS)
+        )
+        self._lock = threading.Lock()
+
+    def near(self, hop: Hop) -> AbstractContextManager[object]:
+        """Logins behind one jump host, or on one server that several hosts of the inventory share."""
+        with self._lock:
+            return self._near[hop.via or (hop.address, hop.port)]
+
+    def tunnels(self, jump: Hop) -> AbstractContextManager[object]:
+        with self._lock:
+            return self._tunnels[jump]
+
+
+class _Jump:
+    """A jump host's connection, or why there is none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.link: Link | None = None
+        self.error: ConnectError | None = None
+        self.failed_at = 0.0
+
+
+class Connector:
+    """Makes connections for one fleet."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring = ring
+        self._gates = Gates()
+        self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
+        self._lock = threading.Lock()
+        self.closed = threading.Event()
+
+    def connect(self, hop: Hop) -> Link:
+        """A new login on ``hop``, through its jump hosts.
+
+        Raises:
+            ConnectError: with the cause and the next step; the host is for the caller to add.
+        """
+        return self._attempt(hop, lambda via: self._login(hop, via))
+
+    def ask_key(self, hop: Hop, judge: JudgeKey) -> None:
+        """A key exchange without a login, for the host key alone. Jump hosts are logged in to."""
+        self._attempt(hop, lambda via: self._key_exchange(hop, via, judge))
+
+    def _attempt(self, hop: Hop, once: Callable[[Link | None], T]) -> T:
+        said = b""
+        for number in range(1 + DROPPED_RETRIES):
+            if number:
+                self.closed.wait(random.uniform(0.3, 0.9) * 2 ** (number - 1))
+            if self.closed.is_set():
+                raise LinkLost("the connections are being closed")
+            try:
+                return once(self._via(hop))
+            except Dropped as error:
+                said = error.said or said
+        words = last_line(said)
+        raise Unreachable(
+            f"{hop.where} hung up {1 + DROPPED_RETRIES} times before SSH began" + (f": {words}" if words else ""),
+            hint="raise MaxStartups in sshd_config there, and check that it is an SSH server and lets this machine in",
+        )
+
+    def _login(self, hop: Hop, via: Link | None) -> Link:
+        sock = self._reach(hop, via)
+        with self._gates.near(hop), self._gates.logins:
+            connection = handshake(hop, sock, known_hosts.load(hop.known_hosts))
+            link = Link(hop, connection)
+            try:
+                authenticate(hop, connection, self._ring)
+            except BaseException:
+                link.close()
+                raise
+        return link
+
+    def _key_exchange(self, hop: Hop, via: Link | None, judge: JudgeKey) -> None:
+        sock = self._reach(hop, via)
+        with self._gates.near(hop), self._gates.logins:
+            Link(hop, handshake(hop, sock, known_hosts.load(hop.known_hosts), judge)).close()
+
+    def _reach(self, hop: Hop, via: Link | None) -> Any:
+        """A socket, or what stands for one, on which the server speaks."""
+        if via is not None:
+            with self._gates.tunnels(via.hop):
+                return via.tunnel(hop)
+        if hop.proxy_command:
+            from ddpctl.transport.proxy import ProxySocket  # rarely needed
+
+            return ProxySocket(hop)
+        with self._gates.dials:
+            return dial(hop)
+
+    def _via(self, hop: Hop) -> Link | None:
+        """The connection to the jump host, made once for all that are behind it."""
+        if hop.via is None:
+            return None
+        with self._lock:
+            jump = self._jumps[hop.via]
+        with jump.lock:
+            if jump.link is not None and jump.link.alive:
+                return jump.link
+            if jump.error is None or time.monotonic() - jump.failed_at > _FAILED_JUMP_S:
+                try:
+                    jump.link, jump.error = self.connect(hop.via), None
+                    return jump.link
+                except ConnectError as failure:
+                    jump.error, jump.failed_at = failure, time.monotonic()
+            raise type(jump.error)(f"jump host {hop.via.label}: {jump.error.message}", hint=jump.error.hint)
+
+    def close(self) -> None:
+        """Hang up on every jump host; what is being connected gives up."""
+        self.closed.set()
+        with self._lock:
+            jumps = list(self._jumps.values())
+        for jump in jumps:
+            if jump.link is not None:
+                jump.link.close()
+
+
+class SSHTransport:
+    """One host behind SSH."""
+
+    def __init__(self, host: Host, hop: Hop, connector: Connector) -> None:
+        self._host, self._hop, self._connector = host, hop, connector
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._line = command_line(host.python)
+
+    @property
+    def host(self) -> str:
+        return self._host.name
+
+    def prepare(self) -> None:
+        """Connect now, where there is no connection.
+
+        Raises:
+            ConnectError: the host could not be reached, or refused us.
+        """
+        self._connected()
+
+    def _connected(self) -> tuple[Link, bool]:
+        """The connection, and whether it is new."""
+        with self._lock:
+            if self._link is not None and self._link.alive:
+                return self._link, False
+            try:
+                self._link = self._connector.connect(self._hop)
+            except ConnectError as error:
+                raise conversation.at(self.host, error) from None
+            return self._link, True
+
+    def _start(self, line: str, timeout: float) -> ChannelPipe:
+        """Start a command; a connection that died while nobody used it is made again, once."""
+        link, new = self._connected()
+        try:
+            return link.start(line, timeout)
+        except LinkLost as error:
+            link.close()
+            if new:
+                raise conversation.at(self.host, error) from None
+        link, _ = self._connected()
+        return link.start(line, timeout)
+
+    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
+        if command.secrets:
+            raise ValueError("a plain command cannot take secrets: use a verb of the worker")
+        pipe = self._start(command.shell(), timeout)
+        watch = conversation.Watch(command.argv[0], timeout)
+        return conversation.run(pipe, host=self.host, stdin=stdin, watch=watch)
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        body: Iterable[bytes] | None = None,
+        on_frame: OnFrame | None = None,
+        timeout: float | None = 60.0,
+        cancel: Callable[[], bool] | None = None,
+    ) -> dict[str, Any]:
+        pipe = self._start(self._line, CHANNEL_S if timeout is None else timeout)
+        return conversation.call(
+            pipe,
+            host=self.host,
+            python=self._host.python,
+            base_dir=self._host.base_dir,
+            package=payload(),
+            verb=verb,
+            args=args,
+            body=body,
+            on_frame=on_frame,
+            watch=conversation.Watch(f"`{verb}`", timeout, cancel),
+        )
+
+    def close(self) -> None:
+        link = self._link
+        if link is not None:
+            link.close()
