@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpctl import files
 from ddpctl.cli import session
-from ddpctl.code import CodeArchive, pack
+from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.plan import CodeRef, Facts, Identity, Plan, make_plan
@@ -57,6 +57,7 @@ class Order:
             plan=self.plan,
             secrets=self.secrets,
             options=options or Options(),
+            imports=code_imports(self.archive) if self.archive else None,
             nproc=self.nproc,
         )
 

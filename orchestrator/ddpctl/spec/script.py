@@ -57,11 +57,8 @@ _LIBRARIES = frozenset(
 
 def read_script(text: str) -> ScriptFacts:
     """The facts of a script; never raises, whatever the text is."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's script are not our concern
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _tree(text)
+    if tree is None:
         return _search(text)
     declares = _DECLARES | _aliases(tree)
     styles = {style for node in ast.walk(tree) for style in _styles(node, declares)}
@@ -163,12 +160,14 @@ _FALLBACK_IMPORT = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.M)
 
 
 def imported_modules(text: str) -> frozenset[str]:
-    """The top-level modules that a Python text imports anywhere in it; names after a comma are lost if it is not valid."""
+    """The top-level modules that a Python text imports anywhere in it."""
     tree = _tree(text)
     if tree is None:
         return frozenset(_FALLBACK_IMPORT.findall(text))
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    names += [
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    ]
     return frozenset(name.split(".")[0] for name in names)
 
 
