@@ -26,7 +26,7 @@ from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.stages.stop import stop_run
-from ddpctl.stages.up import FACTS_ONLY, Wanted, Way, go_up
+from ddpctl.stages.up import FACTS_ONLY, Way, go_up
 from ddpctl.transport.base import Fleet
 
 

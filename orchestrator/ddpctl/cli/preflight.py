@@ -1,0 +1,71 @@
+"""``ddpctl preflight``: everything that makes a launch fail, named beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ddpctl.cli import session
+from ddpctl.code import CodeArchive, code_imports, pack
+from ddpctl.errors import UsageError
+from ddpctl.render.console import stderr_console
+from ddpctl.render.html import preflight_html
+from ddpctl.render.preflight import report_view
+from ddpctl.render.progress import ProgressView
+from ddpctl.spec.inventory import Host, Inventory, job_hosts
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages.preflight import Options, run_preflight
+
+
+def preflight(
+    inventory: Path | None = session.InventoryArgument,
+    deep: bool = typer.Option(False, "--deep", help="A rehearsal too: every rank, the job's interpreter and backend."),
+    only: str = typer.Option(None, "--only", metavar="ID,...", help="Only these checks (docs/checks.md lists them)."),
+    skip: str = typer.Option(None, "--skip", metavar="ID,...", help="All checks but these."),
+    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write the report as one self-contained page."),
+    job: str = typer.Option(None, "--job", help="Check for this job; default: the only one, if there is one."),
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Check every host, and every host against every other, before a launch can fail."""
+    where = session.load(inventory, option)
+    spec = _job(where, job)
+    options = Options(only=_ids(only), skip=_ids(skip), deep=deep)
+    report = _run(where, spec, options)
+    if html is not None:
+        _write(html, preflight_html(report))
+    if as_json:
+        session.print_json(report.to_json())
+    else:
+        session.print_view(report_view(report))
+    return report.exit_code
+
+
+def _job(inventory: Inventory, name: str | None) -> JobSpec | None:
+    """The job to check for: the one named, or the only one."""
+    if name is not None:
+        return inventory.job(name)
+    return next(iter(inventory.jobs.values())) if len(inventory.jobs) == 1 else None
+
+
+def _ids(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _run(inventory: Inventory, job: JobSpec | None, options: Options) -> PreflightReport:
+    hosts: tuple[Host, ...] = inventory.hosts if job is None else job_hosts(inventory, job, "all")
+    archive: CodeArchive | None = None
+    if job is not None and job.code is not None:
+        archive = pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])
+    imports = code_imports(archive) if archive is not None else None
+    with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
+        return run_preflight(inventory, hosts, job, fleet, view.tell, options=options, imports=imports)
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the report cannot be written to {path}: {error.strerror}") from None

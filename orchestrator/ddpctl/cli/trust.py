@@ -1,0 +1,68 @@
+"""``ddpctl trust``: host keys, shown and knowingly added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ddpctl.cli import session
+from ddpctl.errors import ConnectError, HostKeyChanged, UsageError
+from ddpctl.stages.trust import KeyReport, add, survey
+
+
+def trust(
+    inventory: Path | None = session.InventoryArgument,
+    yes: bool = typer.Option(False, "-y", "--yes", help="Add without asking."),
+    option: Path | None = session.InventoryOption,
+) -> int:
+    """Show the SHA-256 of unknown host keys and, confirmed, add them to known_hosts. A changed key is never replaced."""
+    where = session.load(inventory, option)
+    reports = survey(where)
+    session.print_view(_table(reports))
+    unknown = [report for report in reports if report.state == "unknown"]
+    if unknown and _confirmed(len(unknown), yes):
+        path = Path(where.known_hosts).expanduser()
+        add(unknown, path)
+        typer.echo(f"added {len(unknown)} keys to {path}")
+    _raise_for(reports)
+    return 0
+
+
+def _table(reports: list[KeyReport]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("HOST", "STATE", "KEY", "SHA-256"):
+        table.add_column(name, overflow="fold")
+    style = {"known": "green", "unknown": "yellow", "changed": "bold red", "unreachable": "bold red"}
+    for report in reports:
+        state = Text(report.state, style=style.get(report.state, ""))
+        what = report.sha256 or (str(report.error) if report.error else "-")
+        table.add_row(Text(report.host), state, report.key_type or "-", Text(what))
+    return table
+
+
+def _confirmed(count: int, yes: bool) -> bool:
+    """A person's word, or ``--yes``.
+
+    Raises:
+        UsageError: there is nobody to ask.
+    """
+    if yes:
+        return True
+    if not session.interactive():
+        raise UsageError(f"{count} keys are unknown and nobody can be asked", hint="compare them, then: ddpctl trust --yes")
+    return typer.confirm(f"add {count} keys?", err=True)
+
+
+def _raise_for(reports: list[KeyReport]) -> None:
+    changed = [report.host for report in reports if report.state == "changed"]
+    if changed:
+        raise HostKeyChanged(
+            f"the key of {', '.join(changed)} is not the one in known_hosts; it was left as it is",
+            hint="find out why; if the machine was made anew: ssh-keygen -R HOST, then ddpctl trust",
+        )
+    silent = [report.host for report in reports if report.state == "unreachable"]
+    if silent:
+        raise ConnectError(f"no key could be read from {', '.join(silent)}", hint="ddpctl preflight says why")
