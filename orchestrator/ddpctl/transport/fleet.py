@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError, UsageError
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
+from ddpctl.transport.fan import fan_out
 from ddpctl.transport.identities import KeyRing, Prompter
 from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
 from ddpctl.transport.local import LocalTransport
@@ -75,30 +76,17 @@ class SSHFleet:
         at_once: int | None,
         on_done: Callable[[str, T | DdpctlError], None] | None,
     ) -> FleetOutcome[T]:
-        names = list(dict.fromkeys(self.hosts if hosts is None else hosts))
-        waiting: queue.SimpleQueue[Preparable] = queue.SimpleQueue()
-        for name in names:
-            waiting.put(self._preparable(name))
-        done: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
+        chosen = [self._preparable(name) for name in dict.fromkeys(self.hosts if hosts is None else hosts)]
         turn = threading.BoundedSemaphore(at_once) if at_once else nullcontext()
 
-        def worker() -> None:
-            while True:
-                try:
-                    transport = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                try:
-                    transport.prepare()
-                    with turn:
-                        done.put((transport.host, work(transport), None))
-                except BaseException as error:
-                    done.put((transport.host, None, error))
+        def job(transport: Preparable) -> T:
+            transport.prepare()
+            with turn:
+                return work(transport)
 
-        for number in range(len(names) if at_once is None else min(len(names), DIALS)):
-            threading.Thread(target=worker, daemon=True, name=f"ddpctl-{number}").start()
+        jobs = {transport.host: partial(job, transport) for transport in chosen}
         try:
-            return _collect(names, done, on_done)
+            return fan_out(jobs, len(jobs) if at_once is None else DIALS, on_done)
         except KeyboardInterrupt:
             self.close()  # ends what the threads wait for; they are not waited for themselves
             raise
@@ -117,35 +105,6 @@ class SSHFleet:
         self._close()
 
 
-def _collect(
-    names: list[str],
-    done: queue.SimpleQueue[tuple[str, T | None, BaseException | None]],
-    on_done: Callable[[str, T | DdpctlError], None] | None,
-) -> FleetOutcome[T]:
-    """Wait for every host; results and errors in the order of ``names``."""
-    results: dict[str, T] = {}
-    errors: dict[str, DdpctlError] = {}
-    bug: BaseException | None = None
-    for _ in names:
-        host, result, error = done.get()
-        if isinstance(error, DdpctlError):
-            error.host = error.host or host
-            errors[host] = error
-        elif error is not None:
-            bug = bug or error
-            continue
-        else:
-            results[host] = result  # type: ignore[assignment]  # T may be None itself
-        if on_done is not None:
-            on_done(host, errors[host] if host in errors else results[host])
-    if bug is not None:
-        raise bug
-    return FleetOutcome(
-        {name: results[name] for name in names if name in results},
-        {name: errors[name] for name in names if name in errors},
-    )
-
-
 def open_fleet(inventory: Inventory, hosts: Iterable[str] | None = None, prompter: Prompter | None = None) -> SSHFleet:
     """The fleet of an inventory, or of the named hosts of it. Nothing is connected yet.
 
@@ -156,22 +115,21 @@ def open_fleet(inventory: Inventory, hosts: Iterable[str] | None = None, prompte
     """
     names = inventory.names if hosts is None else tuple(dict.fromkeys(hosts))
     chosen = [inventory.host(name) for name in names]
-    remote = [host for host in chosen if not host.local]
-    hops = routes(inventory, [host.name for host in remote])
-    ring = KeyRing(prompter, use_agent=bool(remote))
-    ring.unlock(chain for hop in hops.values() for chain in with_jumps(hop))
-    connector = Connector(ring)
-    _allow_files(len(remote))
+    hops = routes(inventory, [host.name for host in chosen if not host.local])
+    connector = open_connector(hops.values(), prompter)
     transports: dict[str, Preparable] = {
         host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
         for host in chosen
     }
+    return SSHFleet(transports, connector.close)
 
-    def close() -> None:
-        connector.close()
-        ring.close()
 
-    return SSHFleet(transports, close)
+def open_connector(hops: Collection[Hop], prompter: Prompter | None = None) -> Connector:
+    """What makes the connections to ``hops``: its keys are loaded and unlocked, nothing is connected yet."""
+    ring = KeyRing(prompter, use_agent=bool(hops))
+    ring.unlock(each for hop in hops for each in with_jumps(hop))
+    _allow_files(len(hops))
+    return Connector(ring)
 
 
 def routes(inventory: Inventory, names: Iterable[str]) -> dict[str, Hop]:

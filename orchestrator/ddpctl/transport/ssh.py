@@ -150,13 +150,14 @@ class Connector:
             raise type(jump.error)(f"jump host {hop.via.label}: {jump.error.message}", hint=jump.error.hint)
 
     def close(self) -> None:
-        """Hang up on every jump host; what is being connected gives up."""
+        """Hang up on every jump host, let go of the agent; what is being connected gives up."""
         self.closed.set()
         with self._lock:
             jumps = list(self._jumps.values())
         for jump in jumps:
             if jump.link is not None:
                 jump.link.close()
+        self._ring.close()
 
 
 class SSHTransport:

@@ -1,0 +1,117 @@
+"""Hosts that are a table: they answer what they were told to, and remember what they were asked. No connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.errors import DdpctlError, Interrupted, RemoteError
+from ddpctl.spec.command import Command
+from ddpctl.transport.base import Frame, OnFrame, Result
+from ddpctl.transport.fleet import SSHFleet
+from ddpctl_worker.contract import BAD_REQUEST
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An answer with frames before its result."""
+
+    frames: Sequence[Frame] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call that was made."""
+
+    host: str
+    verb: str
+    args: Mapping[str, Any]
+    body: bytes = b""
+
+
+Fixed = Mapping[str, Any] | Stream | DdpctlError
+Answer = Fixed | Callable[[Asked], Fixed]
+Run = Result | DdpctlError | Callable[[Command], Result]
+
+
+class DryTransport:
+    """One such host: verb -> answer, and program -> result for plain commands."""
+
+    def __init__(
+        self,
+        host: str,
+        answers: Mapping[str, Answer] | None = None,
+        runs: Mapping[str, Run] | None = None,
+        *,
+        unreachable: DdpctlError | None = None,
+    ) -> None:
+        self._host = host
+        self._answers = dict(answers or {})
+        self._runs = dict(runs or {})
+        self._unreachable = unreachable
+        self.calls: list[Asked] = []
+        self.commands: list[Command] = []
+        self.closed = False
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    def prepare(self) -> None:
+        """Fails where the host is meant to be out of reach."""
+        if self._unreachable is not None:
+            raise self._unreachable
+
+    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
+        self.prepare()
+        self.commands.append(command)
+        answer = self._runs.get(command.argv[0], Result(127, b"", f"{command.argv[0]}: not in the table\n".encode()))
+        if isinstance(answer, DdpctlError):
+            raise answer
+        return answer(command) if callable(answer) else answer
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        body: Iterable[bytes] | None = None,
+        on_frame: OnFrame | None = None,
+        timeout: float | None = 60.0,
+        cancel: Callable[[], bool] | None = None,
+    ) -> dict[str, Any]:
+        self.prepare()
+        asked = Asked(self._host, verb, dict(args or {}), b"".join(body or ()))
+        self.calls.append(asked)
+        if verb not in self._answers:
+            raise RemoteError(f"no answer to {verb!r} in the table", kind=BAD_REQUEST, host=self._host)
+        answer = self._answers[verb]
+        fixed = answer(asked) if callable(answer) else answer
+        if isinstance(fixed, DdpctlError):
+            raise fixed
+        if not isinstance(fixed, Stream):
+            return dict(fixed)
+        for frame in fixed.frames:
+            if cancel is not None and cancel():
+                raise Interrupted(f"`{verb}` was cancelled", host=self._host)
+            if on_frame is not None:
+                on_frame(frame)
+        return dict(fixed.result)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class DryFleet(SSHFleet):
+    """Many of them, worked on exactly as real ones are."""
+
+    def __init__(self, transports: Iterable[DryTransport]) -> None:
+        self.table = {transport.host: transport for transport in transports}
+        super().__init__(self.table)
+
+    @property
+    def calls(self) -> list[Asked]:
+        """Every call on every host, host by host."""
+        return [asked for transport in self.table.values() for asked in transport.calls]

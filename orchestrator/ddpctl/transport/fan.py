@@ -1,0 +1,70 @@
+"""Work for many hosts, side by side: all of it finishes, then all of it is reported."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ddpctl.errors import DdpctlError
+from ddpctl.transport.base import FleetOutcome
+
+T = TypeVar("T")
+OnDone = Callable[[str, T | DdpctlError], None]
+_Done = tuple[str, T | None, BaseException | None]
+
+
+def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T] | None = None) -> FleetOutcome[T]:
+    """Run every job (host -> work) on at most ``threads`` threads; ``on_done`` is called on the calling thread.
+
+    A DdpctlError of a job is its host's outcome. Any other exception is a bug, and raised when all are done. On Ctrl-C
+    this returns at once: the threads are daemons, and whoever owns their connections closes them.
+    """
+    waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]] = queue.SimpleQueue()
+    for item in jobs.items():
+        waiting.put(item)
+    done: queue.SimpleQueue[_Done[T]] = queue.SimpleQueue()
+    for number in range(min(threads, len(jobs))):
+        threading.Thread(target=_work, args=(waiting, done), daemon=True, name=f"ddpctl-{number}").start()
+    return _collect(tuple(jobs), done, on_done)
+
+
+def _work(
+    waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]],
+    done: queue.SimpleQueue[_Done[T]],
+) -> None:
+    while True:
+        try:
+            host, job = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            done.put((host, job(), None))
+        except BaseException as error:  # raised on the calling thread
+            done.put((host, None, error))
+
+
+def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done: OnDone[T] | None) -> FleetOutcome[T]:
+    """Wait for every host; results and errors in the order of ``hosts``."""
+    results: dict[str, T] = {}
+    errors: dict[str, DdpctlError] = {}
+    bug: BaseException | None = None
+    for _ in hosts:
+        host, result, error = done.get()
+        if isinstance(error, DdpctlError):
+            error.host = error.host or host
+            errors[host] = error
+        elif error is not None:
+            bug = bug or error
+            continue
+        else:
+            results[host] = result  # type: ignore[assignment]  # T may be None itself
+        if on_done is not None:
+            on_done(host, errors[host] if host in errors else results[host])
+    if bug is not None:
+        raise bug
+    return FleetOutcome(
+        {host: results[host] for host in hosts if host in results},
+        {host: errors[host] for host in hosts if host in errors},
+    )
