@@ -146,6 +146,16 @@ def test_a_seed_makes_the_run(alone: None, tmp_path: Path) -> None:
     assert not torch.equal(first, other)
 
 
+def test_each_epoch_has_an_order_of_its_own(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = []
+    sampler = job.DistributedSampler
+    iterate = sampler.__iter__
+    monkeypatch.setattr(sampler, "__iter__", lambda self: iter(orders.append(list(iterate(self))) or orders[-1]))
+    train(tmp_path, "--num_epochs", "2")
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
+    assert orders[0] != orders[1]
+
+
 def test_one_line_an_epoch(alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, "--num_epochs", "2", "--resume")
     lines = capsys.readouterr().out.splitlines()
