@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,14 @@ def test_a_seed_makes_the_run(alone: None, tmp_path: Path) -> None:
 
 
 def test_each_epoch_has_an_order_of_its_own(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = []
-    sampler = job.DistributedSampler
-    iterate = sampler.__iter__
-    monkeypatch.setattr(sampler, "__iter__", lambda self: iter(orders.append(list(iterate(self))) or orders[-1]))
+    orders: list[list[int]] = []
+    shuffled = job.DistributedSampler.__iter__
+
+    def remembered(sampler: Any) -> Iterator[int]:
+        orders.append(list(shuffled(sampler)))
+        return iter(orders[-1])
+
+    monkeypatch.setattr(job.DistributedSampler, "__iter__", remembered)
     train(tmp_path, "--num_epochs", "2")
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
     assert orders[0] != orders[1]
