@@ -15,7 +15,20 @@ from ddpctl.errors import UsageError
 from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
 from ddpctl.spec.job import JobKeys, JobSpec
 from ddpctl.spec.ranges import RangeFault, expand
-from ddpctl.spec.values import Fault, Filled, Name, PathText, Strict, Words, as_mapping, as_tuple, bad, one_of
+from ddpctl.spec.values import (
+    NAME_PATTERN,
+    Fault,
+    Filled,
+    KeyPattern,
+    Name,
+    PathText,
+    Strict,
+    Words,
+    as_mapping,
+    as_tuple,
+    bad,
+    one_of,
+)
 
 _BACKEND = re.compile(r"auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*")
 
@@ -93,8 +106,8 @@ class _OrName:
 
 
 Entry = Annotated[HostEntry, BeforeValidator(_host_entry), _OrName()]
-Entries = Annotated[tuple[Entry, ...], BeforeValidator(as_tuple), Field(min_length=1)]
-Jobs = Annotated[Mapping[Name, JobKeys], BeforeValidator(as_mapping)]
+Entries = Annotated[tuple[Entry, ...], Field(min_length=1), BeforeValidator(as_tuple)]
+Jobs = Annotated[Mapping[Name, JobKeys], KeyPattern(NAME_PATTERN), BeforeValidator(as_mapping)]
 
 
 class InventoryFile(Strict):

@@ -143,7 +143,7 @@ def _initialises(node: ast.AST) -> bool:
         return _name(node.func) in ("init_process_group", "init_device_mesh", "init_distributed")
     if isinstance(node, ast.Import):
         return any(alias.name.split(".")[0] in _LIBRARIES for alias in node.names)
-    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _LIBRARIES
+    return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in _LIBRARIES
 
 
 def _search(text: str) -> ScriptFacts:

@@ -10,8 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_RULE = "letters, digits, '.', '_' and '-', starting with a letter or digit, 63 at most"
@@ -193,6 +202,16 @@ def as_mapping(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class KeyPattern:
+    """Tells the JSON Schema of a mapping what its keys look like."""
+
+    pattern: str
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(core), "propertyNames": {"pattern": f"^{self.pattern}$"}}
+
+
 _TEXT_SCHEMA = {"type": "string"}
 _LITERAL_SCHEMA = {"type": ["string", "number"]}
 _NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
@@ -217,8 +236,16 @@ AutoPort = Annotated[int | str, BeforeValidator(auto_or(1, 65535)), WithJsonSche
 Words = Annotated[tuple[Word, ...], BeforeValidator(as_tuple)]
 Paths = Annotated[tuple[PathText, ...], BeforeValidator(as_tuple)]
 LiteralTexts = Annotated[tuple[LiteralText, ...], BeforeValidator(as_tuple)]
-Env = Annotated[Mapping[EnvName, LiteralText], BeforeValidator(as_mapping), AfterValidator(dict), Field(repr=False)]
-Labels = Annotated[Mapping[Name, LiteralText], BeforeValidator(as_mapping), AfterValidator(dict)]
+Env = Annotated[
+    Mapping[EnvName, LiteralText],
+    KeyPattern(ENV_NAME_PATTERN),
+    BeforeValidator(as_mapping),
+    AfterValidator(dict),
+    Field(repr=False),
+]
+Labels = Annotated[
+    Mapping[Name, LiteralText], KeyPattern(NAME_PATTERN), BeforeValidator(as_mapping), AfterValidator(dict)
+]
 
 
 def one_of(*words: str) -> BeforeValidator:
