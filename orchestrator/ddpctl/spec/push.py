@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl_worker import contract
 
 
@@ -126,6 +126,12 @@ class PushOutcome:
     @property
     def ok(self) -> bool:
         return all(node.error is None for node in self.nodes)
+
+    def raise_for_errors(self) -> None:
+        """Raises HostsFailed when a host did not get everything."""
+        errors = {node.host: node.error for node in self.nodes if node.error is not None}
+        if errors:
+            raise HostsFailed(f"{len(errors)} of {len(self.nodes)} hosts did not get everything", errors)
 
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it."""

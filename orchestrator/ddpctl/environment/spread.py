@@ -1,0 +1,229 @@
+"""Files onto many nodes, sent once: controller -> first node -> next node, while they still arrive.
+
+Every node runs the worker's ``spread`` verb and gets what it lacks from the node before it; the first one, and any
+node that can reach no other, asks the controller. The controller only starts, orders the chain, feeds who asks, tells
+of nodes it lost, and ends it when every node is through.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.environment.blobs import Source
+from ddpctl.environment.certs import Credentials, new_credentials
+from ddpctl.environment.direct import as_provision_error, deliver, holdings
+from ddpctl.environment.feed import Feed
+from ddpctl.errors import RemoteError
+from ddpctl.spec.event import Note, Progress, Tell
+from ddpctl.spec.push import Delivery, Traffic
+from ddpctl.transport.base import Fleet, Frame, Transport
+
+SMALL = 8 << 20  # bytes for all hosts together that are not worth a chain
+START_S = 30.0  # a node that has not begun to listen by then is not waited for
+
+
+@dataclass
+class _Node:
+    """One node of a spread, as the controller sees it."""
+
+    host: str
+    feed: Feed
+    listening: Mapping[str, Any] | None = None
+    started: threading.Event = field(default_factory=threading.Event)
+    complete: bool = False
+    ended: bool = False
+    sent: int = 0
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """What the nodes call each other, by host: addresses to try first (fabric), and ports that were proven open."""
+
+    preferred: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def bring(
+    stage: str,
+    sources: Sequence[Source],
+    fleet: Fleet,
+    tell: Tell,
+    hosts: Sequence[str],
+    addresses: Addresses | None = None,
+) -> Delivery:
+    """Every host gets every file; hosts that have them all are only asked.
+
+    The Delivery names each host as done (complete, verified there) or with its error.
+    """
+    known = fleet.map(lambda transport: holdings(transport, sources), hosts)
+    total = sum(source.size for source in sources)
+    lacking = [host for host in hosts if host in known.results and known.results[host].missing(sources)]
+    having = [host for host in hosts if host in known.results and host not in lacking]
+    for host in having:
+        tell(Progress(stage, total, total, host))
+    there = Delivery(Traffic(total * len(having), 0, 0, total * len(having)), tuple(having), dict(known.errors))
+    if not lacking:
+        return there
+    if total * len(lacking) <= SMALL:
+        return _joined(hosts, there, deliver(stage, sources, fleet, tell, lacking))
+    # A node that has everything already gives to the others what the controller then need not send.
+    given = Spread(stage, sources, lacking, tell, addresses or Addresses(), helpers=having[:1]).run(fleet)
+    return _joined(hosts, there, given)
+
+
+def _joined(hosts: Sequence[str], first: Delivery, second: Delivery) -> Delivery:
+    done = {*first.done, *second.done}
+    return Delivery(
+        first.traffic + second.traffic,
+        tuple(host for host in hosts if host in done),
+        {**first.errors, **second.errors},
+    )
+
+
+class Spread:
+    """One spread to ``hosts`` (at least one); ``helpers`` have everything and only give. Used once."""
+
+    def __init__(
+        self,
+        stage: str,
+        sources: Sequence[Source],
+        hosts: Sequence[str],
+        tell: Tell,
+        addresses: Addresses,
+        helpers: Sequence[str] = (),
+    ) -> None:
+        self._helpers = frozenset(helpers)
+        self._stage, self._sources, self._tell, self._addresses = stage, list(sources), tell, addresses
+        self._total = sum(source.size for source in sources)
+        by_hash = {source.sha256: source for source in sources}
+        self._lock = threading.Lock()
+        self._nodes = {host: _Node(host, Feed(by_hash, self._counter(host))) for host in (*helpers, *hosts)}
+        self._credentials: Credentials = new_credentials()
+        self._going = False
+
+    def run(self, fleet: Fleet) -> Delivery:
+        """Start, order, feed, end. Every host finishes, then every host is reported."""
+        starter = threading.Thread(target=self._start_chain, name="ddpctl-spread", daemon=True)
+        starter.start()
+        outcome = fleet.together(self._work, list(self._nodes))
+        starter.join()
+        traffic = Traffic()
+        for host, result in outcome.results.items():
+            if host not in self._helpers:
+                traffic += Traffic(self._total, self._nodes[host].sent, result["relayed"], result["found"])
+        for host in outcome.errors:
+            # Bytes of a transfer that did not reach its end were sent all the same.
+            traffic += Traffic(0, self._nodes[host].sent, 0, 0)
+        return Delivery(
+            traffic,
+            tuple(host for host in outcome.results if host not in self._helpers),
+            {host: error for host, error in outcome.errors.items() if host not in self._helpers},
+        )
+
+    def _counter(self, host: str) -> Callable[[int], None]:
+        def count(size: int) -> None:
+            self._nodes[host].sent += size
+
+        return count
+
+    # --- one node -----------------------------------------------------------------------------------------------------
+    def _work(self, transport: Transport) -> dict[str, Any]:
+        """The call of one host's verb, from start to end."""
+        node = self._nodes[transport.host]
+        request = {
+            "files": [{"hash": one.sha256, "size": one.size, "name": one.name} for one in self._sources],
+            "certificate": self._credentials.certificate,
+            "key": self._credentials.key,
+            "ports": [*self._addresses.ports.get(node.host, ()), 0],
+        }
+        try:
+            return transport.call(
+                "spread", request, body=node.feed, on_frame=lambda frame: self._heard(node, frame), timeout=None
+            )
+        except RemoteError as error:
+            raise as_provision_error(error, node.host) from error
+        finally:
+            node.feed.close()
+            self._over(node)
+
+    def _heard(self, node: _Node, frame: Frame) -> None:
+        data = frame.data
+        if "listening" in data:
+            node.listening = data
+            node.started.set()
+            self._join_late(node)
+        elif "progress" in data:
+            self._tell(Progress(self._stage, int(data["progress"]), self._total, node.host))
+        elif "want" in data:
+            node.feed.want([(sha256, int(offset)) for sha256, offset in data["want"]])
+        elif "left" in data:
+            self._tell(Note(f"does not get files from {data['left']}: {data['why']}", "warning", node.host))
+        elif "complete" in data:
+            self._tell(Progress(self._stage, self._total, self._total, node.host))
+            with self._lock:
+                node.complete = True
+            self._end_when_all_are_through()
+
+    def _over(self, node: _Node) -> None:
+        """A node's call has ended, well or not: the others must not wait for it."""
+        with self._lock:
+            node.ended = True
+            others = [other for other in self._nodes.values() if not other.ended]
+        node.started.set()
+        if not node.complete:
+            for other in others:
+                other.feed.order(cmd="lost", host=node.host)
+        self._end_when_all_are_through()
+
+    def _end_when_all_are_through(self) -> None:
+        with self._lock:
+            if not all(node.complete or node.ended for node in self._nodes.values()):
+                return
+            waiting = [node for node in self._nodes.values() if not node.ended]
+        for node in waiting:
+            node.feed.order(cmd="end")
+            node.feed.close()
+
+    # --- the chain ----------------------------------------------------------------------------------------------------
+    def _start_chain(self) -> None:
+        """Once all listen (or did not come to it), tell each whom to ask: those with most come first."""
+        for node in self._nodes.values():
+            node.started.wait(START_S)
+        with self._lock:
+            self._going = True
+            chain = self._chain()
+        for node in chain:
+            node.feed.order(cmd="go", peers=self._peers(chain, node))
+
+    def _join_late(self, node: _Node) -> None:
+        """A node that began to listen after the chain had started stands at its end."""
+        with self._lock:
+            if not self._going:
+                return
+            chain = [other for other in self._chain() if other is not node]
+        node.feed.order(cmd="go", peers=self._peers([*chain, node], node))
+
+    def _chain(self) -> list[_Node]:
+        """The nodes that listen, whoever has most first; otherwise in the order of the hosts."""
+        there = [node for node in self._nodes.values() if node.listening and not node.ended]
+        return sorted(there, key=lambda node: -int((node.listening or {}).get("done", 0)))
+
+    def _peers(self, chain: Sequence[_Node], node: _Node) -> list[dict[str, Any]]:
+        """All others, nearest first: those before it in the chain, then those behind it (for what they had)."""
+        place = chain.index(node)
+        before = [self._peer(other, before=True) for other in reversed(chain[:place])]
+        return before + [self._peer(other, before=False) for other in chain[place + 1 :]]
+
+    def _peer(self, node: _Node, *, before: bool) -> dict[str, Any]:
+        listening = node.listening or {}
+        known = [*self._addresses.preferred.get(node.host, ()), *listening["addresses"]]
+        return {
+            "host": node.host,
+            "addresses": list(dict.fromkeys(known)),
+            "port": listening["listening"],
+            "have": listening["have"],
+            "before": before,
+        }
