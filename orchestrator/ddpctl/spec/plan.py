@@ -416,6 +416,7 @@ def _environment(
         env["GLOO_SOCKET_IFNAME"] = interface
     if facts.cores is not None and nproc:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
+    env.update(_mended_defaults(facts, nproc))
     env.update(host.env)
     env.update(shared.job.env)
     for name in shared.secret_names:
@@ -427,6 +428,18 @@ def _environment(
     # torchrun leaves a folder in /tmp at every run unless it is given one.
     env["PET_LOG_DIR"] = f"{contract.RUN_DIR_TOKEN}/torchelastic"
     return env, (contract.ENV_RUN_DIR, contract.ENV_OUTPUT_DIR, "PET_LOG_DIR")
+
+
+def _mended_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
+    """torch 1.9 to 1.13 cannot launch on Python 3.11 and newer with its own defaults for redirects and tee.
+
+    Iterating an IntFlag leaves out its zero there, so the launcher turns "nothing" into None and fails. Naming a local
+    rank that does not exist gives it a map instead; it takes one digit only, so a node with ten or more is left alone.
+    """
+    release = torch_release(facts.torch)
+    if release is None or not (1, 9) <= release < (2, 0) or (nproc or 1) > 9:
+        return {}
+    return {"PET_REDIRECTS": "9:1", "PET_TEE": "9:1"}
 
 
 def _timeouts(job: JobSpec) -> dict[str, Any]:
