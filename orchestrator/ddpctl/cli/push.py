@@ -8,6 +8,7 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.cli.order import make_order
+from ddpctl.errors import HostsFailed
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import push_view
@@ -27,14 +28,14 @@ def push(
     if job is not None or len(where.jobs) == 1:
         order = make_order(where, job)
         archive, hosts = order.archive, order.hosts
-    with (
-        session.fleet_of(where, [host.name for host in hosts]) as fleet,
-        ProgressView(stderr_console()) as view,
-    ):
+    names = [host.name for host in hosts]
+    with session.fleet_of(where, names) as fleet, ProgressView(stderr_console()) as view:
         outcome = push_stage(where, hosts, archive, fleet, view.tell, locked=locked)
     if as_json:
         session.print_json(outcome.to_json())
     else:
         session.print_view(push_view(outcome))
-    outcome.raise_for_errors()
+    errors = {node.host: node.error for node in outcome.nodes if node.error is not None}
+    if errors:
+        raise HostsFailed(f"{len(errors)} of {len(outcome.nodes)} hosts did not get everything", errors)
     return 0

@@ -1,4 +1,4 @@
-"""The way up, in one place: check, provide the environment, send the code, start. Each step stands on the one before."""
+"""The way up, in one place: check, provide the environment, send the code, start."""
 
 from __future__ import annotations
 

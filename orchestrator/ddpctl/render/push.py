@@ -1,0 +1,44 @@
+"""What a push did, for a person."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddpctl.spec.push import PushOutcome, Traffic
+
+
+def push_view(outcome: PushOutcome) -> RenderableType:
+    """A row a node, and the bytes."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("HOST", "STATE", "ENVIRONMENT", "CODE", "TORCH", "PYTHON"):
+        table.add_column(name)
+    for node in outcome.nodes:
+        table.add_row(
+            Text(node.host),
+            Text("ok", style="green") if node.error is None else Text("failed", style="bold red"),
+            (node.environment or "-")[:12],
+            (node.code or "-")[:12],
+            node.versions.get("torch", "-"),
+            Text(node.python),
+        )
+    return Group(table, Text(f"{traffic_line(outcome.traffic)}  {outcome.duration_s:.1f}s"))
+
+
+def traffic_line(traffic: Traffic) -> str:
+    """``needed 210.0 MB: sent 105.0 MB, relayed 105.0 MB, already there 0 B``."""
+    return (
+        f"needed {size(traffic.needed)}: sent {size(traffic.sent_by_controller)}, "
+        f"relayed {size(traffic.relayed)}, already there {size(traffic.reused)}"
+    )
+
+
+def size(count: int) -> str:
+    """Bytes with a decimal unit."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("not reached")
