@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from ddpctl_worker import meshwire
 from ddpctl_worker.addresses import addresses, silent_neighbour, source_address
 from ddpctl_worker.link import Link
-from ddpctl_worker.speed import measure_all
+from ddpctl_worker.speed import Measure, measure_all
 
 OK = "ok"
 REFUSED = "refused"  # a reset came back
@@ -80,7 +80,17 @@ def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
     size = int(request.get("bytes", 0))
     if size:
         chosen = _one_address_each(links)
-        speeds = measure_all(chosen, key, size, float(request.get("stall_s", 6.0)), int(request.get("repeat", 1)), link)
+        speeds = measure_all(
+            chosen,
+            Measure(
+                key,
+                size,
+                float(request.get("stall_s", 5.0)),
+                int(request.get("repeat", 1)),
+                bool(request.get("find_mtu")),
+            ),
+            link,
+        )
     return {"links": links, "speeds": speeds}
 
 

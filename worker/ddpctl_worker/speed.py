@@ -9,7 +9,7 @@ import struct
 import termios
 import threading
 import time
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker import meshwire
 from ddpctl_worker.link import Link
@@ -17,15 +17,28 @@ from ddpctl_worker.link import Link
 ECHOES = 5
 PATIENCE_S = 0.5  # how long the next target waits for this one
 MAX_THREADS = 32
-MAX_BULK_S = 12.0
+MAX_BULK_S = 6.0  # of one transfer; what has arrived by then gives the rate
+# What Ethernet, PPPoE, cloud networks, VPNs and tunnels carry.
+MTUS = (9000, 8900, 4000, 1500, 1492, 1460, 1450, 1440, 1420, 1400, 1380, 1350, 1300, 1280, 1200, 1000, 576)
+MTU_BYTES = 64 << 10
+MTU_STALL_S = 3.0
 _CHUNK = 1 << 16
 _BLOCK = os.urandom(_CHUNK)
 
 
-def measure_all(
-    links: Iterable[Dict[str, Any]], key: bytes, size: int, stall_s: float, repeat: int, link: Link
-) -> List[Dict[str, Any]]:
-    """Round trip in ms, and ``size`` bytes each way in Mbit/s, to every link in order; the best of ``repeat``."""
+class Measure(NamedTuple):
+    """What to measure: ``size`` bytes each way, the best of ``repeat``; a transfer without progress for ``stall_s``
+    seconds is stalled, and then ``find_mtu`` looks for the largest packets that do pass."""
+
+    key: bytes
+    size: int
+    stall_s: float
+    repeat: int
+    find_mtu: bool
+
+
+def measure_all(links: Iterable[Dict[str, Any]], what: Measure, link: Link) -> List[Dict[str, Any]]:
+    """Round trip in ms, and Mbit/s each way, to every link in order."""
     results: List[Dict[str, Any]] = []
     threads: List[threading.Thread] = []
     patience = PATIENCE_S
@@ -34,7 +47,7 @@ def measure_all(
             break
         result = {"peer": entry["peer"], "address": entry["address"], "port": entry["port"]}
         results.append(result)
-        thread = threading.Thread(target=_measure, args=(result, key, size, stall_s, repeat), daemon=True)
+        thread = threading.Thread(target=_measure, args=(result, what), daemon=True)
         thread.start()
         thread.join(patience)
         if thread.is_alive():
@@ -47,18 +60,20 @@ def measure_all(
     return results
 
 
-def _measure(result: Dict[str, Any], key: bytes, size: int, stall_s: float, repeat: int) -> None:
+def _measure(result: Dict[str, Any], what: Measure) -> None:
     """Fill ``result`` in; never raises."""
     trips: List[float] = []
     for way in ("push", "pull"):
-        rates, state, error = [], "failed", None
-        for _ in range(repeat):
+        rates: List[float] = []
+        state = "failed"
+        for _ in range(what.repeat):
             try:
-                with _Session(result["address"], result["port"], key, stall_s) as session:
+                with _Session(result["address"], result["port"], what.key, what.stall_s) as session:
                     trips += session.echo(ECHOES)
-                    state, rate = session.push(size) if way == "push" else session.pull(size)
-            except (OSError, ValueError) as exc:
-                error = str(exc) or type(exc).__name__
+                    state, rate = session.transfer(way, what.size)
+            except (OSError, ValueError) as error:
+                state = "failed"
+                result[way + "_error"] = str(error) or type(error).__name__
                 break
             if rate is not None:
                 rates.append(rate)
@@ -66,19 +81,44 @@ def _measure(result: Dict[str, Any], key: bytes, size: int, stall_s: float, repe
                 break
         result[way] = state
         result[way + "_mbit"] = round(max(rates), 1) if rates else None
-        if error:
-            result[way + "_error"] = error
+        if state == "stalled" and what.find_mtu:
+            result["mtu"] = _largest_mtu(result, what, way)
     result["rtt_ms"] = round(min(trips) * 1000, 3) if trips else None
+
+
+def _largest_mtu(result: Dict[str, Any], what: Measure, way: str) -> Optional[int]:
+    """The largest of MTUS with which bulk data passes; all are tried at once."""
+    passed: List[int] = []
+
+    def attempt(mtu: int) -> None:
+        try:
+            with _Session(result["address"], result["port"], what.key, MTU_STALL_S, mtu=mtu) as session:
+                if session.transfer(way, MTU_BYTES)[0] == "ok":
+                    passed.append(mtu)
+        except (OSError, ValueError):
+            pass
+
+    threads = [threading.Thread(target=attempt, args=(mtu,), daemon=True) for mtu in MTUS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(passed, default=None)
 
 
 class _Session:
     """An authenticated connection to a listener."""
 
-    def __init__(self, address: str, port: int, key: bytes, stall_s: float) -> None:
+    def __init__(self, address: str, port: int, key: bytes, stall_s: float, mtu: Optional[int] = None) -> None:
         self._stall_s = stall_s
         self._inbox = b""
-        self._sock = socket.create_connection((address, port), timeout=stall_s)
+        six = ":" in address
+        self._sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
         try:
+            self._sock.settimeout(stall_s)
+            if mtu is not None:  # before connecting: it limits both directions
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mtu - (60 if six else 40))
+            self._sock.connect((address, port))
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             challenge = meshwire.new_challenge()
             self._sock.sendall(meshwire.greeting(challenge))
@@ -106,8 +146,11 @@ class _Session:
             trips.append(time.perf_counter() - start)
         return trips
 
-    def push(self, size: int) -> Tuple[str, Any]:
-        """``size`` bytes to the listener: ("ok" | "stalled", Mbit/s so far)."""
+    def transfer(self, way: str, size: int) -> Tuple[str, Optional[float]]:
+        """``size`` bytes one way: ("ok" | "slow" | "stalled", Mbit/s as far as it came)."""
+        return self._push(size) if way == "push" else self._pull(size)
+
+    def _push(self, size: int) -> Tuple[str, Optional[float]]:
         start = time.perf_counter()
         self._sock.sendall(b"push %d\n" % size)
         self._sock.settimeout(0.2)
@@ -126,13 +169,11 @@ class _Session:
             if arrived > acked:
                 acked, moved = arrived, now
             if now - moved > self._stall_s:
-                # Some data got through before: a slow or broken link, not one that swallows every big packet.
                 return "stalled", None
             if now - start > MAX_BULK_S:
                 return "slow", _mbit(max(acked, 1), now - start)
 
-    def pull(self, size: int) -> Tuple[str, Any]:
-        """``size`` bytes from the listener: ("ok" | "stalled", Mbit/s so far)."""
+    def _pull(self, size: int) -> Tuple[str, Optional[float]]:
         start = moved = time.perf_counter()
         self._sock.sendall(b"pull %d\n" % size)
         self._sock.settimeout(0.2)

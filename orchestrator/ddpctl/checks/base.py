@@ -13,6 +13,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.finding import Finding
+from ddpctl.spec.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Want:
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
     rendezvous: str = "static"  # static, c10d or etcd-v2
+    fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
     imports: frozenset[str] | None = None  # top-level modules that the job's code imports; None: not known
 
 
@@ -106,6 +108,8 @@ class View:
 
     A host that could not be asked at all has no answers but an entry in ``errors``; only the checks of connection.py
     look there, every other check simply passes over it. ``timings`` holds the moments of each host's probe call.
+    ``mesh`` is what the nodes saw of each other (None: not measured), ``firewalls`` the raw rules of hosts that a
+    connection failed on, ``rehearsal`` what each host told of the deep rehearsal (None: not done).
     """
 
     targets: tuple[Target, ...]
@@ -113,6 +117,9 @@ class View:
     answers: Mapping[str, Mapping[str, Answer]]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     timings: Mapping[str, Timing] = field(default_factory=dict)
+    mesh: Mesh | None = None
+    firewalls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rehearsal: Mapping[str, Mapping[str, Any]] | None = None
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpctl.checks import connection, disk, port, python, torch
+from ddpctl.checks import connection, disk, network, port, python, torch
 from ddpctl.checks.base import Check
 
 CATALOGUE: tuple[Check, ...] = (
@@ -11,4 +11,5 @@ CATALOGUE: tuple[Check, ...] = (
     *torch.CHECKS,
     *disk.CHECKS,
     *port.CHECKS,
+    *network.CHECKS,
 )

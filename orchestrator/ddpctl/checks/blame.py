@@ -1,0 +1,90 @@
+"""Who is to blame for a connection that failed: the end whose firewall drops it, or the far end, or the way between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpctl.checks import firewall
+from ddpctl.checks.base import View
+from ddpctl.checks.firewall import Block, Packet
+from ddpctl.spec.mesh import OK, Dial, Mesh
+
+SOURCE_PORT = 45000  # stands for any port that a dialer's kernel picks
+BLOCKED = frozenset({"dropped", "refused", "rejected", "error"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A blocked connection and who is to blame: ``host`` where the block is, ``other`` the far end."""
+
+    dial: Dial
+    host: str
+    other: str
+    blocks: tuple[Block, ...]
+    hook: str
+
+    @property
+    def outgoing(self) -> bool:
+        return self.host == self.dial.dialer
+
+
+def faults(view: View) -> tuple[Fault, ...]:
+    """Every blocked connection that is not the mere echo of a missing route back, with its culprit."""
+    mesh = view.mesh
+    if mesh is None:
+        return ()
+    no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == "no_route"}
+    blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_way_back]
+    lost = _mute_dialers(mesh, blocked)
+    return tuple(_blame(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+
+
+def wrong_address(mesh: Mesh, peer: str) -> bool:
+    """The others reach this node at another address: that is told once, by fabric.address."""
+    return bool(mesh.reached.get(peer))
+
+
+def _mute_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
+    """Nodes from which nothing gets anywhere while others do get to the same targets: the fault is at their end."""
+    failed: dict[str, set[str]] = {}
+    for dial in blocked:
+        failed.setdefault(dial.dialer, set()).add(dial.peer)
+    through = {(dial.dialer, dial.peer) for dial in mesh.dials if dial.status == OK}
+    arrived = {peer for _, peer in through}
+    return {
+        dialer
+        for dialer, peers in failed.items()
+        if len(peers) > 1 and peers <= arrived and not any(d == dialer for d, _ in through)
+    }
+
+
+def _blame(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> Fault:
+    """The end whose firewall drops the packet on its way there or the answer on its way back; else the far end."""
+    mine = dial.local or mesh.fabric[dial.dialer].address if dial.dialer in mesh.fabric else dial.local or ""
+    there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")
+    back = Packet(dial.address, mine, dial.port, SOURCE_PORT, "established")
+    ways = (
+        (dial.peer, "input", there),
+        (dial.dialer, "output", there),
+        (dial.dialer, "input", back),
+        (dial.peer, "output", back),
+    )
+    for certain in (True, False):
+        for host, hook, packet in ways:
+            blocks = firewall.blocking(
+                view.firewalls.get(host, {}), packet, hook, interface=_interface(mesh, host, dial)
+            )
+            blocks = tuple(block for block in blocks if block.certain or not certain)
+            if blocks:
+                return Fault(dial, host, dial.dialer if host == dial.peer else dial.peer, blocks, hook)
+    if dial.dialer in lost:
+        return Fault(dial, dial.dialer, dial.peer, (), "output")
+    return Fault(dial, dial.peer, dial.dialer, (), "input")
+
+
+def _interface(mesh: Mesh, host: str, dial: Dial) -> str | None:
+    if host == dial.dialer:
+        return dial.interface
+    fabric = mesh.fabric.get(host)
+    return fabric.interface if fabric else None

@@ -1,0 +1,196 @@
+"""Links that work and are bad: big packets that vanish, and links much slower or later than the others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddpctl.checks.base import View
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.mesh import Mesh, Pair
+from ddpctl.spec.outliers import BROKEN, late_links, slow_links
+from ddpctl.spec.ranges import fold
+
+# --- big packets -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """Bulk data from ``sender`` that never arrives at ``receiver``; ``mtu``: the largest packet seen to pass."""
+
+    sender: str
+    receiver: str
+    mtu: int | None
+
+
+def judge_bulk(view: View) -> Iterable[Finding]:
+    """Small messages pass, bulk data stalls."""
+    mesh = view.mesh
+    if mesh is None or not mesh.speeds:
+        return
+    holes = list(_holes(mesh))
+    for host, own in _by_host(mesh, holes).items():
+        yield _hole_finding(view, mesh, host, own)
+    if not holes:
+        yield Finding("mesh.mtu", Severity.OK, "big packets arrive in both directions")
+
+
+def _holes(mesh: Mesh) -> Iterable[_Hole]:
+    """Each direction once, whichever end measured it."""
+    seen: dict[Pair, _Hole] = {}
+    for speed in mesh.speeds:
+        for state, pair in ((speed.push, (speed.dialer, speed.peer)), (speed.pull, (speed.peer, speed.dialer))):
+            if state in BROKEN:
+                known = seen.get(pair)
+                seen[pair] = _Hole(*pair, speed.mtu or (known.mtu if known else None))
+    return seen.values()
+
+
+def _by_host(mesh: Mesh, holes: Sequence[_Hole]) -> dict[str, list[_Hole]]:
+    """The holes by the host that has most of them in common: a bad port spoils every link of its host."""
+    left = list(holes)
+    groups: dict[str, list[_Hole]] = {}
+    while left:
+        counts: dict[str, int] = {}
+        for hole in left:
+            for host in (hole.sender, hole.receiver):
+                counts[host] = counts.get(host, 0) + 1
+        most = max(counts.values())
+        tied = [host for host in counts if counts[host] == most]
+        host = next((hole.sender for hole in left if hole.sender in tied), tied[0])
+        groups[host] = [hole for hole in left if host in (hole.sender, hole.receiver)]
+        left = [hole for hole in left if host not in (hole.sender, hole.receiver)]
+    return groups
+
+
+def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> Finding:
+    others = tuple(dict.fromkeys(h.receiver if h.sender == host else h.sender for h in holes))
+    sends, receives = any(h.sender == host for h in holes), any(h.receiver == host for h in holes)
+    way = "between" if sends and receives else "from" if sends else "to"
+    joint = "and" if way == "between" else "to" if way == "from" else "from"
+    passed = min((hole.mtu for hole in holes if hole.mtu), default=None)
+    mtus = {name: _mtu(view, mesh, name) for name in (host, *others)}
+    text = f"big packets {way} {host} {joint} {fold(others)} never arrive, small ones do"
+    if passed:
+        text += f"; packets of up to {passed} bytes pass, and the interface sends up to {mtus[host] or '?'}"
+    return Finding(
+        "mesh.mtu",
+        Severity.ERROR,
+        text,
+        host,
+        peer=others[0] if len(others) == 1 else None,
+        fix=_mtu_fix(mesh, host, others, mtus, passed),
+        evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [_arrow(h) for h in holes]},
+    )
+
+
+def _arrow(hole: _Hole) -> list[str]:
+    return [hole.sender, hole.receiver]
+
+
+def _mtu_fix(mesh: Mesh, host: str, others: Sequence[str], mtus: Mapping[str, int | None], passed: int | None) -> str:
+    if passed is None:
+        return (
+            f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
+            f"packet length or rate, and at the error counters (`ip -s link`)"
+        )
+    size = passed
+    fabric = mesh.fabric.get(host)
+    interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
+    return f"sudo ip link set dev {interface} mtu {size}"
+
+
+def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
+    fabric = mesh.fabric.get(host)
+    for key, answer in view.answers.get(host, {}).items():
+        if fabric and answer.ok and key.partition(":")[0] == "network":
+            found = [e["mtu"] for e in answer.value["addresses"] if e["address"] == fabric.address]
+            return found[0] if found else None
+    return None
+
+
+# --- slow and late ---------------------------------------------------------------------------------------------------
+
+
+def judge_bandwidth(view: View) -> Iterable[Finding]:
+    """Links that were slow in both measurements."""
+    mesh = view.mesh
+    if mesh is None or not any(speed.push_mbit for speed in mesh.speeds):
+        return
+    slow = {pair: value for pair, value in slow_links(mesh).items() if pair in mesh.again or _back(pair) in mesh.again}
+    rates = [link.mbit for link in mesh.links() if link.mbit is not None]
+    middle = statistics.median(rates)
+    for host, pairs in _worst_hosts(mesh, slow).items():
+        yield _outlier("mesh.bandwidth", mesh, host, pairs, "Mbit/s", min(pairs.values()), middle)
+    if not slow:
+        note = f" ({mesh.note})" if mesh.note else ""
+        yield Finding("mesh.bandwidth", Severity.OK, f"{len(rates)} links, median {middle:.0f} Mbit/s{note}")
+
+
+def judge_latency(view: View) -> Iterable[Finding]:
+    """Round trips that were long in both measurements."""
+    mesh = view.mesh
+    if mesh is None:
+        return
+    trips = [speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None]
+    if not trips:
+        return
+    middle = statistics.median(trips)
+    late = {pair: value for pair, value in late_links(mesh).items() if pair in mesh.again}
+    for host, pairs in _worst_hosts(mesh, late).items():
+        yield _outlier("mesh.latency", mesh, host, pairs, "ms", max(pairs.values()), middle)
+    if not late:
+        yield Finding("mesh.latency", Severity.OK, f"{len(trips)} links, median round trip {middle:.2f} ms")
+
+
+def _back(pair: Pair) -> Pair:
+    return pair[1], pair[0]
+
+
+def _worst_hosts(mesh: Mesh, pairs: Mapping[Pair, float]) -> dict[str, dict[Pair, float]]:
+    """The pairs by the host that they have in common, the one with most of them first."""
+    left = dict(pairs)
+    groups: dict[str, dict[Pair, float]] = {}
+    while left:
+        counts: dict[str, int] = {}
+        for pair in left:
+            for host in pair:
+                counts[host] = counts.get(host, 0) + 1
+        most = max(counts.values())
+        host = next(name for pair in left for name in pair if counts[name] == most)
+        groups[host] = {pair: value for pair, value in left.items() if host in pair}
+        left = {pair: value for pair, value in left.items() if host not in pair}
+    return groups
+
+
+def _outlier(
+    check: str, mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, worst: float, middle: float
+) -> Finding:
+    others = tuple(dict.fromkeys(name for pair in pairs for name in pair if name != host))
+    senders = {pair[0] for pair in pairs}
+    if unit == "ms":
+        where = f"a round trip between {host} and {fold(others)} takes"
+    elif senders == {host}:
+        where = f"the link from {host} to {fold(others)} gives"
+    elif host not in senders:
+        where = f"the link from {fold(others)} to {host} gives"
+    else:
+        where = f"the link between {host} and {fold(others)} gives"
+    fabric = mesh.fabric.get(host)
+    interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
+    fix = (
+        f"on {host}: `ethtool {interface}` shows the negotiated speed; `ip -s link show {interface}` the errors"
+        if unit == "Mbit/s"
+        else f"on {host}: `traceroute {mesh.fabric[others[0]].address}` shows the way"
+    )
+    number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
+    return Finding(
+        check,
+        Severity.WARNING,
+        f"{where} {number} {unit}, measured twice; the median of all links is {middle:.4g} {unit}",
+        host,
+        peer=others[0] if len(others) == 1 else None,
+        fix=fix,
+        evidence={"links": {f"{a} -> {b}": value for (a, b), value in pairs.items()}, "median": middle, "unit": unit},
+    )

@@ -1,0 +1,182 @@
+"""The address by which the other nodes reach a node, and the interface that owns it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddpctl.spec.mesh import OK, Dial, Fabric
+
+CANDIDATES = 4  # addresses of a node that are tried
+LOOPBACK = "127.0.0.1"
+# Made by container engines and hypervisors: the same address on every machine, reachable from none.
+_BRIDGE = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vmnet|vboxnet|kube|cbr)")
+
+
+def is_literal(address: str) -> bool:
+    """Whether it is an address and not a name."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class NodeAddress:
+    """An address of a node. ``prefix``: bits of its network; ``speed``: Mbit/s as the driver says, if it does."""
+
+    address: str
+    interface: str
+    family: int = 4
+    prefix: int = 24
+    up: bool = True
+    mtu: int | None = None
+    speed: int | None = None
+
+    @property
+    def loopback(self) -> bool:
+        return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def container_bridge(self) -> bool:
+        return bool(_BRIDGE.match(self.interface))
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """What a node told of its network, and what the inventory says: ``wanted`` addresses (resolved) and interface."""
+
+    host: str
+    addresses: tuple[NodeAddress, ...]
+    ssh_address: str | None = None
+    wanted: tuple[str, ...] = ()
+    interface: str | None = None
+    local: bool = False
+    port_range: tuple[int, int] = (32768, 60999)
+
+    def owner(self, address: str) -> str | None:
+        """The interface that has this address."""
+        return next((entry.interface for entry in self.addresses if entry.address == address), None)
+
+
+def host_network(
+    host: str,
+    value: Mapping[str, Any],
+    *,
+    wanted: Iterable[str] = (),
+    interface: str | None = None,
+    local: bool = False,
+) -> HostNetwork:
+    """From the answer to the worker's ``network`` question."""
+    addresses = tuple(
+        NodeAddress(
+            address=entry["address"],
+            interface=entry["interface"],
+            family=int(entry["family"]),
+            prefix=int(entry["prefix"]),
+            up=bool(entry["up"]) and bool(entry.get("carrier", True)),
+            mtu=entry.get("mtu"),
+            speed=entry.get("speed"),
+        )
+        for entry in value["addresses"]
+    )
+    low, high = value["port_range"]
+    return HostNetwork(
+        host, addresses, value.get("ssh_address"), tuple(wanted), interface, local, (int(low), int(high))
+    )
+
+
+def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
+    """The addresses of every node worth trying, best first, at most CANDIDATES each.
+
+    An address that several nodes have (docker0, virbr0, a cloned image) belongs to none of them. When all hosts are
+    this very machine, loopback is the fabric.
+    """
+    if all(network.local for network in networks):
+        return {network.host: network.wanted or (LOOPBACK,) for network in networks}
+    seen: dict[str, int] = {}
+    for network in networks:
+        for address in {entry.address for entry in network.addresses}:
+            seen[address] = seen.get(address, 0) + 1
+    common = _common_networks(networks)
+    return {network.host: _ranked(network, seen, common)[:CANDIDATES] for network in networks}
+
+
+def other_addresses(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
+    """What to try where the first candidate fails: the other candidates, and where the inventory named the address or
+    the interface, what the node has besides, so that the right one can be told."""
+    if all(network.local for network in networks):
+        return {}
+    free = candidates([replace(network, wanted=(), interface=None) for network in networks])
+    first = candidates(networks)
+    return {
+        host: tuple(address for address in dict.fromkeys((*first[host], *free[host])) if address not in first[host][:1])
+        for host in first
+    }
+
+
+def _ranked(network: HostNetwork, seen: Mapping[str, int], common: Mapping[str, int]) -> tuple[str, ...]:
+    if network.wanted:
+        return network.wanted
+    usable = [entry for entry in network.addresses if entry.up and not entry.loopback]
+    if network.interface:
+        usable = [entry for entry in usable if entry.interface == network.interface]
+    else:
+        usable = [entry for entry in usable if seen[entry.address] == 1]
+
+    def order(entry: NodeAddress) -> tuple[Any, ...]:
+        return (
+            entry.container_bridge,
+            entry.address != network.ssh_address,
+            -common.get(_network_of(entry), 0),
+            entry.family,
+            -(entry.speed or 0),
+        )
+
+    return tuple(entry.address for entry in sorted(usable, key=order))
+
+
+def _network_of(entry: NodeAddress) -> str:
+    return str(ipaddress.ip_interface(f"{entry.address}/{entry.prefix}").network)
+
+
+def _common_networks(networks: Sequence[HostNetwork]) -> dict[str, int]:
+    """How many nodes have an address in each network."""
+    count: dict[str, int] = {}
+    for network in networks:
+        for name in {_network_of(entry) for entry in network.addresses if not entry.loopback}:
+            count[name] = count.get(name, 0) + 1
+    return count
+
+
+def choose_fabric(networks: Sequence[HostNetwork], dials: Iterable[Dial]) -> dict[str, Fabric]:
+    """For every node the address that most of the others really reached, the best candidate among equals.
+
+    Nodes without any candidate are left out. Without dials (one host, or no mesh) the best candidate counts.
+    """
+    ranked = candidates(networks)
+    reached: dict[tuple[str, str], set[str]] = {}
+    for dial in dials:
+        if dial.status == OK:
+            reached.setdefault((dial.peer, dial.address), set()).add(dial.dialer)
+    chosen: dict[str, Fabric] = {}
+    for network in networks:
+        addresses = ranked[network.host]
+        if addresses:
+            best = max(addresses, key=lambda address: len(reached.get((network.host, address), ())))
+            chosen[network.host] = Fabric(best, _interface(network, best))
+    return chosen
+
+
+def _interface(network: HostNetwork, address: str) -> str | None:
+    """The owner of the address; the inventory's word where there is one."""
+    if network.interface:
+        return network.interface
+    owner = network.owner(address)
+    if owner is None and ipaddress.ip_address(address).is_loopback:
+        return next((entry.interface for entry in network.addresses if entry.loopback), None)
+    return owner

@@ -1,0 +1,114 @@
+"""What the nodes saw of each other: every connection tried, and what each link gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OK = "ok"
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One connection that was tried. ``status`` is a word of the worker's dialer: ok, refused, rejected, dropped,
+    no_route, wrong_host, foreign, silent, closed, error. Times in milliseconds."""
+
+    dialer: str
+    peer: str
+    address: str
+    port: int
+    status: str
+    errno: str | None = None
+    detail: str | None = None
+    local: str | None = None
+    interface: str | None = None
+    ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a link gave: round trip in ms, Mbit/s from the dialer (``push``) and to it (``pull``), and whether the bulk
+    data arrived: ok, slow (broken off), stalled or failed. ``mtu``: where it stalled, the largest packets that pass."""
+
+    dialer: str
+    peer: str
+    rtt_ms: float | None
+    push_mbit: float | None
+    pull_mbit: float | None
+    push: str = OK
+    pull: str = OK
+    mtu: int | None = None
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The address that the other nodes use for a node, and the interface that owns it (None: not known)."""
+
+    address: str
+    interface: str | None
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of the mesh as people look at it: the worst status of its ports, round trip, and speed."""
+
+    dialer: str
+    peer: str
+    status: str
+    rtt_ms: float | None = None
+    mbit: float | None = None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All that the mesh round saw, on the addresses that were chosen.
+
+    ``ports``: for each host its dialled ports and what they stand for (master, gang, sample); ``taken``: the job's own
+    ports that another program holds there; ``ranges``: each host's ephemeral ports, both ends included; ``again``: the
+    dialled pairs that were measured twice; ``reached``: for a host whose address nobody reaches, others of it that
+    somebody did.
+    """
+
+    hosts: tuple[str, ...] = ()
+    master: str | None = None
+    master_port: int | None = None
+    fabric: Mapping[str, Fabric] = field(default_factory=dict)
+    dials: tuple[Dial, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    ports: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    note: str | None = None
+    again: frozenset[Pair] = frozenset()
+    reached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def links(self) -> tuple[Link, ...]:
+        """Every direction that was tried, with its speed: the better of the dialer's push and the peer's pull."""
+        worst: dict[Pair, str] = {}
+        for dial in self.dials:
+            pair = (dial.dialer, dial.peer)
+            if worst.get(pair, OK) == OK:
+                worst[pair] = dial.status
+        pushed = {(speed.dialer, speed.peer): speed for speed in self.speeds}
+        return tuple(
+            Link(*pair, _bulk(status, pushed.get(pair)), _rtt(pushed, pair), rate(pushed, pair))
+            for pair, status in worst.items()
+        )
+
+
+def _bulk(status: str, speed: Speed | None) -> str:
+    return "stalled" if status == OK and speed is not None and speed.push == "stalled" else status
+
+
+def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
+    speed = speeds.get(pair)
+    return speed.rtt_ms if speed else None
+
+
+def rate(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
+    """Mbit/s from the first of the pair to the second, the better of two measurements."""
+    there, back = speeds.get(pair), speeds.get((pair[1], pair[0]))
+    found = [value for value in (there.push_mbit if there else None, back.pull_mbit if back else None) if value]
+    return max(found) if found else None

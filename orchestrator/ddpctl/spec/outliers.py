@@ -1,0 +1,47 @@
+"""Which links of a mesh are worth a word: slow, late, or swallowing big packets."""
+
+from __future__ import annotations
+
+import statistics
+
+from ddpctl.spec.mesh import Mesh, Pair
+
+SLOW_FACTOR = 0.5  # of the median
+FAST_ENOUGH_MBIT = 2000.0  # above this the processor is measured, not the link
+HARDLY_USABLE_MBIT = 80.0  # a 100 Mbit/s port gives 94
+LATE_FACTOR = 3.0
+LATE_MS = 2.0  # a round trip this much above the median is worth a word
+MOST_SUSPECTS = 32
+BROKEN = frozenset({"stalled", "failed"})
+
+
+def slow_links(mesh: Mesh) -> dict[Pair, float]:
+    """Directions under half of the median of all (or hardly usable at all), with their Mbit/s."""
+    rates = {(link.dialer, link.peer): link.mbit for link in mesh.links() if link.mbit is not None}
+    if not rates:
+        return {}
+    bound = max(SLOW_FACTOR * statistics.median(rates.values()), HARDLY_USABLE_MBIT)
+    return {pair: value for pair, value in rates.items() if value < bound and value < FAST_ENOUGH_MBIT}
+
+
+def late_links(mesh: Mesh) -> dict[Pair, float]:
+    """Directions whose round trip is far above the median of all, in ms."""
+    trips = {(speed.dialer, speed.peer): speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None}
+    if len(trips) < 3:
+        return {}
+    middle = statistics.median(trips.values())
+    return {pair: value for pair, value in trips.items() if value > LATE_FACTOR * middle and value > middle + LATE_MS}
+
+
+def stalled_pairs(mesh: Mesh) -> tuple[Pair, ...]:
+    """The dialled pairs whose bulk data did not arrive, one way or both."""
+    return tuple((s.dialer, s.peer) for s in mesh.speeds if s.push in BROKEN or s.pull in BROKEN)
+
+
+def suspects(mesh: Mesh) -> tuple[Pair, ...]:
+    """The dialled pairs worth a second measurement because they look slow or late, the worst MOST_SUSPECTS of them."""
+    slow, late = slow_links(mesh), late_links(mesh)
+    ordered = [*sorted(slow, key=lambda pair: slow[pair]), *sorted(late, key=lambda pair: -late[pair])]
+    broken = set(stalled_pairs(mesh))
+    measured = {(speed.dialer, speed.peer) for speed in mesh.speeds} - broken
+    return tuple(dict.fromkeys(pair for pair in ordered if pair in measured))[:MOST_SUSPECTS]

@@ -1,0 +1,315 @@
+"""Every node listens as the job would, every other node dials in; then the slow links are measured again in quiet."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddpctl.errors import DdpctlError
+from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
+from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Pair, Speed
+from ddpctl.spec.outliers import stalled_pairs, suspects
+from ddpctl.spec.schedule import Schedule, schedule
+from ddpctl.transport.base import Fleet, Frame, Transport
+
+STAGE = "mesh"
+LISTEN_S = 300.0  # a listener that is forgotten ends by itself
+READY_S = 30.0  # for all listeners to be there
+DIAL_S = 180.0
+SAMPLES = 3  # ephemeral ports on every node
+BULK_BYTES = 1 << 20
+SMALL_BYTES = 256 << 10
+QUIET_BYTES = 4 << 20
+QUIET_REPEAT = 3
+QUIET_S = 15.0
+MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are enough links
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """What the mesh needs to know: the hosts' networks in node rank order, and the ports that the job will use."""
+
+    networks: tuple[HostNetwork, ...]
+    master: str
+    master_port: int
+    gang_port: int | None = None
+    bulk: bool = True
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(network.host for network in self.networks)
+
+    def ports(self, host: str) -> tuple[int, ...]:
+        """The job's own ports on this host. Every node tries the master's: any of them may be the master next time."""
+        own = (self.master_port, self.gang_port) if host == self.master else (self.master_port,)
+        return tuple(port for port in own if port is not None)
+
+
+@dataclass
+class _Listening:
+    """What the listeners said: the answer of each host that is ready, and the errors of the others."""
+
+    nonce: str
+    ready: dict[str, Mapping[str, Any]]
+    errors: dict[str, DdpctlError]
+
+    def targets(self, host: str, order: Schedule, addresses: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+        """Whom ``host`` dials, on which addresses and ports, in order."""
+        return [
+            {"peer": peer, "address": address, "ports": [*self.ready[peer]["listening"], *self.ready[peer]["samples"]]}
+            for peer in order.targets[host]
+            if peer in self.ready
+            for address in addresses.get(peer, ())
+        ]
+
+
+def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, DdpctlError]]:
+    """The mesh of all hosts of the plan, and the errors of hosts that could not take part."""
+    order = schedule(plan.hosts, plan.master)
+    tell(StageStarted(STAGE, order.links, "links"))
+    with _listeners(plan, fleet) as listening:
+        size = 0 if not plan.bulk else BULK_BYTES if len(plan.hosts) <= MANY_HOSTS else BULK_BYTES // 4
+        dials, speeds, errors = _dial_all(plan, order, listening, size, fleet, tell)
+        mesh = _measure_again(_mesh(plan, order, listening, dials, speeds), listening.nonce, fleet)
+        errors = {**listening.errors, **errors}
+    tell(StageEnded(STAGE, not errors and all(dial.status == OK for dial in mesh.dials)))
+    return mesh, errors
+
+
+def _dial_all(
+    plan: MeshPlan, order: Schedule, listening: _Listening, size: int, fleet: Fleet, tell: Tell
+) -> tuple[list[Dial], list[Speed], dict[str, DdpctlError]]:
+    """The likeliest address of every host first. Only where that one is not reached by all, the others: an address
+    that leads nowhere costs every dialer seconds."""
+    best = {host: addresses[:1] for host, addresses in candidates(plan.networks).items()}
+    requests = {host: listening.targets(host, order, best) for host in listening.ready}
+    dials, speeds, errors = _dial(requests, listening.nonce, size, 1, fleet, tell)
+    missed = {dial.peer for dial in dials if dial.status != OK} | {host for host, found in best.items() if not found}
+    rest = {host: addresses for host, addresses in other_addresses(plan.networks).items() if host in missed}
+    if rest:
+        requests = {host: listening.targets(host, order, rest) for host in listening.ready}
+        more, more_speeds, more_errors = _dial(requests, listening.nonce, size, 1, fleet, None)
+        known = {(speed.dialer, speed.peer) for speed in speeds}
+        dials += more
+        speeds += [speed for speed in more_speeds if (speed.dialer, speed.peer) not in known]
+        errors.update(more_errors)
+    return dials, speeds, errors
+
+
+@contextmanager
+def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
+    """Every host listens while the body runs; all are ended, and waited for, on the way out."""
+    listening = _Listening(secrets.token_hex(32), {}, {})
+    ended, changed = threading.Event(), threading.Condition()
+    samples = SAMPLES if len(plan.hosts) <= MANY_HOSTS else SAMPLES - 1
+
+    def listen(transport: Transport) -> None:
+        def on_frame(frame: Frame) -> None:
+            with changed:
+                listening.ready[transport.host] = frame.data
+                changed.notify_all()
+
+        request = {
+            "nonce": listening.nonce,
+            "ports": list(plan.ports(transport.host)),
+            "samples": samples,
+            "seconds": LISTEN_S,
+        }
+        try:
+            transport.call("listen", request, on_frame=on_frame, timeout=None, cancel=ended.is_set)
+        except DdpctlError as error:
+            if not ended.is_set():
+                with changed:
+                    listening.ready.pop(transport.host, None)
+                    listening.errors[transport.host] = error
+                    changed.notify_all()
+
+    thread = threading.Thread(target=fleet.together, args=(listen, plan.hosts), name="mesh-listeners", daemon=True)
+    thread.start()
+    try:
+        with changed:
+            changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
+        yield listening
+    finally:
+        ended.set()
+        thread.join(timeout=10)
+
+
+def _dial(
+    requests: Mapping[str, list[dict[str, Any]]],
+    nonce: str,
+    size: int,
+    repeat: int,
+    fleet: Fleet,
+    tell: Tell | None,
+    *,
+    find_mtu: bool = False,
+) -> tuple[list[Dial], list[Speed], dict[str, DdpctlError]]:
+    """Every host dials its targets, all hosts at once."""
+    total = sum(len({target["peer"] for target in targets}) for targets in requests.values())
+    done = 0
+    lock = threading.Lock()
+
+    def dial(transport: Transport) -> dict[str, Any]:
+        nonlocal done
+        targets = requests[transport.host]
+        request = {"nonce": nonce, "targets": targets, "bytes": size, "repeat": repeat, "find_mtu": find_mtu}
+        answer = transport.call("dial", request, timeout=DIAL_S)
+        if tell is not None:
+            with lock:
+                done += len({target["peer"] for target in targets})
+                tell(Progress(STAGE, done, total, transport.host))
+        return answer
+
+    outcome = fleet.together(dial, [host for host, targets in requests.items() if targets])
+    dials = [_as_dial(host, entry) for host, answer in outcome.results.items() for entry in answer["links"]]
+    speeds = [_as_speed(host, entry) for host, answer in outcome.results.items() for entry in answer["speeds"]]
+    return dials, speeds, dict(outcome.errors)
+
+
+def _as_dial(host: str, entry: Mapping[str, Any]) -> Dial:
+    return Dial(
+        dialer=host,
+        peer=entry["peer"],
+        address=entry["address"],
+        port=int(entry["port"]),
+        status=entry["status"],
+        errno=entry.get("errno"),
+        detail=entry.get("detail"),
+        local=entry.get("local"),
+        interface=entry.get("interface"),
+        ms=entry.get("connect_ms"),
+    )
+
+
+def _as_speed(host: str, entry: Mapping[str, Any]) -> Speed:
+    return Speed(
+        dialer=host,
+        peer=entry["peer"],
+        rtt_ms=entry.get("rtt_ms"),
+        push_mbit=entry.get("push_mbit"),
+        pull_mbit=entry.get("pull_mbit"),
+        push=entry["push"],
+        pull=entry["pull"],
+        mtu=entry.get("mtu"),
+    )
+
+
+def _mesh(
+    plan: MeshPlan, order: Schedule, listening: _Listening, dials: Sequence[Dial], speeds: Sequence[Speed]
+) -> Mesh:
+    """What was seen on the address of each host that turned out to be the right one."""
+    fabric = choose_fabric(plan.networks, dials)
+    ports: dict[str, dict[int, str]] = {}
+    for host, said in listening.ready.items():
+        roles = dict.fromkeys(said["samples"], "sample")
+        roles.update({port: "gang" if port == plan.gang_port else "master" for port in said["listening"]})
+        ports[host] = roles
+    return Mesh(
+        hosts=plan.hosts,
+        master=plan.master,
+        master_port=plan.master_port,
+        fabric=fabric,
+        dials=tuple(d for d in dials if d.peer in fabric and fabric[d.peer].address == d.address),
+        reached=_reached_elsewhere(fabric, dials),
+        speeds=tuple(speeds),
+        ports=ports,
+        taken={
+            host: tuple(e["port"] for e in said["taken"]) for host, said in listening.ready.items() if said["taken"]
+        },
+        ranges={network.host: network.port_range for network in plan.networks},
+        note=order.note,
+    )
+
+
+def _reached_elsewhere(fabric: Mapping[str, Fabric], dials: Sequence[Dial]) -> dict[str, tuple[str, ...]]:
+    """For hosts that nobody reached at the chosen address: other addresses of theirs that answered."""
+    through = {(dial.peer, dial.address) for dial in dials if dial.status == OK}
+    tried = {dial.peer for dial in dials}
+    lost = {host for host in tried if host not in fabric or (host, fabric[host].address) not in through}
+    return {
+        host: tuple(sorted(address for peer, address in through if peer == host))
+        for host in lost
+        if any(peer == host for peer, _ in through)
+    }
+
+
+def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
+    """What looked bad is measured once more, and the better of both counts: a busy moment is not a bad cable.
+
+    Bulk data that stalled: all at once. Slow and late links: a few at a time with nothing beside them, worst first,
+    for at most QUIET_S seconds in all.
+    """
+    stalled = stalled_pairs(mesh)
+    if stalled:
+        mesh = _repeat(mesh, stalled, nonce, fleet, SMALL_BYTES, 1, find_mtu=True)
+    waiting = list(suspects(mesh))
+    until = time.monotonic() + QUIET_S
+    while waiting and time.monotonic() < until:
+        busy: set[str] = set()
+        batch: list[Pair] = []
+        for pair in list(waiting):
+            if not busy & set(pair):
+                busy |= set(pair)
+                batch.append(pair)
+                waiting.remove(pair)
+        mesh = _repeat(mesh, batch, nonce, fleet, _quiet_bytes(mesh, batch), QUIET_REPEAT)
+    return mesh
+
+
+def _repeat(
+    mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, size: int, repeat: int, *, find_mtu: bool = False
+) -> Mesh:
+    """These pairs dialled again, all at once."""
+    requests: dict[str, list[dict[str, Any]]] = {}
+    for dialer, peer in pairs:
+        requests.setdefault(dialer, []).extend(_one_target(mesh, dialer, peer))
+    speeds = {(speed.dialer, speed.peer): speed for speed in mesh.speeds}
+    _, found, _ = _dial(requests, nonce, size, repeat, fleet, None, find_mtu=find_mtu)
+    for speed in found:
+        pair = (speed.dialer, speed.peer)
+        speeds[pair] = _better(speeds[pair], speed)
+    again = mesh.again | {(speed.dialer, speed.peer) for speed in found}
+    return replace(mesh, speeds=tuple(speeds.values()), again=again)
+
+
+def _quiet_bytes(mesh: Mesh, pairs: Sequence[Pair]) -> int:
+    """As much as the slowest of these links should carry in a second, by what was seen of it."""
+    rates = [
+        rate
+        for speed in mesh.speeds
+        if (speed.dialer, speed.peer) in pairs
+        for rate in (speed.push_mbit, speed.pull_mbit)
+        if rate
+    ]
+    return int(min(QUIET_BYTES, max(SMALL_BYTES, min(rates, default=0.0) * 1e6 / 8)))
+
+
+def _one_target(mesh: Mesh, dialer: str, peer: str) -> list[dict[str, Any]]:
+    port = next(d.port for d in mesh.dials if (d.dialer, d.peer) == (dialer, peer) and d.status == OK)
+    return [{"peer": peer, "address": mesh.fabric[peer].address, "ports": [port]}]
+
+
+def _better(one: Speed, other: Speed) -> Speed:
+    """The best of each value; a transfer that arrived once is not stalled."""
+
+    def most(a: float | None, b: float | None) -> float | None:
+        return max((v for v in (a, b) if v is not None), default=None)
+
+    trips = [speed.rtt_ms for speed in (one, other) if speed.rtt_ms is not None]
+    return Speed(
+        one.dialer,
+        one.peer,
+        min(trips, default=None),
+        most(one.push_mbit, other.push_mbit),
+        most(one.pull_mbit, other.pull_mbit),
+        OK if OK in (one.push, other.push) else other.push,
+        OK if OK in (one.pull, other.pull) else other.pull,
+        other.mtu or one.mtu,
+    )

@@ -1,0 +1,206 @@
+"""Every way a launch is known to fail, looked for before it starts.
+
+Round one asks every host everything in one call; round two lets the nodes dial each other; what is found wrong there is
+looked at once more on the hosts concerned (their firewalls). The verdicts are pure and see all of it at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddpctl.checks import judge, subject
+from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Want
+from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.network import MESH_IDS, hosts_to_read, network_of, network_question
+from ddpctl.checks.torch import versions_question
+from ddpctl.errors import ConnectError, DdpctlError
+from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.fabric import HostNetwork, choose_fabric
+from ddpctl.spec.host import Host
+from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.mesh import OK, Fabric, Mesh
+from ddpctl.spec.plan import Facts, NodeFacts
+from ddpctl.spec.preflight import PreflightReport, sorted_findings
+from ddpctl.stages.mesh import MeshPlan, run_mesh
+from ddpctl.transport.base import Fleet, Transport
+
+STAGE = "preflight"
+SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
+FREE_PORT_S = 30.0
+FIREWALL_S = 20.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """``only`` and ``skip`` are ids of checks or their subjects; ``mesh`` False leaves the nodes' network alone."""
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    deep: bool = False
+    mesh: bool = True
+
+
+@dataclass
+class _Asked:
+    """What the first round brought: each host is in ``answers`` or in ``errors``."""
+
+    answers: dict[str, Mapping[str, Answer]] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
+    errors: dict[str, DdpctlError] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+
+
+def run_preflight(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    job: JobSpec | None,
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    options: Options | None = None,
+    imports: frozenset[str] | None = None,
+    nproc: int | None = None,
+) -> PreflightReport:
+    """Check ``hosts`` (node rank order, the master first) for ``job``, or for any job at all when it is None.
+
+    Never raises for what it finds: a host that cannot be reached is a finding.
+
+    Raises:
+        UsageError: ``only`` or ``skip`` names a check that there is not; nothing was contacted.
+    """
+    options = options or Options()
+    begin = time.monotonic()
+    checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
+    targets = subject.targets(hosts, job, nproc)
+    want = subject.want(inventory.environment, job, hosts, imports)
+    asked = _ask(checks, targets, want, fleet, tell)
+    view = View(targets, want, asked.answers, asked.errors, asked.timings)
+    networks = tuple(network for network in map(network_of(view), targets) if network is not None)
+    wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
+    if wants_mesh and len(networks) > 1 and asked.ports:
+        view = _with_mesh(view, networks, asked.ports, fleet, tell)
+    fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
+    return PreflightReport(
+        cluster=inventory.cluster,
+        hosts=tuple(target.name for target in targets),
+        findings=sorted_findings(judge.verdicts(checks, view, left_out), tuple(target.name for target in targets)),
+        duration_s=time.monotonic() - begin,
+        mesh=view.mesh,
+        facts=_facts(view, fabric, want, asked.ports),
+        fabric=fabric,
+        open_ports=_open_ports(view.mesh),
+        unreachable=tuple(host for host, error in asked.errors.items() if isinstance(error, ConnectError)),
+    )
+
+
+# --- round one -------------------------------------------------------------------------------------------------------
+
+
+def _ask(checks: Sequence[Check], targets: Sequence[Target], want: Want, fleet: Fleet, tell: Tell) -> _Asked:
+    """One call a host answers the questions of all checks; the master also picks the ports."""
+    by_name = {target.name: target for target in targets}
+    asked = _Asked()
+    tell(StageStarted(STAGE, len(targets)))
+
+    def ask(transport: Transport) -> Mapping[str, Answer]:
+        target = by_name[transport.host]
+        questions = [*judge.questions(checks, target, want)]
+        known = {question.key for question in questions}
+        questions += [question for question in _facts_questions(target, want) if question.key not in known]
+        deadline = max((question.deadline for question in questions), default=0.0)
+        start = time.time()
+        reply = transport.call("probe", {"questions": judge.as_request(questions)}, timeout=deadline + SLACK_S)
+        asked.timings[transport.host] = Timing(start, float(reply["received"]), float(reply["sent"]), time.time())
+        if target.name == want.master:
+            asked.ports = _pick_ports(transport, want)
+        return judge.as_answers(reply)
+
+    done = 0
+
+    def on_done(host: str, answer: Mapping[str, Answer] | DdpctlError) -> None:
+        nonlocal done
+        done += 1
+        note = str(answer) if isinstance(answer, DdpctlError) else ""
+        tell(Progress(STAGE, done, len(targets), host, note))
+
+    outcome = fleet.map(ask, [target.name for target in targets], on_done=on_done)
+    asked.answers, asked.errors = dict(outcome.results), dict(outcome.errors)
+    tell(StageEnded(STAGE, outcome.ok))
+    return asked
+
+
+def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
+    """What a plan needs to know, whichever checks are wanted."""
+    return (network_question(want), versions_question(target))
+
+
+def _pick_ports(transport: Transport, want: Want) -> tuple[int, ...]:
+    """The master port (the job's own, or a free one) and a second free one for the nodes' watch over each other."""
+    fixed = [want.master_port] if want.master_port is not None else []
+    reply = transport.call("free_port", {"count": 2 - len(fixed), "avoid": fixed}, timeout=FREE_PORT_S)
+    return (*fixed, *(int(port) for port in reply["ports"]))
+
+
+# --- round two -------------------------------------------------------------------------------------------------------
+
+
+def _with_mesh(view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, ...], fleet: Fleet, tell: Tell) -> View:
+    """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
+    hosts = {network.host for network in networks}
+    master = view.want.master if view.want.master in hosts else networks[0].host
+    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1]), fleet, tell)
+    suspected = hosts_to_read(mesh)
+    firewalls: dict[str, Mapping[str, Any]] = {}
+    if suspected:
+        outcome = fleet.map(lambda transport: transport.call("firewall", {}, timeout=FIREWALL_S), suspected)
+        firewalls = dict(outcome.results)
+    return replace(view, mesh=mesh, firewalls=firewalls, errors={**view.errors, **errors})
+
+
+def _open_ports(mesh: Mesh | None) -> dict[str, tuple[int, ...]]:
+    """For each host the ports that everyone who dialled them got through to."""
+    if mesh is None:
+        return {}
+    seen: dict[tuple[str, int], bool] = {}
+    for dial in mesh.dials:
+        key = (dial.peer, dial.port)
+        seen[key] = seen.get(key, True) and dial.status == OK
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(mesh.hosts, ())
+    for (host, port), is_open in seen.items():
+        if is_open:
+            found[host] += (port,)
+    return found
+
+
+# --- what a plan needs -----------------------------------------------------------------------------------------------
+
+
+def _facts(view: View, fabric: Mapping[str, Fabric], want: Want, ports: tuple[int, ...]) -> Facts:
+    nodes = {target.name: _node_facts(view, target, fabric.get(target.name)) for target in view.targets}
+    return Facts(
+        nodes=nodes,
+        master_port=ports[0] if ports else want.master_port,
+        gang_port=ports[1] if len(ports) > 1 else None,
+    )
+
+
+def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
+    answers = view.answers.get(target.name, {})
+
+    def value(name: str) -> Any:
+        return next((a.value for key, a in answers.items() if key.partition(":")[0] == name and a.ok), None) or {}
+
+    torch = value("versions").get("torch") or {}
+    seen = value("torch_import").get("devices")  # what the job's own torch sees, CUDA_VISIBLE_DEVICES included
+    return NodeFacts(
+        gpus=value("network").get("gpus") if seen is None else int(seen),
+        cores=value("network").get("cores"),
+        fabric_address=fabric.address if fabric else None,
+        interface=fabric.interface if fabric else None,
+        torch=torch.get("version"),
+        has_launch=value("versions").get("has_launch") if torch else None,
+    )

@@ -1,0 +1,68 @@
+"""This node's firewall, read and never changed. The judging is done by whoever asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.link import Link
+
+READ_S = 8.0
+LIMIT = 8 << 20
+# A login without root often has no sbin in its PATH, and the programs are there all the same.
+_PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+
+
+def firewall(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+    """The rules as each tool prints them, None where a tool is missing or refuses; and who manages them.
+
+    ``nft``: JSON text of ``nft -j list ruleset``; ``iptables`` and ``ip6tables``: text of ``iptables-save``; ``ufw``
+    and ``firewalld``: whether it is active; ``errors``: what the tools said; ``uid``: ours (reading takes root).
+    """
+    errors: Dict[str, str] = {}
+    return {
+        "uid": os.getuid(),
+        "nft": _read(["nft", "-j", "list", "ruleset"], errors),
+        "iptables": _read(["iptables-save"], errors),
+        "ip6tables": _read(["ip6tables-save"], errors),
+        "ufw": _ufw(errors),
+        "firewalld": (_read(["firewall-cmd", "--state"], errors) or "").strip() == "running",
+        "errors": errors,
+    }
+
+
+def _ufw(errors: Dict[str, str]) -> bool:
+    """Active by its own word, or, where only root may ask, by its configuration."""
+    status = _read(["ufw", "status"], errors)
+    if status is not None:
+        return "Status: active" in status
+    try:
+        with open("/etc/ufw/ufw.conf") as file:
+            return any(line.strip().replace(" ", "") == "ENABLED=yes" for line in file)
+    except OSError:
+        return False
+
+
+def _read(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
+    program = shutil.which(argv[0], path=_PATH)
+    if program is None:
+        return None
+    env = {"PATH": _PATH, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            [program, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=READ_S,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        errors[argv[0]] = str(error)
+        return None
+    if done.returncode != 0 or len(done.stdout) > LIMIT:
+        errors[argv[0]] = done.stderr.decode("utf-8", "replace")[:300] or "exit %d" % done.returncode
+        return None
+    return done.stdout.decode("utf-8", "replace")
