@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from ddpctl.checks import connection, disk, network, port, python, torch
+from ddpctl.checks import (
+    connection,
+    disk,
+    gpu,
+    gpu_health,
+    host,
+    infiniband,
+    job,
+    kernel_log,
+    limits,
+    login,
+    network,
+    port,
+    python,
+    torch,
+)
 from ddpctl.checks.base import Check
 
 CATALOGUE: tuple[Check, ...] = (
     *connection.CHECKS,
+    *host.CHECKS,
+    *login.CHECKS,
     *python.CHECKS,
     *torch.CHECKS,
     *disk.CHECKS,
+    *limits.CHECKS,
+    *gpu.CHECKS,
+    *gpu_health.CHECKS,
+    *kernel_log.CHECKS,
+    *infiniband.CHECKS,
+    *job.CHECKS,
     *port.CHECKS,
     *network.CHECKS,
 )

@@ -8,6 +8,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.facts import command
+from ddpctl_worker.facts.nvidia import pci_devices
 
 _INTERESTING = re.compile(
     r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid|NVRM: GPU at .* lost"
@@ -15,11 +16,14 @@ _INTERESTING = re.compile(
 _MOST = 100
 
 
-def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     """The last lines about GPU faults, ``[seconds since boot] text``, where they were read, and the uptime in seconds.
 
-    ``source`` is None where this user may not read the log (kernel.dmesg_restrict); ``error`` says so.
+    None on a machine without a GPU of NVIDIA's. ``source`` is None where this user may not read the log
+    (kernel.dmesg_restrict); ``error`` says so.
     """
+    if not pci_devices():
+        return None
     timeout = max(1.0, context["deadline"] - 1.0)
     lines, source, error = _from_device()
     if lines is None:
@@ -56,7 +60,8 @@ def _from_device() -> "tuple[Optional[List[str]], Optional[str], Optional[str]]"
             head, _, text = record.partition(";")
             fields = head.split(",")
             if len(fields) > 2 and fields[2].isdigit():
-                lines.append("[%12.6f] %s" % (int(fields[2]) / 1e6, text.split("\n", 1)[0]))
+                said = text.split("\n", 1)[0].replace("\\x0a", " ")  # a message of several lines is one record
+                lines.append("[%12.6f] %s" % (int(fields[2]) / 1e6, said))
     except OSError as error:
         return None, None, str(error)
     finally:
@@ -69,7 +74,18 @@ def _from_program(
     result = command.tool(argv, timeout)
     if result is None:
         return None, None, before
-    lines = result["stdout"].splitlines()
+    lines = joined(result["stdout"])
     if result["code"] != 0 or not lines:  # journalctl shows nothing, without an error, to whom it has nothing to show
         return None, None, result["stderr"].strip() or before
     return lines, argv[0], None
+
+
+def joined(text: str) -> List[str]:
+    """dmesg's lines; one that goes on with an indented line (an old way of the driver's) is put together again."""
+    lines: List[str] = []
+    for line in text.splitlines():
+        if lines and line[:1].isspace():
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+    return lines

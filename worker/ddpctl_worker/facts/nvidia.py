@@ -20,7 +20,9 @@ _DISPLAY = ("0x0300", "0x0302")
 _BRIDGE = "0x0680"  # an NVSwitch
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_peermem", "nv_peer_mem", "nouveau")
 _BAD_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-_MOST_BAD_FIELDS = 8
+_MOST_BAD_FIELDS = 12
+_OLD_REASONS = "clocks_throttle_reasons."
+_NEW_REASONS = "clocks_event_reasons."
 
 # Old drivers do not know the later ones; the worker leaves out what nvidia-smi refuses.
 FIELDS = (
@@ -48,6 +50,8 @@ FIELDS = (
     "pcie.link.width.current",
     "pcie.link.width.max",
     "compute_cap",
+    "gpu_recovery_action",
+    "fabric.state",
 )
 APPS = "gpu_uuid,pid,process_name,used_memory"
 REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
@@ -109,7 +113,10 @@ def _query_gpu(until: float) -> Dict[str, Any]:
         bad = _BAD_FIELD.search(result["stdout"] + result["stderr"])
         if not bad or bad.group(1) not in fields:
             break
-        fields.remove(bad.group(1))
+        if bad.group(1).startswith(_OLD_REASONS):  # a driver that knows the new name alone
+            fields = [field.replace(_OLD_REASONS, _NEW_REASONS) for field in fields]
+        else:
+            fields.remove(bad.group(1))
     return result
 
 

@@ -13,7 +13,8 @@ from ddpctl_worker.facts.port import command_line
 _MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")
 _SHOWN = ("DDPCTL_JOB", "DDPCTL_RUN", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-_SUPERVISOR = "ddpctl_worker"
+# How the worker shows in a command line: started by the bootstrap, or as a module.
+_SUPERVISOR = ("ddpctl=json.loads", "ddpctl_worker")
 
 
 def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -87,7 +88,8 @@ def variable(pid: int, name: str) -> Optional[str]:
 
 def is_supervisor(pid: int) -> bool:
     """Whether it is ddpctl's own process on the node."""
-    return _SUPERVISOR in read_text("/proc/%d/cmdline" % pid, limit=4096)
+    line = read_text("/proc/%d/cmdline" % pid, limit=4096)
+    return any(mark in line for mark in _SUPERVISOR)
 
 
 def is_launcher(pid: int) -> bool:

@@ -1,0 +1,229 @@
+"""Who a host is: its name, its identity, its clock."""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
+from ddpctl.checks.compare import where
+from ddpctl.checks.connection import ask_nothing
+from ddpctl.spec.finding import Finding, Severity
+
+MACHINE = Question("machine")
+NAMES = Question("names", deadline=12.0)  # a dead DNS server answers nothing for 5 s or more
+SLOW_NAMES_S = 2.0
+SKEW_S = 5.0
+C10D_SKEW_S = 15.0  # its heartbeats are wall-clock times and expire after 3 x 5 s
+
+
+def _ask_machine(target: Target, want: Want) -> Iterable[Question]:
+    return (MACHINE,)
+
+
+def _ask_names(target: Target, want: Want) -> Iterable[Question]:
+    return (NAMES,)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _judge_hostname(view: View) -> Iterable[Finding]:
+    for host, value in view.values_of(NAMES).items():
+        fault = name_fault(value)
+        if fault is None:
+            continue
+        c10d = view.want.rendezvous == "c10d"
+        harm = (
+            "the c10d rendezvous hands this name to every node as MASTER_ADDR"
+            if c10d
+            else "harmless here, ddpctl tells gloo and NCCL the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
+        )
+        yield Finding(
+            "host.hostname",
+            Severity.WARNING if c10d else Severity.INFO,
+            f"its name {value['hostname']} {fault}; {harm}",
+            host,
+            fix=f"in /etc/hosts of {host}, replace the line of {value['hostname']} by one with its real address",
+            evidence=value,
+        )
+
+
+def name_fault(value: dict[str, Any]) -> str | None:
+    """What is wrong with what a host's own name means there; None: it means an address of the host."""
+    if not value["addresses"]:
+        return f"cannot be resolved there ({value['error']})"
+    first, local = value["addresses"][0], value["local"][0]
+    if ipaddress.ip_address(first.partition("%")[0]).is_loopback:
+        return f"means {first} there, a loopback address"
+    if not local:
+        return f"means {first} there, which is not an address of this host"
+    return None
+
+
+def _judge_resolver(view: View) -> Iterable[Finding]:
+    for host, value in view.values_of(NAMES).items():
+        if value["seconds"] > SLOW_NAMES_S:
+            yield Finding(
+                "host.resolver",
+                Severity.INFO,
+                f"looking up a name takes {value['seconds']:.0f} s there: a DNS server in /etc/resolv.conf does not "
+                "answer; slow, not wrong: each process start waits for it",
+                host,
+                fix=f"put the nodes into /etc/hosts of {host}, or mend /etc/resolv.conf",
+                evidence=value,
+            )
+    for target in view.targets:
+        answer = view.answer(target.name, NAMES)
+        if answer is not None and answer.timed_out:
+            yield Finding(
+                "host.resolver",
+                Severity.INFO,
+                "looking up a name does not end there: no DNS server answers; slow, not wrong, since ddpctl uses "
+                "addresses",
+                target.name,
+                fix=f"put the nodes into /etc/hosts of {target.name}, or mend /etc/resolv.conf",
+            )
+
+
+# --- identity --------------------------------------------------------------------------------------------------------
+
+
+def _judge_identity(view: View) -> Iterable[Finding]:
+    machines = view.values_of(MACHINE)
+    local = {target.name for target in view.targets if target.local}
+    same: dict[tuple[str, str, str], list[str]] = {}
+    named: dict[str, list[str]] = {}
+    for host, value in machines.items():
+        key = (value["boot_id"], value["hostname"], value["network_namespace"])
+        same.setdefault(key, []).append(host)
+    for key, hosts in same.items():
+        named.setdefault(key[1], []).append(hosts[0])
+        if len(hosts) > 1:
+            yield _one_machine(key[1], hosts, all(host in local for host in hosts))
+    for hostname, hosts in named.items():
+        if len(hosts) > 1:
+            yield Finding(
+                "host.identity",
+                Severity.WARNING,
+                f"{where(hosts)} are different machines with the same hostname {hostname}: NCCL may take them for one, "
+                "and logs cannot be told apart",
+                fix=f"ssh {hosts[-1]} sudo hostnamectl set-hostname {hosts[-1]}",
+                evidence={"hostname": hostname, "hosts": hosts},
+            )
+
+
+def _one_machine(hostname: str, hosts: list[str], wanted: bool) -> Finding:
+    if wanted:
+        message = (
+            f"{where(hosts)} are this one machine, as the inventory says: good for trying things out, not for speed"
+        )
+        return Finding("host.identity", Severity.INFO, message, evidence={"hosts": hosts})
+    return Finding(
+        "host.identity",
+        Severity.ERROR,
+        f"{where(hosts)} are one and the same machine ({hostname}): its GPUs and ports would be used twice",
+        fix=f"keep one of them in the inventory ({', '.join(hosts)}), or correct `address:`",
+        evidence={"hostname": hostname, "hosts": hosts},
+    )
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def _judge_clock(view: View) -> Iterable[Finding]:
+    """Hosts are measured against the middle of all hosts, so that a wrong clock of this machine blames nobody."""
+    offsets = {host: timing.offset for host, timing in view.timings.items()}
+    if not offsets:
+        return
+    middle = statistics.median_low(offsets.values()) if len(offsets) > 2 else 0.0
+    wrong = False
+    for host, offset in offsets.items():
+        away = offset - middle
+        sure = abs(away) - view.timings[host].uncertainty
+        if sure > SKEW_S:
+            wrong = True
+            yield _skewed(view, host, away)
+    ours = abs(middle) - max(timing.uncertainty for timing in view.timings.values())
+    if ours > SKEW_S:
+        wrong = True
+        yield Finding(
+            "host.clock",
+            Severity.INFO,
+            f"the hosts agree with each other, but this machine's clock is {abs(middle):.0f} s "
+            f"{'behind' if middle > 0 else 'ahead'}; harmless for the job, confusing in logs",
+            fix="set this machine's clock: sudo timedatectl set-ntp true",
+            evidence={"offset_s": round(middle, 3)},
+        )
+    if not wrong:
+        spread = max(offsets.values()) - min(offsets.values())
+        yield Finding("host.clock", Severity.OK, f"clocks agree to within {max(spread, 0.1):.1f} s")
+
+
+def _skewed(view: View, host: str, away: float) -> Finding:
+    c10d = view.want.rendezvous == "c10d" and abs(away) > C10D_SKEW_S
+    harm = "c10d takes such a node for dead" if c10d else "logs and certificates of the nodes do not fit together"
+    return Finding(
+        "host.clock",
+        Severity.ERROR if c10d else Severity.WARNING,
+        f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}: {harm}",
+        host,
+        fix=f"ssh {host} sudo timedatectl set-ntp true",
+        evidence={"offset_s": round(away, 3), "uncertainty_s": round(view.timings[host].uncertainty, 3)},
+    )
+
+
+CHECKS = (
+    Check(
+        "host.identity",
+        "every host is a machine of its own",
+        _ask_machine,
+        _judge_identity,
+        Doc(
+            cause="Two names of the inventory are the same machine, or two cloned machines have the same hostname.",
+            symptom="Duplicate GPU detected; address already in use; NCCL that tries shared memory between machines",
+            fix="One name a machine; a hostname of its own for each.",
+        ),
+    ),
+    Check(
+        "host.hostname",
+        "the hostname means the host",
+        _ask_names,
+        _judge_hostname,
+        Doc(
+            cause="Debian and Ubuntu write `127.0.1.1 HOSTNAME` into /etc/hosts, so gloo listens where no other node "
+            "can reach it. Or the name has no address, or one of another machine.",
+            symptom="Gloo connectFullMesh failed: SO_ERROR: Connection refused, remote=[127.0.1.1]:26021; the other "
+            "side is silent for five times the time-out (150 minutes)",
+            fix="ddpctl names the interface to gloo and NCCL, so nothing needs to be done; without ddpctl, remove the "
+            "line.",
+        ),
+    ),
+    Check(
+        "host.resolver",
+        "names are looked up quickly",
+        _ask_names,
+        _judge_resolver,
+        Doc(
+            cause="A DNS server in /etc/resolv.conf does not answer. Every look-up waits for it.",
+            symptom="the start takes 15 s longer; The hostname of the client socket cannot be retrieved. err=-3",
+            fix="/etc/hosts with all nodes, or a DNS server that answers.",
+            verified="recorded output only",
+        ),
+    ),
+    Check(
+        "host.clock",
+        "clocks agree",
+        ask_nothing,
+        _judge_clock,
+        Doc(
+            cause="A clock that is seconds off. It is measured in the middle of the question's round trip and held "
+            "against the middle of all hosts.",
+            symptom="with c10d a healthy node is declared dead; certificates that are not valid yet; logs out of order",
+            fix="`timedatectl set-ntp true`.",
+            verified="recorded output only: the test machine has one clock for all hosts",
+        ),
+    ),
+)

@@ -1,0 +1,198 @@
+"""Reads nvidia-smi's text, which differs by driver and generation. Pure; nothing here judges."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.checks.base import Answer, Question, Target, View, Want
+
+SMI = Question("nvidia_smi", deadline=20.0)
+KERNEL = Question("nvidia_kernel")
+
+# How nvidia-smi can fail, by what it prints.
+OK = "ok"
+ABSENT = "absent"  # not installed
+HUNG = "hung"
+MISMATCH = "mismatch"  # the library was upgraded, the loaded module was not
+NO_DRIVER = "no_driver"
+NO_DEVICES = "no_devices"
+LOST = "lost"  # a GPU does not answer any more
+FAILED = "failed"
+
+_FAILURES = (
+    (re.compile(r"Driver/library version mismatch", re.IGNORECASE), MISMATCH),
+    (re.compile(r"couldn't communicate with the NVIDIA driver|driver is not loaded", re.IGNORECASE), NO_DRIVER),
+    (re.compile(r"No devices were found", re.IGNORECASE), NO_DEVICES),
+    (re.compile(r"Unable to determine the device handle|GPU is lost|fallen off the bus", re.IGNORECASE), LOST),
+)
+_NOTHING = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Requested functionality has been deprecated|)\]?")
+_UNIT = re.compile(r"\s*\[[^\]]*\]$")
+_MIG_DEVICE = re.compile(r"^\s+MIG\s.*Device\s+\d+:", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One row of ``--query-gpu``: the cells by column name (units off, names as new drivers spell them)."""
+
+    cells: Mapping[str, str | None]
+
+    @property
+    def index(self) -> str:
+        return self.cells.get("index") or "?"
+
+    @property
+    def name(self) -> str | None:
+        return self.cells.get("name")
+
+    @property
+    def label(self) -> str:
+        """``GPU 3 (00000000:3B:00.0)``."""
+        bus = self.cells.get("pci.bus_id")
+        return f"GPU {self.index} ({bus})" if bus else f"GPU {self.index}"
+
+    def number(self, column: str) -> float | None:
+        """The cell as a number, whatever unit follows it."""
+        match = re.match(r"-?\d+(\.\d+)?", self.cells.get(column) or "")
+        return float(match.group()) if match else None
+
+    def is_on(self, column: str) -> bool:
+        """Active, Enabled, Yes, or a number above 0."""
+        cell = (self.cells.get(column) or "").lower()
+        return cell in ("active", "enabled", "yes") or (self.number(column) or 0) > 0
+
+
+@dataclass(frozen=True)
+class App:
+    """A compute process on a GPU; ``user`` None: a process that this node cannot see (another container's)."""
+
+    uuid: str
+    pid: int
+    name: str
+    memory: str | None
+    user: str | None = None
+    command: str | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True)
+class Smi:
+    """All that nvidia-smi said on one host. ``text`` is its complaint where ``state`` is not OK."""
+
+    state: str
+    text: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    apps: tuple[App, ...] = ()
+    remapped: tuple[Mapping[str, str | None], ...] = ()
+    mig_devices: int = 0
+    seconds: float = 0.0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Devices that a process can have: whole GPUs, and MIG devices in place of a GPU that is cut up."""
+        whole = [gpu for gpu in self.gpus if not gpu.is_on("mig.mode.current")]
+        return len(whole) + self.mig_devices
+
+    @property
+    def driver(self) -> str | None:
+        return next((gpu.cells.get("driver_version") for gpu in self.gpus), None)
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        return next((gpu for gpu in self.gpus if gpu.cells.get("uuid") == uuid), None)
+
+
+def ask(target: Target, want: Want) -> tuple[Question, ...]:
+    return (SMI, KERNEL)
+
+
+def smi_of(view: View, host: str) -> Smi | None:
+    """What nvidia-smi said on the host; None where the host was not asked."""
+    answer = view.answer(host, SMI)
+    return None if answer is None else read(answer)
+
+
+def smis(view: View) -> dict[str, Smi]:
+    """host -> what nvidia-smi said, for every host that was asked."""
+    return {target.name: smi for target in view.targets if (smi := smi_of(view, target.name)) is not None}
+
+
+def gpus_of(answers: Mapping[str, Answer]) -> int | None:
+    """How many GPUs a host has, from its answers; None where that is not known. For the launch plan."""
+    smi, kernel = answers.get(SMI.key), answers.get(KERNEL.key)
+    if smi is not None:
+        found = read(smi)
+        if found.state == OK:
+            return found.count
+        if found.state in (ABSENT, NO_DRIVER, NO_DEVICES):
+            return len(kernel.value["driver_gpus"]) if kernel is not None and kernel.ok else 0
+    return None
+
+
+def read(answer: Answer) -> Smi:
+    """The worker's ``nvidia_smi`` answer as a value."""
+    if not answer.ok:
+        return Smi(HUNG if answer.timed_out else FAILED, answer.error or "", seconds=answer.seconds)
+    if answer.value is None:
+        return Smi(ABSENT)
+    value = answer.value
+    first = value["gpu"]
+    if first["timed_out"]:
+        return Smi(HUNG, f"no answer within {first['seconds']:.0f} s", seconds=first["seconds"], evidence=value)
+    text = (first["stdout"] + first["stderr"]).strip()
+    failed = failure(text)
+    if first["code"] != 0 or failed:
+        return Smi(failed or FAILED, " ".join(text.split())[:300], seconds=first["seconds"], evidence=value)
+    return Smi(
+        OK,
+        gpus=tuple(Gpu(row) for row in table(first["stdout"])),
+        apps=_apps(value),
+        remapped=tuple(table(_text(value, "remapped"))),
+        mig_devices=len(_MIG_DEVICE.findall(_text(value, "list"))),
+        seconds=first["seconds"],
+        evidence={"gpu": first["stdout"]},
+    )
+
+
+def failure(text: str) -> str | None:
+    """Which known complaint the text is, if any."""
+    return next((state for pattern, state in _FAILURES if pattern.search(text)), None)
+
+
+def table(text: str) -> list[dict[str, str | None]]:
+    """A CSV table with a header. Cells that say that there is nothing to say are None."""
+    rows = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
+    if not rows:
+        return []
+    header = [column(name) for name in rows[0]]
+    return [dict(zip(header, map(cell, row), strict=False)) for row in rows[1:]]
+
+
+def column(name: str) -> str:
+    """A column's name without its unit, as drivers since 535 spell it."""
+    plain = _UNIT.sub("", name.strip())
+    return plain.replace("clocks_throttle_reasons.", "clocks_event_reasons.")
+
+
+def cell(text: str) -> str | None:
+    stripped = text.strip()
+    return None if _NOTHING.fullmatch(stripped) else stripped
+
+
+def _text(value: Mapping[str, Any], key: str) -> str:
+    result = value.get(key)
+    return result["stdout"] if result and result["code"] == 0 else ""
+
+
+def _apps(value: Mapping[str, Any]) -> tuple[App, ...]:
+    known = {one["pid"]: one for one in value.get("processes", ())}
+    found = []
+    for row in csv.reader(_text(value, "apps").splitlines(), skipinitialspace=True):
+        if len(row) >= 4 and row[1].strip().isdigit():
+            pid = int(row[1])
+            who = known.get(pid) or {}
+            found.append(App(row[0], pid, row[2], cell(row[3]), who.get("user"), who.get("command"), who.get("job")))
+    return tuple(found)
