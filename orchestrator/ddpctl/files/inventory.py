@@ -131,8 +131,6 @@ def _fault(root: Node, detail: ErrorDetails) -> Fault:
             return _choice(root, path, context["words"].split(", "))
         case "model_type" | "model_attributes_type" | "dict_type":
             return _with_value(root, Fault(path, "must be a mapping", "write its keys below it, indented"))
-        case "too_short":
-            return Fault(path, "is empty", "add at least one")
     return Fault(path, detail["msg"][:1].lower() + detail["msg"][1:], at_key=at_key)
 
 

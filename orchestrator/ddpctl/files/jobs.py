@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.spec.inventory import Inventory, nearest
@@ -51,12 +54,12 @@ def _program(words: Sequence[str]) -> tuple[str, bool, tuple[str, ...]]:
 def _new(program: str, module: bool, args: tuple[str, ...], here: Path) -> JobSpec:
     name = _job_name(program if module else Path(program).stem)
     if module:
-        return JobSpec(name=name, module=program, args=args, code=str(here))
+        return _job({"name": name, "module": program, "args": args, "code": str(here)})
     path = here / Path(program).expanduser()
     if not path.is_relative_to(here) or ".." in path.parts:
         here = path.parent.resolve()
         path = here / path.name
-    return JobSpec(name=name, script=str(path.relative_to(here)), args=args, code=str(here))
+    return _job({"name": name, "script": str(path.relative_to(here)), "args": args, "code": str(here)})
 
 
 def _replaced(old: JobSpec, program: str, module: bool, args: tuple[str, ...], here: Path) -> JobSpec:
@@ -68,7 +71,15 @@ def _replaced(old: JobSpec, program: str, module: bool, args: tuple[str, ...], h
         if typed.is_file() and typed.is_relative_to(code):
             script = str(typed.relative_to(code))
     update = {"module": program, "script": None} if module else {"script": script, "module": None}
-    return old.model_copy(update={**update, "args": args})
+    return _job({**dict(old), **update, "args": args})
+
+
+def _job(keys: Mapping[str, Any]) -> JobSpec:
+    try:
+        return JobSpec.model_validate(dict(keys))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UsageError(f"what stands after --: {first['loc'][0] if first['loc'] else 'it'} {first['msg']}") from None
 
 
 def _job_name(text: str) -> str:

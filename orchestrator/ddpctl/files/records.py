@@ -50,8 +50,15 @@ def folder_of(run: str) -> Path:
     """The folder of a run's hints; made, for this user alone."""
     if not is_name(run):
         raise ValueError(f"not the name of a run: {run!r}")
-    folder = state_dir() / "runs" / run
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _made(state_dir() / "runs" / run)
+
+
+def _made(folder: Path) -> Path:
+    """The folder and every one between it and state_dir(), for this user alone."""
+    state_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    below = folder.relative_to(state_dir())
+    for part in (*reversed(below.parents), below):
+        (state_dir() / part).mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
@@ -76,7 +83,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:
     """Aside, to the disk, renamed, and the folder to the disk: a reader sees the old record or the new one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _made(path.parent)
     handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as stream:

@@ -107,6 +107,16 @@ def _events(text: str) -> Iterator[Event]:
     yield from yaml.parse(text)
 
 
+def _joined(text: str) -> str:
+    """JSON writes what lies beyond U+FFFF as two escapes; together they are one character."""
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        return text  # half a pair: refused later, with the key's path
+
+
 def _place(before: str) -> tuple[int, int]:
     """Line and column of the character after ``before``."""
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
@@ -163,7 +173,7 @@ class _Builder:
             raise self.fault("YAML tags are not allowed", mark, "remove what starts with '!', or quote it")
 
     def _scalar(self, event: ScalarEvent, mark: Any) -> None:
-        text: str = event.value
+        text = _joined(event.value)
         awaits_key = bool(self._open) and isinstance(self._open[-1].value, dict) and self._key[-1] is None
         value: Scalar = text
         if event.style is None:

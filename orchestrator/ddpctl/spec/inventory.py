@@ -35,7 +35,10 @@ _BACKEND = re.compile(r"auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*")
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The one of ``words`` that looks most like ``word``, None when none does."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    known = list(words)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if not close and len(word) > 2:
+        close = [name for name in known if name.startswith(word)] or [name for name in known if word in name]
     return close[0] if close else None
 
 
@@ -97,6 +100,13 @@ def _host_entry(value: Any) -> Any:
     return value
 
 
+def _entries(value: Any) -> Any:
+    entries = as_tuple(value)
+    if not entries:
+        raise bad("is empty", "add at least one host")
+    return entries
+
+
 class _OrName:
     """Tells the JSON Schema about the short form."""
 
@@ -106,7 +116,7 @@ class _OrName:
 
 
 Entry = Annotated[HostEntry, BeforeValidator(_host_entry), _OrName()]
-Entries = Annotated[tuple[Entry, ...], Field(min_length=1), BeforeValidator(as_tuple)]
+Entries = Annotated[tuple[Entry, ...], BeforeValidator(_entries), Field(json_schema_extra={"minItems": 1})]
 Jobs = Annotated[Mapping[Name, JobKeys], KeyPattern(NAME_PATTERN), BeforeValidator(as_mapping)]
 
 

@@ -1,0 +1,126 @@
+"""What this machine remembers of its runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl.files import last_run, load_positions, records, save_positions, save_run, state_dir
+
+_NUMBERS = itertools.count(100)
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+def test_the_newest_run_of_a_job_and_any_run_by_its_id() -> None:
+    save_run("train", "train-1", {"hosts": ["a"]})
+    save_run("train", "train-2", {"hosts": ["b"]})
+    assert last_run("train") == {"hosts": ["b"], "job": "train", "run": "train-2"}
+    assert last_run("train-1") == {"hosts": ["a"], "job": "train", "run": "train-1"}
+    assert last_run("other") is None
+    assert last_run("../../etc/passwd") is None
+
+
+def test_records_are_for_this_user_alone() -> None:
+    save_run("train", "train-1", {})
+    save_positions("train-1", {"a": 1})
+    for path in state_dir().rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_damaged_record_is_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    save_run("train", "train-1", {})
+    (state_dir() / "last" / "train.json").write_text('{"run": ')
+    assert last_run("train") is None
+    assert "cannot be read" in caplog.text
+
+
+def test_old_runs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "KEEP_RUNS", 3)
+    for number in range(5):
+        save_run("train", f"train-{number}", {})
+        save_positions(f"train-{number}", {"a": number})
+        os.utime(state_dir() / "runs" / f"train-{number}", (number, number))
+    save_run("train", "train-5", {})
+    assert sorted(path.name for path in (state_dir() / "runs").iterdir()) == ["train-3", "train-4", "train-5"]
+
+
+def test_positions_come_back() -> None:
+    assert load_positions("run-1") == {}
+    assert load_positions("../x") == {}
+    save_positions("run-1", {"a": 10, "b": 0})
+    save_positions("run-1", {"a": 20, "c": 2**63})
+    save_positions("run-1", {})
+    assert load_positions("run-1") == {"a": 20, "b": 0, "c": 2**63}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "n" * 63]), st.integers(0, 2**64 - 1)), max_size=8))
+def test_the_last_position_counts(saves: list[dict[str, int]]) -> None:
+    run = f"run-{next(_NUMBERS)}"
+    want: dict[str, int] = {}
+    for save in saves:
+        save_positions(run, save)
+        want.update(save)
+    assert load_positions(run) == want
+
+
+def test_a_torn_slot_falls_back_to_the_one_before() -> None:
+    """Whatever bytes of the newer slot reached the disk, the older one is still there."""
+    save_positions("run-1", {"a": 111})
+    save_positions("run-1", {"a": 222})
+    file = state_dir() / "runs" / "run-1" / "positions"
+    whole = file.read_bytes()
+    newer = 64 + 24
+    for cut in range(24):
+        file.write_bytes(whole[:newer] + whole[newer : newer + cut] + b"\xaa" * (24 - cut) + whole[newer + 24 :])
+        assert load_positions("run-1")["a"] in (111, 222)
+    file.write_bytes(whole[:100])
+    assert load_positions("run-1") == {}
+
+
+WRITER = """
+import sys
+from ddpctl.files import save_positions
+number = 0
+while True:
+    number += 1
+    save_positions("run-1", {f"host{index}": number for index in range(8)})
+    if number == 1:
+        print("ready", flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_a_value_it_wrote() -> None:
+    last = dict.fromkeys((f"host{index}" for index in range(8)), 0)
+    for _ in range(15):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        time.sleep(random.random() * 0.05)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        found = load_positions("run-1")
+        assert set(found) == set(last)
+        values = set(found.values())
+        assert max(values) - min(values) <= 1, "all hosts of one save, or of two in a row"
+        assert min(values) >= 1
+
+
+def test_the_folder_follows_the_convention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_dir() == tmp_path / "ddpctl" / "controller"
