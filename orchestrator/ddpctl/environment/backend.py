@@ -1,0 +1,73 @@
+"""Which build of torch: the newest CUDA build that every node's driver and every GPU can run, or cpu. Pure.
+
+Sources of the table. Minimum drivers: NVIDIA's CUDA compatibility guide, "minor version compatibility" (a driver of
+the first release of a major CUDA version runs every later build of that version): CUDA 13.x needs 580, 12.x needs
+525.60.13, 11.x needs 450.80.02. GPU generations: PyTorch's release notes and support matrix: from torch 2.8 on the
+CUDA 12.8 and newer builds have no code for GPUs before compute capability 7.5, and only they have code for 10.0 and
+later (Blackwell). The names are those of PyTorch's own wheel indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddpctl.environment.platforms import NodePlatform
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Build:
+    """One CUDA build: its name, the oldest driver, the GPUs it has code for (compute capabilities, inclusive)."""
+
+    name: str
+    driver: tuple[int, ...]
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+
+BUILDS = (
+    Build("cu132", (580, 0), (7, 5), (99, 0)),
+    Build("cu130", (580, 0), (7, 5), (99, 0)),
+    Build("cu129", (525, 60, 13), (7, 5), (99, 0)),
+    Build("cu128", (525, 60, 13), (7, 5), (99, 0)),
+    Build("cu126", (525, 60, 13), (5, 0), (9, 99)),
+    Build("cu124", (525, 60, 13), (5, 0), (9, 99)),
+    Build("cu121", (525, 60, 13), (5, 0), (9, 99)),
+    Build("cu118", (450, 80, 2), (3, 7), (9, 99)),
+)
+
+
+def candidates(wish: str, platforms: Iterable[NodePlatform]) -> tuple[str, ...]:
+    """The builds to try, best first; never empty. ``wish`` is the inventory's torch_backend.
+
+    With ``auto``: builds that run on every node. A node without an NVIDIA driver leaves only ``cpu``, and so do GPUs
+    that no single build has code for.
+    """
+    if wish != "auto":
+        return (wish,)
+    nodes = list(platforms)
+    if not nodes or any(node.driver is None for node in nodes):
+        return (CPU,)
+    return tuple(build.name for build in BUILDS if all(_runs(build, node) for node in nodes)) or (CPU,)
+
+
+def _runs(build: Build, node: NodePlatform) -> bool:
+    fits = all(build.oldest <= capability <= build.newest for capability in node.capabilities)
+    return node.driver is not None and node.driver >= build.driver and fits
+
+
+def is_build(version: str, backend: str, cuda_packages: Iterable[str]) -> bool:
+    """Whether a resolved torch ``version`` is of ``backend``.
+
+    A local version (``2.13.0+cu126``) says so itself. Without one it is the package index's default, a CUDA build on
+    Linux: then its dependencies tell (``nvidia-...-cu12``, ``cuda-toolkit`` 13); none at all makes it a CPU build.
+    """
+    local = version.partition("+")[2]
+    if local:
+        return local == backend
+    majors = {name.rsplit("-cu", 1)[-1] for name in cuda_packages if "-cu" in name}
+    if not any(True for _ in cuda_packages):
+        return backend == CPU
+    return backend.startswith("cu") and backend[2:4] in majors

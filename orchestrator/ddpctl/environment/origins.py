@@ -1,0 +1,160 @@
+"""Where packages come from: the inventory, else uv's own variables, else what pip is configured with.
+
+Whoever can `pip install torch` on this machine gets the same from ddpctl: a mirror, a folder of wheels or a private
+index that pip's configuration names is used as long as neither the inventory nor uv's variables say otherwise. Each
+of index, extra indexes and find-links is looked up on its own.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from ddpctl.spec.inventory import Environment
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Package sources. The addresses may hold passwords: nothing here is ever printed as it is."""
+
+    index: str | None = field(default=None, repr=False)
+    extra: tuple[str, ...] = field(default=(), repr=False)
+    find_links: tuple[str, ...] = field(default=(), repr=False)
+    certificates: str | None = None
+    no_index: bool = False  # find-links alone
+
+    @property
+    def own(self) -> bool:
+        """True when somebody configured anything but the default package index."""
+        return bool(self.index or self.extra or self.find_links)
+
+    def uv_env(self) -> dict[str, str]:
+        """As variables for uv: an argument would be readable by every user of this machine."""
+        env = {}
+        if self.index:
+            env["UV_DEFAULT_INDEX"] = self.index
+        if self.extra:
+            env["UV_INDEX"] = " ".join(self.extra)
+        if self.find_links:
+            env["UV_FIND_LINKS"] = ",".join(self.find_links)
+        if self.no_index:
+            env["UV_NO_INDEX"] = "1"
+        if self.certificates:
+            env["SSL_CERT_FILE"] = self.certificates
+        return env
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(address for address in (self.index, *self.extra, *self.find_links) if address)
+
+    def secrets(self) -> list[str]:
+        """Every password in an address, to be blotted out of messages."""
+        found = []
+        for address in self.all:
+            password = urlsplit(address).password
+            if password:
+                found += [password, unquote(password)]
+        return found
+
+    def login(self, address: str) -> tuple[str, str] | None:
+        """User and password for a download from the same server as a configured source."""
+        wanted = urlsplit(address)
+        for known in map(urlsplit, self.all):
+            if known.username and (known.scheme, known.hostname, known.port) == (
+                wanted.scheme,
+                wanted.hostname,
+                wanted.port,
+            ):
+                return unquote(known.username), unquote(known.password or "")
+        return None
+
+
+def without_login(address: str) -> str:
+    """The address without user and password."""
+    parts = urlsplit(address)
+    if not parts.username and not parts.password:
+        return address
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host))
+
+
+def origins(environment: Environment, variables: Mapping[str, str], pip: Mapping[str, Sequence[str]]) -> Origins:
+    """The sources in force. ``variables``: this process's environment; ``pip``: see ``pip_settings``. Pure."""
+    index = environment.index_url
+    if index is None and not _any(variables, "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        index = next(iter(pip.get("index-url", ())), None)
+    extra = tuple(environment.extra_index_urls)
+    if not extra and not _any(variables, "UV_INDEX", "UV_EXTRA_INDEX_URL"):
+        extra = tuple(pip.get("extra-index-url", ()))
+    links = tuple(environment.find_links)
+    if not links and not _any(variables, "UV_FIND_LINKS"):
+        links = tuple(pip.get("find-links", ()))
+    certificates = None
+    if not _any(variables, "SSL_CERT_FILE"):
+        certificates = next(iter(pip.get("cert", ())), None)
+    no_index = index is None and not extra and str(pip.get("no-index", [""])[0]).lower() in ("1", "true", "yes", "on")
+    named = Origins(index, extra, links, certificates, no_index)
+    return _with_variables(named, variables)
+
+
+def _any(variables: Mapping[str, str], *names: str) -> bool:
+    return any(variables.get(name) for name in names)
+
+
+def _with_variables(named: Origins, variables: Mapping[str, str]) -> Origins:
+    """What uv's own variables say, where nothing above them does; known here for downloads and messages."""
+    get = variables.get
+    extra = (get("UV_INDEX") or get("UV_EXTRA_INDEX_URL") or "").split()
+    links = [link for link in (get("UV_FIND_LINKS") or "").split(",") if link]
+    return Origins(
+        named.index or get("UV_DEFAULT_INDEX") or get("UV_INDEX_URL") or None,
+        named.extra
+        or tuple(address.rpartition("=")[2] if "=" in address.split(":")[0] else address for address in extra),
+        named.find_links or tuple(links),
+        named.certificates or get("SSL_CERT_FILE") or None,
+        named.no_index,
+    )
+
+
+def pip_settings(variables: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, list[str]]:
+    """pip's index-url, extra-index-url, find-links and cert: its files, each overruling the one before, then PIP_*."""
+    found: dict[str, list[str]] = {}
+    names = ("index-url", "extra-index-url", "find-links", "cert", "no-index")
+    for file in files if files is not None else pip_files(variables):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(file, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):
+            continue  # pip itself refuses it; whoever uses pip here knows
+        for section in ("global", "install"):  # later ones win, as in pip
+            for name in names:
+                if parser.has_option(section, name):
+                    found[name] = parser.get(section, name).split()
+    for name in names:
+        value = variables.get("PIP_" + name.upper().replace("-", "_"))
+        if value:
+            found[name] = value.split()
+    return found
+
+
+def pip_files(variables: Mapping[str, str]) -> Iterator[Path]:
+    """pip's configuration files on this machine, weakest first."""
+    chosen = variables.get("PIP_CONFIG_FILE")
+    if chosen == os.devnull:
+        return
+    for folder in reversed((variables.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")):
+        yield Path(folder) / "pip" / "pip.conf"
+    yield Path("/etc/pip.conf")
+    if sys.platform == "darwin":
+        yield Path("/Library/Application Support/pip/pip.conf")
+        yield Path.home() / "Library" / "Application Support" / "pip" / "pip.conf"
+    yield Path.home() / ".pip" / "pip.conf"
+    yield Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pip" / "pip.conf"
+    yield Path(sys.prefix) / "pip.conf"
+    if chosen:
+        yield Path(chosen)

@@ -1,0 +1,188 @@
+"""What a node can run (interpreter, machine, C library, NVIDIA driver), and which nodes can share a lock. Pure."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+
+from ddpctl.errors import ProvisionError
+
+# The manylinux platforms that uv can resolve for; a node gets the newest that its C library allows.
+_UV_GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
+_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+(?:\.\d+)+)")
+
+QUESTIONS = (
+    {"id": "python", "name": "python", "params": {}, "deadline": 10.0},
+    {"id": "nvidia_kernel", "name": "nvidia_kernel", "params": {}, "deadline": 10.0},
+    {"id": "nvidia_smi", "name": "nvidia_smi", "params": {}, "deadline": 20.0},
+)
+
+
+@dataclass(frozen=True)
+class NodePlatform:
+    """One node. ``driver`` is None without an NVIDIA driver; ``capabilities`` are its GPUs' compute capabilities."""
+
+    python: tuple[int, int]
+    machine: str
+    glibc: int  # the minor version of glibc 2
+    driver: tuple[int, ...] | None = None
+    capabilities: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, order=True)
+class Target:
+    """What one lock is for: nodes with the same machine and Python; ``glibc`` is the oldest among them."""
+
+    machine: str
+    python: tuple[int, int]
+    glibc: int
+
+    @property
+    def python_version(self) -> str:
+        return f"{self.python[0]}.{self.python[1]}"
+
+    @property
+    def uv_platform(self) -> str:
+        return f"{self.machine}-manylinux_2_{max(minor for minor in _UV_GLIBC if minor <= self.glibc)}"
+
+    @property
+    def label(self) -> str:
+        """Names the target's lock in files and messages: no blanks, no slashes."""
+        return f"cp{self.python[0]}{self.python[1]}-{self.machine}-glibc2_{self.glibc}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The values of PEP 508 markers on these nodes (their exact patch level is not known to be equal)."""
+        return {
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python_version}.0",
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": f"{self.python_version}.0",
+            "python_version": self.python_version,
+            "sys_platform": "linux",
+        }
+
+    @property
+    def tags(self) -> list[Tag]:
+        """The wheel tags that install here, best first."""
+        old = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+        platforms = []
+        for minor in range(self.glibc, 4, -1):
+            platforms.append(f"manylinux_2_{minor}_{self.machine}")
+            if minor in old and (self.machine == "x86_64" or minor == 17):
+                platforms.append(f"{old[minor]}_{self.machine}")
+        platforms.append(f"linux_{self.machine}")
+        interpreter = f"cp{self.python[0]}{self.python[1]}"
+        return [*cpython_tags(self.python, platforms=platforms), *compatible_tags(self.python, interpreter, platforms)]
+
+
+def read_platform(host: str, answers: Mapping[str, Mapping[str, Any]]) -> NodePlatform:
+    """From a node's answers to QUESTIONS.
+
+    Raises:
+        ProvisionError: nothing can be resolved for such a node.
+    """
+    python = answers["python"]
+    if not python.get("ok"):
+        raise ProvisionError(f"cannot tell its platform: {python.get('error')}", host=host)
+    value = python["value"]
+    return NodePlatform(
+        python=_cpython(host, value),
+        machine=_machine(host, value),
+        glibc=_glibc(host, value),
+        driver=_driver(answers),
+        capabilities=tuple(_capabilities(answers)),
+    )
+
+
+def _cpython(host: str, value: Mapping[str, Any]) -> tuple[int, int]:
+    if value["implementation"] != "CPython":
+        raise ProvisionError(
+            f"its python is {value['implementation']}, and torch exists for CPython only",
+            hint="name a CPython with the inventory's `python:` key",
+            host=host,
+        )
+    return int(value["info"][0]), int(value["info"][1])
+
+
+def _machine(host: str, value: Mapping[str, Any]) -> str:
+    machine = _MACHINES.get(str(value["machine"]).lower())
+    if machine is None:
+        raise ProvisionError(
+            f"a managed environment cannot be made for machine {value['machine']}",
+            hint="set environment.mode: existing and install torch there yourself",
+            host=host,
+        )
+    return machine
+
+
+def _glibc(host: str, value: Mapping[str, Any]) -> int:
+    version = re.match(r"2\.(\d+)", str(value.get("libc_version", "")))
+    if value.get("libc") != "glibc" or not version or int(version[1]) < _UV_GLIBC[0]:
+        raise ProvisionError(
+            f"a managed environment needs glibc 2.{_UV_GLIBC[0]} or newer; this has "
+            f"{value.get('libc') or 'another C library'} {value.get('libc_version', '')}".rstrip(),
+            hint="set environment.mode: existing and install torch there yourself",
+            host=host,
+        )
+    return int(version[1])
+
+
+def _driver(answers: Mapping[str, Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """The kernel's word first; nvidia-smi's where the kernel's file is hidden (containers)."""
+    kernel = (answers.get("nvidia_kernel") or {}).get("value") or {}
+    match = _DRIVER.search(str(kernel.get("version", "")))
+    text = match[1] if match else next(iter(_column(answers, "driver_version")), "")
+    return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)+", text) else None
+
+
+def _capabilities(answers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[int, int]]:
+    for text in _column(answers, "compute_cap"):
+        match = re.fullmatch(r"(\d+)\.(\d+)", text)
+        if match:
+            yield int(match[1]), int(match[2])
+
+
+def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
+    """The cells of one column of nvidia-smi's table of GPUs."""
+    value = (answers.get("nvidia_smi") or {}).get("value") or {}
+    table = (value.get("gpu") or {}).get("stdout") or ""
+    rows = list(csv.reader(table.splitlines(), skipinitialspace=True))
+    header = [cell.split(" ")[0] for cell in rows[0]] if rows else []
+    if name not in header:
+        return []
+    place = header.index(name)
+    return [row[place].strip() for row in rows[1:] if len(row) > place]
+
+
+def targets(platforms: Mapping[str, NodePlatform]) -> dict[Target, list[str]]:
+    """Which hosts share a lock, in the order of the hosts."""
+    groups: dict[tuple[str, tuple[int, int]], list[str]] = {}
+    for host, platform in platforms.items():
+        groups.setdefault((platform.machine, platform.python), []).append(host)
+    return {
+        Target(machine, python, min(platforms[host].glibc for host in hosts)): hosts
+        for (machine, python), hosts in groups.items()
+    }
+
+
+def same_python(groups: Mapping[Target, Sequence[str]]) -> str | None:
+    """A warning when the nodes' Pythons differ; None when all is well."""
+    by_version: dict[str, list[str]] = {}
+    for target, hosts in groups.items():
+        by_version.setdefault(target.python_version, []).extend(hosts)
+    if len(by_version) < 2:
+        return None
+    parts = ", ".join(f"{version} on {' '.join(hosts)}" for version, hosts in sorted(by_version.items()))
+    return f"the nodes run different Pythons ({parts}): pickled objects may not be understood between them"
