@@ -41,8 +41,9 @@ VERBS = {
 
 def main() -> int:
     """Serve one request on stdin and stdout; 0 when it was answered, even with an error."""
-    os.umask(0o077)
+    umask = os.umask(0o077)
     link = Link(os.dup(0), os.dup(1))
+    link.login_umask = umask
     # From here on a stray print or a child's output must not reach the protocol.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -28,7 +28,7 @@ def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too
     if sys.version_info[:2] < tuple(header["min_python"]):
         say("old %d.%d.%d" % sys.version_info[:3])
         return 0
-    os.umask(0o077)
+    umask = os.umask(0o077)
     base = os.path.expanduser(header["base_dir"])
     asked = False
     try:
@@ -49,6 +49,7 @@ def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too
         refuse(named(error, base))
         return 0
     sys.path.insert(0, folder)
+    os.umask(umask)  # the worker sets its own, and hands the login's on to a job
     from ddpctl_worker.__main__ import main
 
     return main()

@@ -29,6 +29,7 @@ class Link:
         self._lock = threading.Lock()
         self._buffer = b""
         self.closed = threading.Event()
+        self.login_umask = 0o022  # what the login had before the worker chose its own
 
     def send(self, data: Dict[str, Any], raw: bytes = b"") -> None:
         """One frame. A reader that is gone ends the stream (``closed``), it never raises into a verb."""

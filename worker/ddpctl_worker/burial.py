@@ -1,0 +1,55 @@
+"""What is left to do after a supervisor's death: end its processes, write down how the run ended."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Sequence
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker import processes, record
+from ddpctl_worker.contract import LOST, SUPERVISOR_LOST
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.stopper import Stopper, reap, run_to_end
+
+GRACE_S = 10.0
+
+
+class Burial:
+    """How to find and end what a dead supervisor left: by cookie and by what was known of it."""
+
+    def __init__(self, cookie: str, known: Sequence[Sequence[int]], roots: Sequence[int] = ()) -> None:
+        self.cookie, self.known, self.roots = cookie, known, roots
+
+    def members(self) -> Dict[int, processes.Stat]:
+        return processes.members(self.cookie, self.roots, self.roots, self.known)
+
+
+def bury(paths: RunPaths, burial: Burial) -> None:
+    """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did."""
+    run = record.read_json(paths.run) or {}
+    state = record.read_json(paths.state) or {}
+    limit = float((run.get("timeouts") or {}).get("stop") or GRACE_S)
+    launcher = processes.from_json(state.get("launcher"))
+    stopper = Stopper(burial.members, launcher, min(limit, GRACE_S))
+    run_to_end(stopper, _reap)
+    if record.read_json(paths.exit) is None:
+        outcomes.write(
+            paths,
+            lost(paths, str(run.get("host"))),
+            signalled=stopper.signalled,
+            forced=stopper.forced,
+            survivors=stopper.survivors,
+        )
+
+
+def _reap() -> None:
+    reap()
+
+
+def lost(paths: RunPaths, host: str, detail: Optional[str] = None) -> Outcome:
+    """How a run without a supervisor ended: as asked, if somebody had asked for its end, otherwise lost."""
+    request = record.read_json(paths.stop)
+    if request is not None:
+        return outcomes.killed(host, str(request.get("by") or ""))
+    text = detail or "the supervisor was killed; the processes that it left were ended"
+    return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text))

@@ -1,0 +1,85 @@
+"""The supervisor's answer to a dead guardian.
+
+A process that is no ancestor cannot become a subreaper for others, so the deputy does what it can instead: once a
+second it notes every process of the run, and when the supervisor goes too it ends those, their children, and whoever
+carries the cookie, and writes the exit record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from ddpctl_worker import processes
+from ddpctl_worker.burial import Burial, bury
+from ddpctl_worker.paths import RunPaths
+
+RESTART_S = 5.0
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.deputy import main; main()"
+
+
+class Deputy:
+    """Held by the supervisor; does nothing while the guardian lives."""
+
+    def __init__(self, order: Dict[str, Any], guardian_fd: int) -> None:
+        self._order = {"node": order["node"], "cookie": order["cookie"]}
+        self._code_path: str = order["code_path"]
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._started_at = 0.0
+        self.guardian_fd = guardian_fd
+
+    def take_over(self) -> None:
+        """Start (again) a deputy: the guardian, or the last deputy, is gone."""
+        if self._process is not None and time.monotonic() - self._started_at < RESTART_S:
+            return
+        self._started_at = time.monotonic()
+        argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
+        try:
+            child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, close_fds=True)
+        except OSError as error:
+            sys.stderr.write("no deputy: %s\n" % error)
+            return
+        assert child.stdin is not None
+        me = processes.identify(os.getpid())
+        line = json.dumps(dict(self._order, supervisor=me.to_json() if me else None))
+        child.stdin.write(line.encode("ascii") + b"\n")
+        child.stdin.flush()  # and kept open: its end tells the deputy that the supervisor is gone
+        child.returncode = 0  # the supervisor reaps every child itself
+        self._process = child
+
+    def ended(self, pid: int) -> bool:
+        """Whether ``pid``, just reaped, was the deputy."""
+        return self._process is not None and self._process.pid == pid
+
+    def pids(self) -> List[int]:
+        """Never to be stopped with the job."""
+        return [self._process.pid] if self._process is not None else []
+
+
+def main() -> None:
+    """The deputy's process."""
+    os.umask(0o077)
+    processes.set_name("ddpctl-deputy")
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            return
+        line += piece
+    order = json.loads(line)
+    supervisor = processes.from_json(order["supervisor"])
+    known: Set[Tuple[int, int]] = set()
+    while not select.select([0], [], [], 1.0)[0]:
+        if supervisor is not None:
+            known = _note(order["cookie"], supervisor.pid)
+    bury(RunPaths(order["node"]), Burial(order["cookie"], sorted(known)))
+
+
+def _note(cookie: str, supervisor: int) -> Set[Tuple[int, int]]:
+    found = processes.members(cookie, [supervisor], [supervisor])
+    return {(one.pid, one.start) for one in found.values()}

@@ -1,0 +1,90 @@
+"""How a run ended on a node: the cause in the contract's words, and the exit record, which is written once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ddpctl_worker import record
+from ddpctl_worker.contract import FAILED, KILLED, KILLED_BY_USER, SCHEMA, SUCCEEDED
+from ddpctl_worker.paths import RunPaths
+
+
+class Outcome(NamedTuple):
+    """A terminal state and its cause (null for success); ``victim``: another node's failure brought this one down."""
+
+    state: str
+    cause: Optional[Dict[str, Any]]
+    victim: bool = False
+    when: float = 0.0  # wall clock of the failure itself
+
+
+def cause(
+    host: str,
+    reason: str,
+    message: str,
+    *,
+    rank: Optional[int] = None,
+    exit_code: Optional[int] = None,
+    signal: Optional[str] = None,
+    traceback: Optional[str] = None,
+    when: Optional[float] = None,
+) -> Dict[str, Any]:
+    """A cause as the contract fixes it."""
+    return {
+        "host": host,
+        "rank": rank,
+        "exit_code": exit_code,
+        "signal": signal,
+        "reason": reason,
+        "message": " ".join(message.split()),
+        "traceback": traceback,
+        "time": record.iso(time.time() if when is None else when),
+    }
+
+
+def succeeded() -> Outcome:
+    return Outcome(SUCCEEDED, None)
+
+
+def failed(why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None) -> Outcome:
+    return Outcome(FAILED, why, victim, time.time() if when is None else when)
+
+
+def killed(host: str, by: str) -> Outcome:
+    return Outcome(KILLED, cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user")), False, time.time())
+
+
+def write(
+    paths: RunPaths,
+    outcome: Outcome,
+    *,
+    exit_code: Optional[int] = None,
+    signalled: int = 0,
+    forced: int = 0,
+    survivors: Optional[List[Dict[str, Any]]] = None,
+    attempt: int = 1,
+    dropped_lines: int = 0,
+) -> bool:
+    """Write the exit record unless there is one; False when there was one."""
+    record.release_reserve(paths.reserve)
+    body = {
+        "schema": SCHEMA,
+        "state": outcome.state,
+        "exit_code": exit_code,
+        "cause": outcome.cause,
+        "ended": record.now_iso(),
+        "signalled": signalled,
+        "forced": forced,
+        "survivors": survivors or [],
+        "attempt": attempt,
+        "dropped_lines": dropped_lines,
+    }
+    for attempt_left in (20, 0):
+        try:
+            return record.write_once(paths.exit, body)
+        except OSError:
+            if not attempt_left:
+                raise
+            time.sleep(0.5)  # the room that the reserve gave back may be taken by a rank that is just ending
+    return False

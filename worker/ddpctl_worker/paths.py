@@ -1,0 +1,133 @@
+"""Where everything of a run lies on a node. No path is spelt anywhere else.
+
+    <base_dir>/runs/<run>/<host>/      one node's folder of one run (base_dir may be a home shared by all nodes)
+        run.json        what was asked for; never changes
+        state.json      what runs now: state, and the identities of guardian, supervisor and launcher
+        exit.json       how it ended; written once
+        stop.json       somebody asked for a stop
+        heartbeat       32 bytes, rewritten in place every second
+        processes.json  the ranks and the process tree as last seen
+        reserve         room kept free so that exit.json can be written on a full disk
+        logs/           segments of the run's log        pipes/   a FIFO for each rank's stdout and stderr
+        code/           the unpacked code archive        output/  DDPCTL_OUTPUT_DIR
+
+Everything is 0700 / 0600; symlinks and foreign owners below base_dir are refused (UNSAFE_PATH).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.contract import BAD_REQUEST, UNSAFE_PATH
+from ddpctl_worker.link import WorkerError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+
+
+class RunPaths:
+    """The files of one run on one node; ``node`` is that node's folder."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.run = os.path.join(node, "run.json")
+        self.state = os.path.join(node, "state.json")
+        self.exit = os.path.join(node, "exit.json")
+        self.stop = os.path.join(node, "stop.json")
+        self.heartbeat = os.path.join(node, "heartbeat")
+        self.processes = os.path.join(node, "processes.json")
+        self.reserve = os.path.join(node, "reserve")
+        self.logs = os.path.join(node, "logs")
+        self.pipes = os.path.join(node, "pipes")
+        self.code = os.path.join(node, "code")
+        self.output = os.path.join(node, "output")
+        self.shim = os.path.join(node, "python")
+        self.error_file = os.path.join(node, "error.json")
+        self.debug_log = os.path.join(node, "supervisor.log")
+
+    def fifo(self, local_rank: int, stream: str) -> str:
+        """The FIFO of a rank's ``stream`` (``out`` or ``err``)."""
+        return os.path.join(self.pipes, "%d.%s" % (local_rank, stream))
+
+
+def name(value: Any, what: str) -> str:
+    """``value`` when it is a plain name that cannot leave its folder."""
+    if not isinstance(value, str) or not _NAME.match(value):
+        raise WorkerError(BAD_REQUEST, "%r is no %s" % (value, what))
+    return value
+
+
+def base_of(request: Dict[str, Any]) -> str:
+    """The request's base_dir, ``~`` expanded."""
+    base = os.path.expanduser(str(request.get("base_dir") or ""))
+    if not os.path.isabs(base):
+        raise WorkerError(BAD_REQUEST, "base_dir must be an absolute path, not %r" % (request.get("base_dir"),))
+    return os.path.normpath(base)
+
+
+def runs_dir(base: str) -> str:
+    return os.path.join(base, "runs")
+
+
+def run_paths(base: str, run: str, host: str) -> RunPaths:
+    """The files of ``run`` on ``host``; nothing is created."""
+    return RunPaths(os.path.join(runs_dir(base), name(run, "run id"), name(host, "host name")))
+
+
+def private_dir(path: str) -> str:
+    """Make sure that ``path`` is a folder of ours that nobody else can write to.
+
+    Raises:
+        WorkerError: UNSAFE_PATH, when it is a symlink, somebody else's or open to others.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        check_own(path)
+    return path
+
+
+def base_dir(path: str) -> str:
+    """Make sure that base_dir is there. It may itself be a symlink to a bigger disk; what lies below may not."""
+    os.makedirs(path, 0o700, exist_ok=True)
+    check_own(os.path.realpath(path))
+    return path
+
+
+def check_own(path: str) -> None:
+    """Refuse a folder that is a symlink, another user's, or writable by others."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
+    if not stat.S_ISDIR(found.st_mode):
+        raise WorkerError(UNSAFE_PATH, "%s is no folder" % path, "remove it")
+    if found.st_uid != os.geteuid():
+        raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
+    if found.st_mode & 0o022:
+        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % path)
+
+
+def known_runs(base: str, host: str) -> List[RunPaths]:
+    """Every run that has a folder for ``host`` below ``base``, in no order."""
+    found = []
+    root = runs_dir(base)
+    try:
+        runs = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    for run in runs:
+        paths = RunPaths(os.path.join(root, run, name(host, "host name")))
+        if _NAME.match(run) and os.path.exists(paths.run):
+            found.append(paths)
+    return found
+
+
+def free_mb(path: str) -> Optional[int]:
+    """MiB that an ordinary user can still write at ``path``; None when that cannot be told."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize >> 20

@@ -1,0 +1,253 @@
+"""Processes: who they are, who belongs to a run, and how they are signalled without ever hitting a stranger.
+
+A process is boot id + pid + start time (clock ticks since boot): a pid alone is reused. What belongs to a run is the
+tree below its supervisor (a child subreaper, so orphans stay in it) and whoever carries the run's cookie in the
+environment. Nothing else is ever signalled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
+
+from ddpctl_worker.contract import ENV_COOKIE
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Identity(NamedTuple):
+    """A process that cannot be mistaken for another one."""
+
+    boot: str
+    pid: int
+    start: int
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"boot": self.boot, "pid": self.pid, "start": self.start}
+
+
+class Stat(NamedTuple):
+    """What /proc/PID/stat says."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    start: int
+    threads: int
+
+    @property
+    def alive(self) -> bool:
+        """Not a zombie; a leader that ended before its threads shows as one and is not."""
+        return self.state not in "ZX" or self.threads > 1
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def read_stat(pid: int) -> Optional[Stat]:
+    """/proc/PID/stat; None when there is no such process."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            blob = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name is in parentheses and may itself hold spaces and parentheses.
+    left, right = blob.find(b"("), blob.rfind(b")")
+    rest = blob[right + 2 :].split()
+    name = blob[left + 1 : right].decode("utf-8", "replace")
+    return Stat(pid, name, rest[0].decode("ascii"), int(rest[1]), int(rest[19]), int(rest[17]))
+
+
+def identify(pid: int) -> Optional[Identity]:
+    """Who ``pid`` is now; None when there is no such process."""
+    found = read_stat(pid)
+    return Identity(boot_id(), pid, found.start) if found else None
+
+
+def from_json(value: Any) -> Optional[Identity]:
+    """The identity kept in a record; None for null or nonsense."""
+    try:
+        return Identity(str(value["boot"]), int(value["pid"]), int(value["start"]))
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def is_alive(who: Optional[Identity]) -> bool:
+    """Whether that very process still runs."""
+    if who is None or who.boot != boot_id():
+        return False
+    found = read_stat(who.pid)
+    return found is not None and found.start == who.start and found.alive
+
+
+def send(who: Identity, number: int) -> bool:
+    """Signal that very process; False when it is gone. A reused pid is never hit where the kernel has pidfds."""
+    if who.boot != boot_id():
+        return False
+    pidfd_open = getattr(os, "pidfd_open", None)
+    pidfd_send = getattr(signal, "pidfd_send_signal", None)
+    if pidfd_open is None or pidfd_send is None:
+        return _send_checked(who, number)
+    try:
+        fd = pidfd_open(who.pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a kernel before 5.3, or a sandbox
+        return _send_checked(who, number)
+    try:
+        if not is_alive(who):
+            return False
+        pidfd_send(fd, number)
+        return True
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(fd)
+
+
+def _send_checked(who: Identity, number: int) -> bool:
+    if not is_alive(who):
+        return False
+    try:
+        os.kill(who.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def snapshot() -> Dict[int, Stat]:
+    """Every process of the machine as it is now."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            one = read_stat(int(entry))
+            if one is not None:
+                found[one.pid] = one
+    return found
+
+
+def descendants(of: Iterable[int], among: Dict[int, Stat]) -> Set[int]:
+    """The pids below ``of`` (which are not in the answer themselves unless below one another)."""
+    children: Dict[int, List[int]] = {}
+    for one in among.values():
+        children.setdefault(one.parent, []).append(one.pid)
+    found: Set[int] = set()
+    todo = list(of)
+    while todo:
+        for pid in children.get(todo.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                todo.append(pid)
+    return found
+
+
+def environment(pid: int) -> Optional[Dict[bytes, bytes]]:
+    """The environment that ``pid`` was started with; None when it is gone or not ours to read."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            blob = file.read()
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in blob.split(b"\0") if entry)
+    return {key: value for key, _, value in pairs}
+
+
+def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
+    """The processes of this user that were started with the run's cookie."""
+    mark = ("%s=%s" % (ENV_COOKIE, cookie)).encode("ascii")
+    mine = os.geteuid()
+    found = set()
+    for pid in among:
+        try:
+            if os.stat("/proc/%d" % pid).st_uid != mine:
+                continue
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    found.add(pid)
+        except OSError:
+            continue
+    return found
+
+
+def members(
+    cookie: str, roots: Iterable[int], keep: Iterable[int], known: Iterable[Sequence[int]] = ()
+) -> Dict[int, Stat]:
+    """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], or below any of these.
+
+    ``keep`` are pids that are never in the answer: roots, the caller, the guardian.
+    """
+    everyone = snapshot()
+    marked = carriers(cookie, everyone) if cookie else set()
+    marked |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
+    found = (descendants([*roots, *marked], everyone) | marked) - set(keep) - {os.getpid()}
+    return {pid: everyone[pid] for pid in found if everyone[pid].alive}
+
+
+def command_line(pid: int, limit: int = 200) -> str:
+    """What ``pid`` runs, for a person; its name when the command line is empty."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            text = file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    if not text:
+        found = read_stat(pid)
+        text = "[%s]" % found.name if found else ""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def children_of(pid: int) -> List[int]:
+    """The direct children, cheaply where the kernel lists them."""
+    try:
+        found: List[int] = []
+        for task in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/children" % (pid, task), encoding="ascii") as file:
+                found.extend(int(word) for word in file.read().split())
+        return found
+    except FileNotFoundError:
+        if not os.path.exists("/proc/%d" % pid):
+            return []
+    except (ProcessLookupError, PermissionError):
+        return []
+    return [one.pid for one in snapshot().values() if one.parent == pid]
+
+
+def _prctl(option: int, value: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper() -> None:
+    """From now on orphaned descendants become children of this process instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """What ``ps`` and ``top`` show for this process (15 bytes)."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode("ascii")))
+
+
+class DeathSignal:
+    """Callable in a fresh child: the kernel sends it ``number`` when the spawning thread ends.
+
+    Made before the fork: nothing may be imported or looked up between fork and exec.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._number = number
+        self._parent = os.getpid()
+
+    def __call__(self) -> None:
+        self._libc.prctl(_PR_SET_PDEATHSIG, self._number, 0, 0, 0)
+        if os.getppid() != self._parent:  # it died in between
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,102 @@
+"""Which ranks run below a launcher, and what the kernel has killed for want of memory."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple, Optional
+
+from ddpctl_worker.processes import children_of, environment, read_stat
+
+MAX_DEPTH = 3  # a launcher may sit behind a wrapper
+
+
+class Rank(NamedTuple):
+    """A rank's own process."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    start: int
+    attempt: int  # 1-based: torchrun's restarts count up
+
+
+def find(launcher: int) -> List[Rank]:
+    """The ranks below ``launcher``, by rank: processes that were started with RANK and LOCAL_RANK."""
+    found: Dict[int, Rank] = {}
+    level = [launcher]
+    for _ in range(MAX_DEPTH):
+        below: List[int] = []
+        for parent in level:
+            for pid in children_of(parent):
+                one = _as_rank(pid)
+                if one is None:
+                    below.append(pid)
+                else:
+                    found[one.rank] = one
+        level = below
+        if found or not level:
+            break
+    return [found[rank] for rank in sorted(found)]
+
+
+def tree(launcher: int, limit: int = 4096) -> List[List[int]]:
+    """[pid, start] of the launcher and everything below it."""
+    found: List[List[int]] = []
+    todo = [launcher]
+    while todo and len(found) < limit:
+        pid = todo.pop()
+        one = read_stat(pid)
+        if one is not None:
+            found.append([pid, one.start])
+            todo.extend(children_of(pid))
+    return sorted(found)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory: in this process's cgroup, or else on the whole machine."""
+    for path in _memory_events():
+        count = _field(path, "oom_kill")
+        if count is not None:
+            return count
+    return _field("/proc/vmstat", "oom_kill") or 0
+
+
+def _memory_events() -> List[str]:
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
+            entries = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, group in (entry for entry in entries if len(entry) == 3):
+        if "memory" in controllers.split(","):
+            found.append("/sys/fs/cgroup/memory%s/memory.oom_control" % group)
+        elif not controllers:
+            found.append("/sys/fs/cgroup%s/memory.events" % group)
+            found.append("/sys/fs/cgroup/unified%s/memory.events" % group)
+    return [path for path in found if os.path.exists(path)]
+
+
+def _field(path: str, name: str) -> Optional[int]:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            for line in file:
+                words = line.split()
+                if len(words) == 2 and words[0] == name:
+                    return int(words[1])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _as_rank(pid: int) -> Optional[Rank]:
+    env = environment(pid)
+    stat = read_stat(pid)
+    if not env or stat is None or not stat.alive:
+        return None
+    try:
+        rank, local = int(env[b"RANK"]), int(env[b"LOCAL_RANK"])
+        attempt = 1 + int(env.get(b"TORCHELASTIC_RESTART_COUNT", b"0"))
+    except (KeyError, ValueError):
+        return None
+    return Rank(rank, local, pid, stat.start, attempt)

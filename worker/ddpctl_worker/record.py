@@ -1,0 +1,177 @@
+"""Durable records: written aside, synced, renamed; the exit record only once; the heartbeat in place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import struct
+import time
+import zlib
+from datetime import datetime, timezone
+from typing import Any, Dict, NamedTuple, Optional
+
+from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
+from ddpctl_worker.link import WorkerError
+import contextlib
+
+RESERVE_BYTES = 128 << 10
+_PULSE = struct.Struct("<ddQII")
+
+
+def now_iso() -> str:
+    return iso(time.time())
+
+
+def iso(seconds: float) -> str:
+    """A wall-clock time as ISO 8601 in UTC, milliseconds."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def boottime() -> float:
+    """Seconds since boot: goes on during suspend and never jumps when somebody sets the clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
+    """Replace ``path`` atomically; once this returns (and ``durable``) it survives a power loss."""
+    aside = _write_aside(path, value, durable)
+    try:
+        os.rename(aside, path)
+    except OSError:
+        os.unlink(aside)
+        raise
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def write_once(path: str, value: Dict[str, Any]) -> bool:
+    """Create ``path`` with ``value`` unless it is there already; False when somebody else was first."""
+    aside = _write_aside(path, value, True)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        # A filesystem without hard links: the claim is an empty file, the rename fills it.
+        try:
+            os.close(os.open(path + ".claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        os.rename(aside, path)
+        sync_folder(os.path.dirname(path))
+        return True
+    finally:
+        if os.path.exists(aside):
+            os.unlink(aside)
+    sync_folder(os.path.dirname(path))
+    return True
+
+
+def read_json(path: str) -> Optional[Dict[str, Any]]:
+    """The record at ``path``; None when there is none.
+
+    Raises:
+        WorkerError: CORRUPT or UNSAFE_PATH.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it") from None
+        raise
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(found.st_mode):
+            raise WorkerError(UNSAFE_PATH, "%s is not a file of ours (uid %d)" % (path, found.st_uid))
+        try:
+            value = json.loads(file.read())
+        except ValueError:
+            raise WorkerError(CORRUPT, "%s is not readable as JSON" % path, "remove the run's folder") from None
+    if not isinstance(value, dict):
+        raise WorkerError(CORRUPT, "%s holds no JSON object" % path, "remove the run's folder")
+    return value
+
+
+def sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network filesystems cannot sync a folder
+            raise
+    finally:
+        os.close(fd)
+
+
+def make_reserve(path: str) -> None:
+    """Set room aside for the exit record; without room there is none, which is no reason not to start."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, RESERVE_BYTES)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def release_reserve(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+class Pulse(NamedTuple):
+    """One heartbeat. Times are seconds since boot, so their age is only known on the same boot."""
+
+    at: float
+    last_output: float  # 0.0: no output yet
+    dropped: int  # lines
+    attempt: int
+
+
+class Heartbeat:
+    """The heartbeat file of a run, rewritten in place: it costs no room, so it beats on a full disk too."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def beat(self, pulse: Pulse) -> None:
+        body = _PULSE.pack(pulse.at, pulse.last_output, pulse.dropped, pulse.attempt, 0)[:-4]
+        with contextlib.suppress(OSError):  # a missed beat shows as its age
+            os.pwrite(self._fd, body + struct.pack("<I", zlib.crc32(body)), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_heartbeat(path: str) -> Optional[Pulse]:
+    """The last heartbeat; None when there is none or it was caught half written."""
+    try:
+        with open(path, "rb") as file:
+            blob = file.read(_PULSE.size)
+    except OSError:
+        return None
+    if len(blob) != _PULSE.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
+        return None
+    at, last_output, dropped, attempt, _ = _PULSE.unpack(blob)
+    return Pulse(at, last_output, dropped, attempt)
+
+
+def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
+    aside = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
+    fd = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+    except OSError:
+        os.unlink(aside)
+        raise
+    return aside

@@ -1,0 +1,202 @@
+"""From a request to a running launcher: its environment, the ranks' pipes and the process itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from typing import Any, Callable, Dict, List, Optional
+
+from ddpctl_worker.contract import (
+    CODE_DIR_TOKEN,
+    ENV_COOKIE,
+    ENV_JOB,
+    ENV_OUTPUT_DIR,
+    ENV_RUN,
+    ENV_RUN_DIR,
+    OUTPUT_DIR_TOKEN,
+    RUN_DIR_TOKEN,
+    SCRUB_NAMES,
+    SCRUB_PREFIXES,
+)
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.processes import DeathSignal
+
+PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+
+# The ranks' interpreter, as the launcher sees it: connects the rank to its own pipes and becomes the real one, with
+# the very arguments it was given. It must not fail where the pipes are missing: then the rank keeps the launcher's.
+_SHIM = """#!/bin/sh
+unset PYTHON_EXEC
+p={pipes}/"$LOCAL_RANK"
+if [ -p "$p.out" ] && [ -p "$p.err" ]; then exec {python} "$@" >"$p.out" 2>"$p.err"; fi
+exec {python} "$@"
+"""
+
+
+def login_environment() -> Dict[str, str]:
+    """What the login gave this process. From the kernel: the interpreter itself may have changed LC_CTYPE since."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            blob = file.read()
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in blob.split(b"\0") if b"=" in entry)
+    return {key: value for key, _, value in pairs}
+
+
+def place(text: str, paths: RunPaths) -> str:
+    """``text`` with a folder's token at its very beginning replaced; a token anywhere else is the user's own text."""
+    folders = {RUN_DIR_TOKEN: paths.node, OUTPUT_DIR_TOKEN: paths.output, CODE_DIR_TOKEN: paths.code}
+    for token, folder in folders.items():
+        if text == token or text.startswith((token + "/", token + ":")):
+            return folder + text[len(token) :]
+    return text
+
+
+def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
+    """Where the launcher runs: tokens and ``~`` replaced, a relative path taken from the home."""
+    if not cwd:
+        return paths.code if os.path.isdir(paths.code) else os.path.expanduser("~")
+    found = os.path.expanduser(place(cwd, paths))
+    return found if os.path.isabs(found) else os.path.join(os.path.expanduser("~"), found)
+
+
+def environment(request: Dict[str, Any], login: Dict[str, str], paths: RunPaths, cookie: str) -> Dict[str, str]:
+    """The launcher's environment: the login's, scrubbed, then the plan's, the secrets, and ours."""
+    found = {
+        key: value for key, value in login.items() if key not in SCRUB_NAMES and not key.startswith(SCRUB_PREFIXES)
+    }
+    tokens = set(request.get("token_env") or ())
+    for key, value in (request.get("env") or {}).items():
+        found[key] = place(value, paths) if key in tokens else value
+    found.update(request.get("secrets") or {})
+    run = request["run"]
+    found["TORCHELASTIC_ERROR_FILE"] = paths.error_file
+    found.update(
+        {
+            ENV_JOB: run["job"],
+            ENV_RUN: run["run"],
+            ENV_RUN_DIR: paths.node,
+            ENV_OUTPUT_DIR: paths.output,
+            ENV_COOKIE: cookie,
+        }
+    )
+    return found
+
+
+def make_shim(paths: RunPaths, python: str, search: Optional[str], nproc: int) -> bool:
+    """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
+
+    ``python`` is looked up in ``search`` (a PATH) when it has no folder of its own.
+    """
+    real = shutil.which(python, path=search)
+    if real is None:
+        return False
+    try:
+        os.mkdir(paths.pipes, 0o700)
+        for rank in range(nproc):
+            os.mkfifo(paths.fifo(rank, "out"), 0o600)
+            os.mkfifo(paths.fifo(rank, "err"), 0o600)
+        with open(paths.shim, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(_SHIM.format(pipes=shlex.quote(paths.pipes), python=shlex.quote(real)))
+        os.chmod(paths.shim, 0o700)
+        null = subprocess.DEVNULL
+        runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0
+    except OSError:
+        runs = False
+    if not runs and os.path.exists(paths.shim):
+        os.unlink(paths.shim)
+    return runs
+
+
+def enlarge(fd: int) -> None:
+    """A bigger pipe lets a rank write on while the supervisor is busy; the default is 64 KiB."""
+    with contextlib.suppress(OSError):  # the user's limit for pipes is used up
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def open_fifo(path: str) -> int:
+    """Both ends at once: a rank's open never waits, and the reader never sees an end between two writers."""
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    enlarge(fd)
+    return fd
+
+
+class Spawned:
+    """A running launcher and the read ends of its own stdout and stderr."""
+
+    def __init__(self, pid: int, out: int, err: int) -> None:
+        self.pid, self.out, self.err = pid, out, err
+
+
+def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[[], None]) -> Spawned:
+    """Start the launcher. Call it from the main thread, before any other thread runs.
+
+    Raises:
+        OSError: the program or the folder is not there or not usable.
+    """
+    out_r, out_w = os.pipe()
+    err_r, err_w = os.pipe()
+    try:
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out_w,
+            stderr=err_w,
+            start_new_session=True,
+            close_fds=True,
+            preexec_fn=before_exec,
+        )
+    except BaseException:
+        os.close(out_r)
+        os.close(err_r)
+        raise
+    finally:
+        os.close(out_w)
+        os.close(err_w)
+    process.returncode = 0  # the supervisor reaps every child itself; Popen must not look for this one
+    for fd in (out_r, err_r):
+        os.set_blocking(fd, False)
+        enlarge(fd)
+    return Spawned(process.pid, out_r, err_r)
+
+
+class BeforeExec:
+    """What the launcher's process does first: die with the supervisor, take back its own OOM score and signals."""
+
+    def __init__(self, oom_score: Optional[str], umask: int) -> None:
+        # SIGTERM, not SIGKILL: torchrun passes it on to its ranks, so even a double loss ends the job in good order.
+        self._death = DeathSignal(signal.SIGTERM)
+        self._oom_score = oom_score
+        self._umask = umask
+
+    def __call__(self) -> None:
+        self._death()
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(self._umask)
+        if self._oom_score is not None:
+            with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+                file.write(self._oom_score)
+
+
+def protect_from_oom() -> Optional[str]:
+    """Make this process the last one the kernel kills for memory; returns the score that children must get back."""
+    path = "/proc/self/oom_score_adj"
+    try:
+        with open(path, encoding="ascii") as file:
+            old = file.read().strip()
+        with open(path, "w", encoding="ascii") as file:
+            file.write("-900")
+    except OSError:
+        return None  # only root may lower it
+    return old

@@ -1,0 +1,133 @@
+"""The start verb: claim the run on this node, put its code in place, and leave a supervisor behind.
+
+Idempotent: the claim is the rename of a complete folder, so a start that is repeated, or raced by another, finds either
+nothing or a whole record, and answers with the standing status.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import time
+from typing import Any, Dict, Optional
+
+import ddpctl_worker
+from ddpctl_worker import guardian, paths, processes, record, spawn
+from ddpctl_worker.contract import BAD_REQUEST, NO_SPACE, STARTING, TERMINAL
+from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.status import node_status
+from ddpctl_worker.unpack import unpack
+
+OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
+
+
+def start(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+    """The verb: {"status": NodeStatus} once the record is durable and the launcher runs, or could not be run."""
+    _check(request)
+    base = paths.base_dir(paths.base_of(request))
+    run = request["run"]
+    found = paths.run_paths(base, run["run"], run["host"])
+    paths.private_dir(paths.runs_dir(base))
+    paths.private_dir(os.path.dirname(found.node))
+    if not _claim(found, run):
+        return {"status": _standing(found, link)}
+    order = _order(request, base, found, link.login_umask)
+    guardian.launch(order)
+    return {"status": node_status(found)}
+
+
+def _check(request: Dict[str, Any]) -> None:
+    run, argv = request.get("run"), request.get("argv")
+    if not isinstance(run, dict) or not isinstance(argv, list) or not argv:
+        raise WorkerError(BAD_REQUEST, "start needs a run and an argv")
+    if run.get("host") != request.get("host"):
+        raise WorkerError(BAD_REQUEST, "the run is for %r, this is %r" % (run.get("host"), request.get("host")))
+    for text in argv:
+        if not isinstance(text, str) or "\0" in text:
+            raise WorkerError(BAD_REQUEST, "an argument that is no text, or holds a NUL byte")
+
+
+def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
+    """Put a complete folder in place; False when there is one already."""
+    if os.path.lexists(found.node):
+        paths.check_own(found.node)
+        return False
+    aside = RunPaths(os.path.join(os.path.dirname(found.node), ".%s.%s" % (run["host"], secrets.token_hex(6))))
+    me = processes.identify(os.getpid())
+    try:
+        os.mkdir(aside.node, 0o700)
+        for folder in (aside.logs, aside.output):
+            os.mkdir(folder, 0o700)
+        record.make_reserve(aside.reserve)
+        record.write_json(aside.run, run)
+        starter = {"state": STARTING, "starter": me.to_json() if me else None, "boot": processes.boot_id()}
+        record.write_json(aside.state, starter)
+        os.rename(aside.node, found.node)
+    except OSError as error:
+        shutil.rmtree(aside.node, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise WorkerError(NO_SPACE, "no space for the run's record: %s" % error, "free space or gc") from None
+        raise
+    record.sync_folder(os.path.dirname(found.node))
+    return True
+
+
+def _standing(found: RunPaths, link: Link) -> Dict[str, Any]:
+    """The status of a run that somebody else started; waits while that start is under way."""
+    deadline = time.monotonic() + OTHER_START_S
+    while True:
+        status = node_status(found)
+        settled = status["state"] in TERMINAL or (record.read_json(found.state) or {}).get("supervisor")
+        if settled or link.closed.is_set() or time.monotonic() > deadline:
+            return status
+        time.sleep(0.05)
+
+
+def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> Dict[str, Any]:
+    """Everything the supervisor needs, or why this run cannot be started (``refused``)."""
+    run = request["run"]
+    cookie = secrets.token_hex(16)
+    refused, shim, cwd = None, False, "/"
+    try:
+        _unpack_code(run, base, found)
+        cwd = spawn.working_folder(request.get("cwd"), found)
+        refused = None if os.path.isdir(cwd) else "the working folder %s is not there" % cwd
+    except (WorkerError, OSError) as error:
+        refused = "the code could not be unpacked: %s" % error
+    login = spawn.login_environment()
+    env = spawn.environment(request, login, found, cookie)
+    if refused is None and request.get("python_exec"):
+        python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
+        shim = spawn.make_shim(found, python, env.get("PATH"), int(run["nproc"]))
+        if shim:
+            env["PYTHON_EXEC"] = found.shim
+    return {
+        "node": found.node,
+        "run": run,
+        "argv": request["argv"],
+        "cwd": cwd,
+        "env": env,
+        "cookie": cookie,
+        "shim": shim,
+        "refused": refused,
+        "umask": umask,
+        "gang_key": request.get("gang_key"),
+        "code_path": os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))),
+    }
+
+
+def _unpack_code(run: Dict[str, Any], base: str, found: RunPaths) -> None:
+    code: Optional[Dict[str, Any]] = run.get("code")
+    if not code:
+        return
+    from ddpctl_worker.store import blob_path
+
+    archive = blob_path(base, code["hash"])
+    if not os.path.exists(archive):
+        raise WorkerError("corrupt", "the code archive %s is not on this node" % code["hash"], "push again")
+    unpack(archive, found.code)

@@ -1,0 +1,122 @@
+"""Ending a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find nothing.
+
+The launcher gets SIGTERM first, alone: it forwards it to its ranks, and a rank that writes a checkpoint should not be
+told twice. Whoever is left once the launcher is gone gets SIGTERM too (launchers before torch 1.10 forward nothing,
+and a launcher killed while it spawns leaves orphans). What lives after the grace is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from ddpctl_worker.processes import Identity, Stat, boot_id, command_line, is_alive, send
+
+Find = Callable[[], Dict[int, Stat]]
+ALONE_S = 2.0  # a launcher without any process left that ignores SIGTERM sits in torch's exit barrier
+GIVE_UP_S = 10.0  # after SIGKILL: what is still there cannot be killed (uninterruptible in the kernel)
+TICK_S = 0.04
+
+
+class Stopper:
+    """One stop, driven by ``tick`` so that its owner can go on draining pipes and reaping children."""
+
+    def __init__(self, find: Find, launcher: Optional[Identity], grace: float, *, had_ranks: bool = False) -> None:
+        self._find = find
+        self._launcher = launcher
+        self._had_ranks = had_ranks
+        self._boot = boot_id()
+        now = time.monotonic()
+        self.deadline = now + max(0.0, grace)
+        self._alone_since: Optional[float] = None
+        self._empty = 0
+        self._told: Set[Tuple[int, int]] = set()
+        self._seen: Set[Tuple[int, int]] = set()
+        self._killed: Set[Tuple[int, int]] = set()
+        self.survivors: List[Dict[str, Any]] = []
+        self.done = False
+
+    @property
+    def signalled(self) -> int:
+        """How many processes there were to end."""
+        return len(self._seen)
+
+    @property
+    def forced(self) -> int:
+        """How many of them needed SIGKILL."""
+        return len(self._killed)
+
+    def shorten(self, grace: float) -> None:
+        """Another stop came in: the earlier deadline counts."""
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, grace))
+
+    def tick(self) -> bool:
+        """One look and what follows from it; True once it is over."""
+        if self.done:
+            return True
+        found = self._find()
+        now = time.monotonic()
+        if not found:
+            self._empty += 1
+            self.done = self._empty >= 2
+            return self.done
+        self._empty = 0
+        self._seen.update((one.pid, one.start) for one in found.values())
+        if now >= self.deadline or self._stuck_alone(found, now):
+            self._kill(found)
+            if now >= self.deadline + GIVE_UP_S:
+                self.survivors = [{"pid": pid, "cmd": command_line(pid)} for pid in sorted(found)]
+                self.done = True
+        else:
+            self._ask(found)
+        return self.done
+
+    def _ask(self, found: Dict[int, Stat]) -> None:
+        launcher = self._launcher
+        if launcher is not None and is_alive(launcher):
+            targets = [Stat(launcher.pid, "", "", 0, launcher.start, 1)]
+        else:
+            targets = list(found.values())
+        for one in targets:
+            if (one.pid, one.start) not in self._told:
+                self._told.add((one.pid, one.start))
+                who = Identity(self._boot, one.pid, one.start)
+                send(who, signal.SIGTERM)
+                if one.state == "T":
+                    send(who, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it goes on
+
+    def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
+        alone = self._had_ranks and self._launcher is not None and set(found) == {self._launcher.pid}
+        if not alone:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        return self._alone_since is not None and now - self._alone_since > ALONE_S
+
+    def _kill(self, found: Dict[int, Stat]) -> None:
+        for one in found.values():
+            if send(Identity(self._boot, one.pid, one.start), signal.SIGKILL):
+                self._killed.add((one.pid, one.start))
+
+
+def run_to_end(stopper: Stopper, between: Callable[[], None] = lambda: None) -> Stopper:
+    """Tick until it is over; ``between`` is called after every look (reaping, say)."""
+    while not stopper.tick():
+        between()
+        time.sleep(TICK_S)
+    return stopper
+
+
+def reap() -> Dict[int, int]:
+    """Collect every child that has ended: pid -> wait status."""
+    ended: Dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status

@@ -1,0 +1,368 @@
+"""The supervisor: starts the launcher, empties its pipes, watches, stops, and writes down how it ended.
+
+One loop in the main thread (the kernel's death signal follows the thread that spawned the launcher); the log writer
+and the gang have threads of their own, so neither a slow disk nor a slow network holds up the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker import cause as causes
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker import processes, ranks, record, spawn
+from ddpctl_worker.contract import RUNNING, STARTING, STOPPING
+from ddpctl_worker.deputy import Deputy
+from ddpctl_worker.drain import Drain
+from ddpctl_worker.gang import Gang, join
+from ddpctl_worker.lines import STDERR, STDOUT
+from ddpctl_worker.logs import Writer
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.watch import Watch
+import contextlib
+
+LEFTOVER_GRACE_S = 3.0  # for what a launcher that has ended left behind
+VERDICT_S = 8.0  # how long a node that failed waits for the gang to agree on the cause
+SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
+
+
+class Supervisor:
+    """One run on this node, from the launcher's start to the exit record."""
+
+    def __init__(self, order: Dict[str, Any], guardian: processes.Identity, guardian_fd: int) -> None:
+        self.order, self.run = order, order["run"]
+        self.host: str = self.run["host"]
+        self.paths = RunPaths(order["node"])
+        self.guardian = guardian
+        self.state = STARTING
+        self.launcher: Optional[processes.Identity] = None
+        self.status: Optional[int] = None  # wait status of the launcher once it has ended
+        self.outcome: Optional[Outcome] = None
+        self.candidate: Optional[Outcome] = None  # this node's own view, until the gang has agreed
+        self._candidate_until = 0.0
+        self._stopper: Optional[Stopper] = None
+        self._ranks: Dict[int, ranks.Rank] = {}  # by local rank
+        self._tree: List[List[int]] = []
+        self._scan_at = 0.0
+        self._started = record.now_iso()
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe()
+        self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
+        self._at = record.boottime()
+        self._oom_before = ranks.oom_kills()
+        heartbeat = record.Heartbeat(self.paths.heartbeat)
+        self._writer = Writer(self.paths.logs, lambda: heartbeat.beat(self._pulse()))
+        self._drain = Drain(self._writer, self._rank_of, self._watch_fd)
+        self._deputy = Deputy(order, guardian_fd)
+        self._watch = Watch(self.run)
+        self._gang: Optional[Gang] = None
+
+    def start(self) -> Optional[str]:
+        """Spawn the launcher; returns None, or why it could not be."""
+        self._catch_signals()
+        processes.become_subreaper()
+        for fd in (self._wake_r, self._deputy.guardian_fd):
+            self._watch_fd(fd, True)
+        refused: Optional[str] = self.order.get("refused")
+        if refused is None:
+            refused = self._spawn()
+        self._save_state()
+        self._writer.start()
+        self._gang = join(self.run, self.order.get("gang_key"), self._wake)
+        if refused is not None:
+            self._fail_to_spawn(refused)
+        return refused
+
+    def _spawn(self) -> Optional[str]:
+        oom_score = spawn.protect_from_oom()
+        if self.order.get("shim"):
+            for local in range(int(self.run["nproc"])):
+                self._drain.add(spawn.open_fifo(self.paths.fifo(local, "out")), local, STDOUT)
+                self._drain.add(spawn.open_fifo(self.paths.fifo(local, "err")), local, STDERR)
+        prepare = spawn.BeforeExec(oom_score, int(self.order["umask"]))
+        try:
+            child = spawn.spawn(self.order["argv"], self.order["cwd"], self.order["env"], prepare)
+        except OSError as error:
+            return "cannot start %s: %s" % (self.order["argv"][0], error.strerror or error)
+        self.launcher = processes.identify(child.pid)
+        self._drain.add(child.out, None, STDOUT)
+        self._drain.add(child.err, None, STDERR)
+        return None
+
+    def _fail_to_spawn(self, why: str) -> None:
+        found = outcomes.failed(outcomes.cause(self.host, "spawn_failed", why))
+        self.outcome = found
+        self._writer.close()
+        outcomes.write(self.paths, found)
+        if self._gang:
+            self._gang.down(found)
+
+    def _catch_signals(self) -> None:
+        for fd in (self._wake_r, self._wake_w):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        for number in self._orders:
+            signal.signal(number, lambda number, _: self._orders.__setitem__(signal.Signals(number), True))
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def supervise(self) -> None:
+        """Until the launcher has ended, nothing of it is left, and that is written down; then leave the gang."""
+        if self.launcher is not None:
+            while not self._over():
+                self._wait()
+                self._collect()
+                self._look()
+                self._decide()
+            self._conclude()
+        if self._gang and self.outcome:
+            self._gang.leave(self.outcome)
+
+    def _over(self) -> bool:
+        if self.outcome is None or self._stopper is None or not self._stopper.done:
+            return False
+        return self.status is not None or bool(self._stopper.survivors)
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        due = [now + 1.0, self._scan_at]
+        flush = self._drain.due()
+        if flush is not None:
+            due.append(flush)
+        if self._stopper is not None:
+            due.append(now + TICK_S)
+        for key, _ in self._selector.select(max(0.0, min(due) - now)):
+            if key.fd == self._wake_r:
+                self._empty_wake_pipe()
+            elif key.fd == self._deputy.guardian_fd:
+                self._watch_fd(key.fd, False)
+                self._deputy.take_over()
+            else:
+                self._drain.ready(key.fd)
+        self._drain.flush()
+        self._at = record.boottime()
+
+    def _collect(self) -> None:
+        """Reap; note how the launcher ended."""
+        for pid, status in reap().items():
+            if self.launcher is not None and pid == self.launcher.pid and self.status is None:
+                self.status = status
+            elif self._deputy.ended(pid):
+                self._deputy.take_over()
+
+    def _look(self) -> None:
+        """See which ranks are there, once in a while."""
+        now = time.monotonic()
+        if now < self._scan_at or self.launcher is None or self.status is not None:
+            self._scan_at = max(self._scan_at, now + SCAN_RUNNING_S) if now >= self._scan_at else self._scan_at
+            return
+        self._scan_ranks()
+        self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
+        if self._ranks and self.state == STARTING:
+            self.state = RUNNING
+            self._save_state()
+        if self.state != STARTING:
+            self._save_tree()
+
+    def _decide(self) -> None:
+        """What must end, and why."""
+        self._take_orders()
+        if self.status is not None and self.outcome is None and self.candidate is None:
+            self._launcher_ended()
+        if self.outcome is None and self.candidate is None:
+            self._check_deadlines()
+        self._agree()
+        if self.outcome is not None or self.status is not None:
+            self._begin_stop()
+        if self._stopper is not None:
+            self._stopper.tick()
+        if self._gang:
+            self._gang.beat(self.state, self._drain.last_output or None, bool(self._ranks))
+
+    def _take_orders(self) -> None:
+        if self._orders[signal.SIGTERM]:
+            self._orders[signal.SIGTERM] = False
+            if self.outcome is None:
+                text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
+                self._propose(outcomes.failed(outcomes.cause(self.host, "signaled", text, signal="SIGTERM")))
+        if not self._orders[signal.SIGUSR1]:
+            return
+        self._orders[signal.SIGUSR1] = False
+        request = record.read_json(self.paths.stop)
+        if request is None:
+            return
+        grace = float(request.get("grace") or 0.0)
+        if self.outcome is None and (self.candidate is None or self.candidate.victim):
+            self.outcome = outcomes.killed(self.host, str(request.get("by") or ""))
+            if self._gang:
+                self._gang.down(self.outcome)
+            self._begin_stop(grace)
+        elif self._stopper is not None:
+            self._stopper.shorten(grace)
+
+    def _launcher_ended(self) -> None:
+        assert self.status is not None
+        if self.status == 0:
+            self.outcome = outcomes.succeeded()
+            return
+        self._drain.finish(1.0)
+        now = time.time()
+        error_file = None
+        with contextlib.suppress(Exception):  # torch's own file, written by the job: anything may be in it
+            error_file = record.read_json(self.paths.error_file)
+        seen = causes.Evidence(
+            self.status,
+            self._drain.tails(),
+            {local: one.rank for local, one in self._known_ranks().items()},
+            error_file,
+            ranks.oom_kills() - self._oom_before,
+        )
+        told = causes.explain(seen)
+        why = outcomes.cause(
+            self.host,
+            told.reason,
+            told.message,
+            rank=told.rank,
+            exit_code=told.exit_code,
+            signal=told.signal,
+            traceback=told.traceback,
+            when=now,
+        )
+        self._propose(outcomes.failed(why, victim=told.victim, when=self._drain.failed_at(told.rank) or now))
+
+    def _check_deadlines(self) -> None:
+        found = self._watch.overdue(bool(self._ranks), self._drain.last_output, self._gang)
+        if found is not None:
+            self._propose(found)
+
+    def _propose(self, candidate: Outcome) -> None:
+        """This node's view of a failure; with a gang all nodes agree on one cause first."""
+        self.candidate = candidate
+        self._candidate_until = time.monotonic() + VERDICT_S
+        if self._gang:
+            self._gang.down(candidate)
+
+    def _agree(self) -> None:
+        if self.outcome is not None:
+            return
+        verdict = self._gang.verdict if self._gang else None
+        if verdict is not None:
+            self.outcome = verdict
+        elif self.candidate is not None and (
+            self._gang is None or time.monotonic() >= self._candidate_until + self._gang.patience()
+        ):
+            self.outcome = self.candidate
+
+    def _begin_stop(self, grace: Optional[float] = None) -> None:
+        if self._stopper is not None:
+            return
+        if grace is None:
+            grace = float((self.run.get("timeouts") or {}).get("stop") or 10.0)
+            if self.status is not None:
+                grace = min(grace, LEFTOVER_GRACE_S)
+        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=bool(self._ranks))
+        if self.status is None:
+            self.state = STOPPING
+            self._save_state()
+
+    def _members(self) -> Dict[int, processes.Stat]:
+        keep = [os.getpid(), self.guardian.pid, *self._deputy.pids()]
+        return processes.members(self.order["cookie"], [os.getpid()], keep)
+
+    def _conclude(self) -> None:
+        """All is over: empty the pipes, close the log, write the exit record."""
+        assert self.outcome is not None
+        assert self._stopper is not None
+        self._drain.finish()
+        self._writer.close()
+        code, name = causes.split_status(self.status) if self.status is not None else (None, None)
+        if name is not None and self.status is not None:
+            code = -(self.status & 0x7F)
+        outcomes.write(
+            self.paths,
+            self.outcome,
+            exit_code=code,
+            signalled=self._stopper.signalled,
+            forced=self._stopper.forced,
+            survivors=self._stopper.survivors,
+            attempt=self._attempt(),
+            dropped_lines=self._writer.dropped,
+        )
+
+    def _pulse(self) -> record.Pulse:
+        return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, self._attempt())
+
+    def _attempt(self) -> int:
+        return max([one.attempt for one in self._ranks.values()] or [1])
+
+    def _known_ranks(self) -> Dict[int, ranks.Rank]:
+        static = self.run.get("rendezvous", "static") == "static"  # otherwise the rendezvous hands out the ranks
+        planned = enumerate(self.run.get("ranks") or []) if static else ()
+        found = {local: ranks.Rank(rank, local, 0, 0, 1) for local, rank in planned}
+        found.update(self._ranks)
+        return found
+
+    def _rank_of(self, local: int) -> Optional[int]:
+        """The rank behind a pipe; under an elastic rendezvous only the rank's own environment tells."""
+        if local not in self._known_ranks() and self.status is None:
+            self._scan_ranks()
+        known = self._known_ranks().get(local)
+        return known.rank if known else None
+
+    def _scan_ranks(self) -> None:
+        if self.launcher is not None:
+            self._ranks.update({one.local_rank: one for one in ranks.find(self.launcher.pid)})
+
+    def _save_tree(self) -> None:
+        """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""
+        assert self.launcher is not None
+        found = ranks.tree(self.launcher.pid)
+        if found != self._tree:
+            self._tree = found
+            listed = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
+            with contextlib.suppress(OSError):  # a full disk: the cookie still finds them
+                record.write_json(self.paths.processes, {"ranks": listed, "tree": found}, durable=False)
+
+    def _save_state(self) -> None:
+        me = processes.identify(os.getpid())
+        value = {
+            "state": self.state,
+            "started": self._started,
+            "boot": processes.boot_id(),
+            "supervisor": me.to_json() if me else None,
+            "guardian": self.guardian.to_json(),
+            "launcher": self.launcher.to_json() if self.launcher else None,
+            "cookie": self.order["cookie"],
+            "cwd": self.order["cwd"],
+        }
+        try:
+            record.write_json(self.paths.state, value)
+        except OSError as error:
+            if self.state == STARTING:
+                raise
+            sys.stderr.write("state not saved: %s\n" % error)
+
+    def _watch_fd(self, fd: int, on: bool) -> None:
+        if on:
+            self._selector.register(fd, selectors.EVENT_READ)
+        else:
+            self._selector.unregister(fd)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"\0")
+
+    def _empty_wake_pipe(self) -> None:
+        try:
+            while os.read(self._wake_r, 4096):
+                pass
+        except BlockingIOError:
+            pass

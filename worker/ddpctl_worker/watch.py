@@ -1,0 +1,55 @@
+"""Deadlines of a run: ranks that do not start, and ranks that fall silent."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import RENDEZVOUS_TIMEOUT, SILENCE
+from ddpctl_worker.gang import Gang
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.record import boottime
+
+HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
+
+
+class Watch:
+    """The clocks of one run on one node."""
+
+    def __init__(self, run: Dict[str, Any]) -> None:
+        limits = run.get("timeouts") or {}
+        self._host: str = run["host"]
+        self._start: Optional[float] = limits.get("start")
+        self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
+        self._begun = boottime()
+
+    def overdue(self, ranks_up: bool, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
+        """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet."""
+        if not ranks_up:
+            return self._not_started(gang)
+        return self._silent(last_output, gang)
+
+    def _not_started(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        if self._start is None:
+            return None
+        limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
+        if boottime() - self._begun < limit:
+            return None
+        head = "the ranks did not start within %g s" % self._start
+        missing = gang.missing() if gang else []
+        if missing:
+            host, text = missing[0], "%s: %s never joined" % (head, ", ".join(missing))
+        else:
+            host, text = self._host, "%s: the launcher still waits for the other nodes on the master port" % head
+        return outcomes.failed(outcomes.cause(host, RENDEZVOUS_TIMEOUT, text))
+
+    def _silent(self, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
+        if self._silence is None or (gang is not None and not gang.is_hub):
+            return None
+        quiet = boottime() - max(last_output, self._begun)
+        if gang is not None:
+            quiet = min(quiet, gang.quiet())
+        if quiet < self._silence:
+            return None
+        text = "no rank on any node wrote a line for %g s" % self._silence
+        return outcomes.failed(outcomes.cause(self._host, SILENCE, text))
