@@ -37,6 +37,15 @@ class Claim:
         return f"ddplab{self.number}"
 
     @property
+    def networks(self) -> tuple[str, str]:
+        """The first three bytes of the addresses: the network that this machine is on, and the hosts' own."""
+        return f"10.77.{self.number}", f"10.78.{self.number}"
+
+    @property
+    def private_network(self) -> str:
+        return f"{self.networks[1]}.0/24"
+
+    @property
     def cgroup(self) -> Path | None:
         """Where the lab's control groups lie; None on a machine without version 2."""
         root = next((root for root in CGROUPS if (root / "cgroup.procs").exists()), None)
@@ -54,10 +63,11 @@ class Claim:
         return []
 
     def clear(self) -> None:
-        """Leave nothing of the lab: processes, then the device, the control groups and the folder."""
+        """Leave nothing of the lab: processes, then device and route, the control groups and the folder."""
         for process in self.recorded():
             process.kill()
         call(["ip", "link", "delete", self.device], check=False)
+        call(["ip", "route", "delete", "unreachable", self.private_network], check=False)
         if self.cgroup:
             _remove_cgroups(self.cgroup)
         while self.folder.is_mount():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+
+FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
 def cache() -> Path:
@@ -18,3 +21,8 @@ def python213() -> Path:
 def python113() -> Path:
     """Debian's own, with python3-torch."""
     return Path("/usr/bin/python3")
+
+
+def has_torch(python: Path) -> bool:
+    """True where there is a torch to import; importing it would take seconds."""
+    return python.exists() and subprocess.run([python, "-I", "-c", FIND_TORCH], check=False).returncode == 0

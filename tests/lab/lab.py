@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -63,6 +63,9 @@ class Lab:
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts)
 
     def __len__(self) -> int:
         return len(self.hosts)
@@ -134,7 +137,8 @@ class Lab:
         """Start hosts side by side: every one in namespaces, then all cables in one go, then wait for each sshd."""
         for host in hosts:
             host.switch_on()
-        self.switch.connect((cable, host.meet().pid) for host in hosts for cable in host.cables)
+        inits = [host.meet() for host in hosts]
+        self.switch.connect((cable, init.pid) for host, init in zip(hosts, inits, strict=True) for cable in host.cables)
         for host in hosts:
             host.plug()
         for host in hosts:

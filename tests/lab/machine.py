@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tests.lab.lab import Lab
 
 BOOT = Path(__file__).with_name("boot.sh")
+BOOT_TIMEOUT = 60
 NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 ENDED = 'pid 1 of the host is gone: is the power on? ("power_off" was called, or the boot failed)'
@@ -31,6 +33,7 @@ class Machine:
         self.cables = tuple(cables)
         self.disk = disk
         self.init: Identity | None = None
+        self._started: list[subprocess.Popen[str]] = []
         self._shell: subprocess.Popen[str] | None = None  # unshare, whose child is the host's init
 
     def __repr__(self) -> str:
@@ -88,6 +91,7 @@ class Machine:
         if self.init:
             self.init.kill()
             self.init = None
+        self._reap()
         if self._shell:
             self._shell.kill()
             self._shell.wait()
@@ -134,7 +138,9 @@ class Machine:
 
     def _hear(self) -> str:
         """The next word of the boot script; where it has ended, its error."""
-        word = self._pipes()[1].readline().strip()
+        stdout = self._pipes()[1]
+        ready, _, _ = select.select([stdout], [], [], BOOT_TIMEOUT)
+        word = stdout.readline().strip() if ready else ""
         if not word:
             raise LabError(f"{self.name} did not boot: {self.boot_log()}")
         return word
@@ -169,7 +175,7 @@ class Machine:
 
     def popen(self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start something in the host that goes on; it ends with the host at the latest."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.enter(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -178,6 +184,8 @@ class Machine:
             start_new_session=True,
             env={**ENVIRON, **(env or {})},
         )
+        self._started.append(process)
+        return process
 
     @property
     def proc(self) -> Path:
@@ -196,6 +204,13 @@ class Machine:
         for process in self.processes(system=True):
             if process.pid not in keep:
                 self.run(f"kill -KILL {process.pid}", check=False)
+        self._reap()
+
+    def _reap(self) -> None:
+        """The ends on this machine of what `popen` started."""
+        while self._started:
+            with self._started.pop() as process:
+                process.kill()
 
     def sshd_pid(self) -> int | None:
         text = self.run("cat /run/sshd.pid", check=False).stdout

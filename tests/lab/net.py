@@ -23,9 +23,14 @@ class Cable:
     port: str
     address: str
 
+    @property
+    def mac(self) -> str:
+        """One for good, as on real hardware: with a new one after each boot the neighbours talk to a stranger."""
+        return ":".join(["02", "dd", *(f"{int(part):02x}" for part in self.address.split("."))])
+
 
 class Switch:
-    """The switch of one lab. Segment 0 is 10.77.N.0/24, with this machine at .1; segment 1 is 10.78.N.0/24."""
+    """The switch of one lab: segment 0 with this machine at address 1, and segment 1 for hosts only."""
 
     def __init__(self, claim: Claim, *, detached: bool) -> None:
         self.claim = claim
@@ -57,16 +62,18 @@ class Switch:
         self.ip("link set uplink master sw0 up")
         call(["ip", "address", "add", f"{self.address(0, 1)}/24", "dev", device])
         call(["ip", "link", "set", device, "up"])
+        # What is meant for the hosts' own network must not leave by this machine's default route.
+        call(["ip", "route", "replace", "unreachable", self.claim.private_network])
 
     def address(self, segment: int, last: int) -> str:
-        return f"10.{77 + segment}.{self.claim.number}.{last}"
+        return f"{self.claim.networks[segment]}.{last}"
 
     def connect(self, cables: Iterable[tuple[Cable, int]]) -> None:
         """Put cables into hosts, each known by a process in it."""
         lines = []
         for cable, pid in cables:
             lines += [
-                f"link add {cable.port} type veth peer name {cable.interface} netns {pid}",
+                f"link add {cable.port} type veth peer name {cable.interface} address {cable.mac} netns {pid}",
                 f"link set {cable.port} master sw{cable.segment} up",
             ]
         self.ip(*lines)

@@ -1,0 +1,60 @@
+# make demo: train on this machine.  make test: all tests.  Both start from nothing but a Python of 3.10 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
+ROOT := $(filter 0,$(shell id -u))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help venv demo test lint format system interpreters bench clean
+
+help: ## what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+venv: $(VENV)/.torch $(VENV)/.project ## .venv with ddpctl, its development tools and torch
+
+demo: venv ## two local nodes of two processes train resnet_ddp on synthetic images
+	$(BIN)/ddpctl up inventory/local.yaml
+
+test: system venv interpreters lint ## everything; as root also on real hosts in the laboratory
+	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(ARGS)
+
+lint: venv ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv system interpreters ## measure ddpctl against the same commands by hand
+	$(if $(ROOT),tests/setup/system-packages clustershell pdsh)
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean: ## remove what make made in this folder
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Only root can install packages and start hosts; without it the tests that need either are skipped.
+system:
+	$(if $(ROOT),tests/setup/system-packages)
+
+interpreters: system
+	$(if $(ROOT),tests/setup/lab-interpreter)
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ddpctl needs Python 3.10 or newer: make PYTHON=...")'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tests/setup/system-packages python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: $(TORCH) | $(BIN)/pip
+	$(BIN)/pip install -qq -r tests/setup/torch.txt
+	$(BIN)/pip install -qq --no-deps -r tests/setup/torchvision.txt
+	@touch $@
+
+$(VENV)/.project: pyproject.toml | $(BIN)/pip $(VENV)/.torch
+	$(BIN)/pip install -qq --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,104 @@
+"""What every test may ask for: real hosts, interpreters with a torch, and the installed `ddpctl`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, interpreters, missing
+from tests.lab.command import Ddpctl
+
+LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
+MakeLab = Callable[..., Lab]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A lab test is one that lies in the lab's folder or asks for a lab."""
+    here = Path(__file__).parent / "lab"
+    for item in items:
+        if item.path.is_relative_to(here) or LAB_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("lab")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("lab") and (reason := missing()):
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.CallInfo[None], None]:
+    """Where the lab is required (CI), a lab test that is skipped has failed, whatever the reason."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+    expected = hasattr(report, "wasxfail")
+    if (
+        report.skipped
+        and not expected
+        and item.get_closest_marker("lab")
+        and os.environ.get("DDPCTL_REQUIRE_LAB") == "1"
+    ):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and DDPCTL_REQUIRE_LAB=1 does not allow it: {report.longrepr}"
+
+
+def _labs() -> Iterator[MakeLab]:
+    with contextlib.ExitStack() as stack:
+        yield lambda count, **options: stack.enter_context(Lab(count, **options))
+
+
+@pytest.fixture
+def make_lab() -> Iterator[MakeLab]:
+    """`make_lab(3, fabric=True)`: a lab of one's own, for one test. Three hosts take a fifth of a second."""
+    yield from _labs()
+
+
+@pytest.fixture(scope="module")
+def make_module_lab() -> Iterator[MakeLab]:
+    """The same for all tests of a file."""
+    yield from _labs()
+
+
+@pytest.fixture(scope="module")
+def lab3_module(make_module_lab: MakeLab) -> Lab:
+    """Three hosts for all tests of a file. What a test does to them stays: see `lab3`."""
+    return make_module_lab(3)
+
+
+@pytest.fixture
+def lab3(lab3_module: Lab) -> Iterator[Lab]:
+    """Three hosts, shared by the tests of a file, healed after each; what lies on their disks stays."""
+    yield lab3_module
+    lab3_module.heal()
+
+
+@pytest.fixture(scope="session")
+def python213() -> str:
+    """An interpreter with torch 2.13, on this machine and on every host."""
+    return _interpreter(interpreters.python213(), "tests/setup/lab-interpreter")
+
+
+@pytest.fixture(scope="session")
+def python113() -> str:
+    """An interpreter with torch 1.13, on this machine and on every host."""
+    return _interpreter(interpreters.python113(), "tests/setup/system-packages")
+
+
+def _interpreter(path: Path, installer: str) -> str:
+    if not interpreters.has_torch(path):
+        pytest.skip(f"no torch for {path}: {installer} installs it")
+    return str(path)
+
+
+@pytest.fixture
+def ddpctl(tmp_path: Path) -> Iterator[Ddpctl]:
+    """The installed command: `ddpctl("status", "job", home=...)`; `.start(...)` runs it beside the test."""
+    folder = tmp_path / "ddpctl"
+    folder.mkdir()
+    runner = Ddpctl(folder)
+    yield runner
+    runner.stop()

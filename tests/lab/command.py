@@ -1,0 +1,226 @@
+"""The installed `ddpctl`, run as a user runs it: a process of its own, with a home, a folder and nothing inherited."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(sys.prefix, "bin", "ddpctl")
+PATH = f"{PROGRAM.parent}:/usr/local/bin:/usr/bin:/bin"
+ROWS, COLUMNS = 40, 120
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a run ended."""
+
+    args: tuple[str, ...]
+    rc: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.stdout)
+
+    def ok(self) -> Done:
+        """Itself where it succeeded; all that it said otherwise."""
+        assert self.rc == 0, f"ddpctl {' '.join(self.args)}: exit {self.rc}\n{self.stdout}\n{self.stderr}"
+        return self
+
+
+class Running:
+    """A `ddpctl` that goes on. Its output goes to files, so that it never waits for a reader."""
+
+    def __init__(self, args: tuple[str, ...], folder: Path, env: Mapping[str, str], cwd: Path, stdin: str = "") -> None:
+        self.args = args
+        self.folder = folder
+        self.began = time.monotonic()
+        (folder / "stdin").write_text(stdin)
+        self.process = self._start(env, cwd)
+
+    def _start(self, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+        with (
+            open(self.folder / "stdin") as stdin,
+            open(self.folder / "stdout", "w") as stdout,
+            open(self.folder / "stderr", "w") as stderr,
+        ):
+            return subprocess.Popen(
+                [PROGRAM, *self.args],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text(errors="replace")
+
+    def wait(self, timeout: float = 60) -> Done:
+        """Until it ends; an error, and its death, where that takes longer."""
+        deadline = time.monotonic() + timeout
+        while (rc := self.process.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"no end within {timeout} s: {self._said()}")
+            self._pause(0.02)
+        return Done(self.args, rc, self.stdout, self.stderr, time.monotonic() - self.began)
+
+    def wait_for(self, pattern: str, timeout: float = 60) -> re.Match[str]:
+        """Until the pattern is in what it has said; an error where it ends, or the time does, without it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            over = self.process.poll() is not None or time.monotonic() > deadline
+            if match := re.search(pattern, self.stdout + self.stderr):
+                return match
+            if over:
+                raise AssertionError(f"{pattern!r} never came: {self._said()}")
+            self._pause(0.02)
+
+    def signal(self, number: int) -> None:
+        """As a terminal sends it, to the whole process group: `signal.SIGINT` is Ctrl-C."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def _said(self) -> str:
+        return f"ddpctl {' '.join(self.args)}\n{self.stdout}\n{self.stderr}"
+
+
+class AtTerminal(Running):
+    """A `ddpctl` at a terminal: prompts, colours and the live display are on, and all it says is in `stdout`."""
+
+    master = -1  # our end of the terminal
+    screen = b""
+
+    def type(self, keys: str) -> None:
+        """Press keys: `"\\x03"` is Ctrl-C, `"y\\n"` an answer."""
+        os.write(self.master, keys.encode())
+
+    @property
+    def stdout(self) -> str:
+        self._pause(0)
+        return self.screen.decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return ""
+
+    def kill(self) -> None:
+        super().kill()
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+    def _start(self, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        try:
+            return subprocess.Popen(
+                [PROGRAM, *self.args],
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                env={**env, "TERM": "xterm-256color"},
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=_take_terminal,
+            )
+        finally:
+            os.close(slave)
+
+    def _pause(self, seconds: float) -> None:
+        """Read for so long: who writes to a terminal that nobody reads comes to a halt."""
+        deadline = time.monotonic() + seconds
+        while self.master >= 0:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:  # EIO: the other end is closed
+                data = b""
+            self.screen += data
+            if not data:
+                time.sleep(max(0.0, deadline - time.monotonic()))
+                return
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Ddpctl:
+    """Runs `ddpctl`, and ends what is left of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: list[Running] = []
+
+    def __call__(self, *args: str, timeout: float = 60, stdin: str = "", **where: Any) -> Done:
+        """Run to the end. Where: `inventory`, `home`, `cwd`, `env` as for `start`."""
+        return self.start(*args, stdin=stdin, **where).wait(timeout)
+
+    def start(
+        self,
+        *args: str,
+        inventory: Path | str | None = None,
+        home: Path | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        terminal: bool = False,
+    ) -> Running:
+        """Start and come back. The inventory goes in as $DDPCTL_INVENTORY; the home is empty unless one is given."""
+        folder = self.folder / f"run{len(self.runs)}"
+        folder.mkdir()
+        home, cwd = home or self._folder("home"), cwd or self._folder("cwd")
+        environ = {"PATH": PATH, "HOME": str(home), "LANG": "C.UTF-8", "USER": "root", "LOGNAME": "root"}
+        if inventory:
+            environ["DDPCTL_INVENTORY"] = str(inventory)
+        kind = AtTerminal if terminal else Running
+        run = kind(args, folder, {**environ, **(env or {})}, cwd, stdin)
+        self.runs.append(run)
+        return run
+
+    def stop(self) -> None:
+        for run in self.runs:
+            run.kill()
+
+    def _folder(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
