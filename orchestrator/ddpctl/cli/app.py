@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
 import typer
 
 from ddpctl import __version__
@@ -88,13 +87,9 @@ def run(argv: list[str]) -> int:
         code = app(argv, prog_name="ddpctl", standalone_mode=False)
     except DdpctlError as error:
         return _report(error)
-    except click.exceptions.NoArgsIsHelpError as error:
-        typer.echo(error.format_message())
-        return 2
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except typer.TyperException as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("ddpctl: interrupted\n")
         return 130
     except BrokenPipeError:
@@ -111,6 +106,17 @@ def run(argv: list[str]) -> int:
         )
         return 1
     return int(code or 0)
+
+
+def _usage(error: typer.TyperException) -> int:
+    """A command line that makes no sense: what and where, in one line; without arguments at all, the help."""
+    context = getattr(error, "ctx", None)
+    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(context.get_help())
+        return 2
+    path = context.command_path if context is not None else "ddpctl"
+    sys.stderr.write(f"ddpctl: {error.format_message()}; see {path} --help\n")
+    return 2
 
 
 def _report(error: DdpctlError) -> int:
