@@ -1,0 +1,208 @@
+"""Findings put together for people: what many hosts have in common is said once. For the terminal and the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.mesh import OK, Link, Mesh
+from ddpctl.spec.ranges import fold
+
+PROBLEMS = (Severity.ERROR, Severity.WARNING)
+EACH_FIX = 3  # up to so many hosts get a fix each to copy; more share one with HOST in it
+MATRIX_HOSTS = 16
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings of one check that say the same; ``alike`` when names of hosts or numbers in them differ."""
+
+    findings: tuple[Finding, ...]
+    alike: bool = False
+
+    @property
+    def first(self) -> Finding:
+        return self.findings[0]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f.host for f in self.findings if f.host))
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f.peer for f in self.findings if f.peer))
+
+    @property
+    def where(self) -> str:
+        """``node3``, ``node[0-499] (500 hosts)``, ``node1 - node0``, or ``all`` for the whole cluster."""
+        where = named(self.hosts) or "all"
+        return f"{where} - {named(self.peers)}" if self.peers else where
+
+    @property
+    def message(self) -> str:
+        """What they say; where they differ in a number or a name the first one stands for the others."""
+        text = one_line(self.first.message)
+        if not self.alike:
+            return text
+        said = self.first.host is None or self.first.host in text
+        return f"{text} ({'' if said else f'{self.first.host}; '}the others alike)"
+
+    @property
+    def fixes(self) -> tuple[str, ...]:
+        """What to copy: one a finding where they are few, otherwise one with HOST in the host's place."""
+        each = tuple(dict.fromkeys(one_line(f.fix) for f in self.findings if f.fix))
+        if len(each) <= EACH_FIX:
+            return each
+        shared = dict.fromkeys(template(f.fix, f) for f in self.findings if f.fix)
+        return tuple(one.replace("{host}", "HOST").replace("{peer}", "PEER") for one in shared)[:EACH_FIX]
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Hosts with the very same problems: how many errors and warnings each has, and in which checks."""
+
+    hosts: tuple[str, ...]
+    errors: int
+    warnings: int
+    checks: tuple[str, ...]
+
+    @property
+    def result(self) -> str:
+        return counted(self.errors, self.warnings) or "ok"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def template(text: str, finding: Finding) -> str:
+    """The text with the finding's own host and peer taken out, so that the same words are the same."""
+    text = one_line(text)
+    for name, mark in ((finding.host, "{host}"), (finding.peer, "{peer}")):
+        if name:
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", mark, text)
+    return text
+
+
+def named(hosts: Sequence[str]) -> str:
+    """``node3``, ``node[0-499] (500 hosts)``."""
+    if len(hosts) < 2:
+        return "".join(hosts)
+    return f"{fold(hosts)} ({len(hosts)} hosts)"
+
+
+def counted(errors: int, warnings: int) -> str:
+    """``2 errors, 1 warning``; empty when there is neither."""
+    parts = [
+        f"{count} {word}{'' if count == 1 else 's'}"
+        for count, word in ((errors, "error"), (warnings, "warning"))
+        if count
+    ]
+    return ", ".join(parts)
+
+
+def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
+    """Worst first; findings of one check that say the same, or the same but for numbers, are one group."""
+    same: dict[tuple[Severity, str, str], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.severity, finding.check, _NUMBER.sub("#", template(finding.message, finding)))
+        same.setdefault(key, []).append(finding)
+    made = []
+    for members in same.values():
+        texts = {one_line(finding.message) for finding in members}
+        made.append(Group(tuple(members), alike=len(texts) > 1))
+    return tuple(sorted(made, key=lambda group: group.first.severity.order))
+
+
+def problems(findings: Iterable[Finding]) -> tuple[Group, ...]:
+    """The errors and warnings, grouped."""
+    return grouped(f for f in findings if f.severity in PROBLEMS)
+
+
+def of_severity(findings: Iterable[Finding], severity: Severity) -> tuple[Group, ...]:
+    return grouped(f for f in findings if f.severity is severity)
+
+
+def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRow, ...]:
+    """Every host in exactly one row, those with the same problems together, worst first."""
+    mine: dict[str, list[Finding]] = {host: [] for host in hosts}
+    for finding in findings:
+        if finding.severity in PROBLEMS:
+            for host in dict.fromkeys((finding.host, finding.peer)):
+                if host in mine:
+                    mine[host].append(finding)
+    rows: dict[tuple[int, int, tuple[str, ...]], list[str]] = {}
+    for host, own in mine.items():
+        errors = sum(f.severity is Severity.ERROR for f in own)
+        checks = tuple(dict.fromkeys(f.check for f in sorted(own, key=lambda f: f.severity.order)))
+        rows.setdefault((errors, len(own) - errors, checks), []).append(host)
+    ordered = sorted(rows.items(), key=lambda row: (-row[0][0], -row[0][1]))
+    return tuple(HostRow(tuple(names), *key) for key, names in ordered)
+
+
+# --- the mesh --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The links among ``hosts``; ``left_out`` are hosts of the mesh that are not shown, all of whose links are fine."""
+
+    hosts: tuple[str, ...]
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    left_out: int = 0
+    total: int = 0
+    broken: int = 0
+    median_mbit: float | None = None
+    median_rtt: float | None = None
+
+
+def matrix(mesh: Mesh, most: int = MATRIX_HOSTS) -> Matrix:
+    """The mesh as a table; of a big one the hosts with broken or slow links first."""
+    links = {(link.dialer, link.peer): link for link in mesh.links()}
+    rates = sorted(link.mbit for link in links.values() if link.mbit is not None)
+    trips = sorted(link.rtt_ms for link in links.values() if link.rtt_ms is not None)
+    bad = [pair for pair, link in links.items() if link.status != OK]
+    shown = mesh.hosts
+    if len(shown) > most:
+        worst = dict.fromkeys(host for pair in bad for host in pair)
+        slow = sorted((p for p in links if links[p].mbit is not None), key=lambda p: links[p].mbit or 0.0)
+        for pair in slow:
+            worst.update(dict.fromkeys(pair))
+        chosen = set(list(worst)[:most]) or set(shown[:most])
+        shown = tuple(host for host in mesh.hosts if host in chosen)
+    return Matrix(
+        hosts=shown,
+        links=links,
+        left_out=len(mesh.hosts) - len(shown),
+        total=len(links),
+        broken=len(bad),
+        median_mbit=rates[len(rates) // 2] if rates else None,
+        median_rtt=trips[len(trips) // 2] if trips else None,
+    )
+
+
+def rate_text(mbit: float) -> str:
+    """``940M``, ``9.4G`` (bits a second)."""
+    return f"{mbit / 1000:.1f}G" if mbit >= 1000 else f"{mbit:.0f}M" if mbit >= 10 else f"{mbit:.1f}M"
+
+
+def cell_text(link: Link | None) -> str:
+    """A link in a few characters: its speed, or what is wrong; ``.`` where it was not tried."""
+    if link is None:
+        return "."
+    if link.status != OK:
+        return link.status.replace("_", " ")
+    return rate_text(link.mbit) if link.mbit is not None else "ok"
+
+
+def matrix_summary(shown: Matrix) -> str:
+    """``56 links, 2 broken; median 940M bit/s, 0.20 ms``."""
+    parts = [f"{shown.total} links, {f'{shown.broken} broken' if shown.broken else 'all connect'}"]
+    if shown.median_mbit is not None:
+        parts.append(f"median {rate_text(shown.median_mbit)}bit/s")
+    if shown.median_rtt is not None:
+        parts.append(f"round trip {shown.median_rtt:.2f} ms")
+    return ", ".join(parts)

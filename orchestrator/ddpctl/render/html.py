@@ -1,0 +1,190 @@
+"""A preflight's report as one HTML page that needs nothing else: no script, no request, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from ddpctl.render import groups
+from ddpctl.render.groups import Group, Matrix
+from ddpctl.render.style import CSS
+from ddpctl.spec.finding import Severity
+from ddpctl.spec.mesh import OK, Link, Mesh
+from ddpctl.spec.preflight import PreflightReport
+
+HEAT_HOSTS = 64
+# Shares of the median speed; a link below the first is in the lowest class, h1.
+_HEAT = ((0.9, "h5"), (0.7, "h4"), (0.5, "h3"), (0.25, "h2"))
+_WORD = {
+    Severity.ERROR: "error",
+    Severity.WARNING: "warning",
+    Severity.INFO: "info",
+    Severity.SKIPPED: "skipped",
+    Severity.OK: "ok",
+}
+
+
+def preflight_html(report: PreflightReport) -> str:
+    """The page. Every text of the report is escaped; nothing in it can become markup."""
+    parts = [
+        _head(report),
+        _findings("What is wrong, and how to mend it", groups.problems(report.findings)),
+        _hosts(report),
+        _mesh(report.mesh) if report.mesh is not None and len(report.mesh.hosts) > 1 else "",
+        _findings("Worth knowing", groups.of_severity(report.findings, Severity.INFO)),
+        _rest(report),
+    ]
+    title = escape(f"preflight of {report.cluster}")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{title}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n" + "\n".join(parts) + "\n</main>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def _head(report: PreflightReport) -> str:
+    errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
+    kind = "error" if errors else "warning" if warnings else "ok"
+    verdict = groups.counted(errors, warnings) or "all checks passed"
+    many = len(report.hosts)
+    passed = len({f.check for f in report.findings if f.severity is Severity.OK})
+    facts = f"{many} host{'' if many == 1 else 's'} · {report.duration_s:.1f} s · {passed} checks ok"
+    return (
+        f'<header><p class="what">ddpctl preflight</p><h1>{escape(report.cluster)}</h1>'
+        f'<p><span class="badge {kind}">{escape(verdict)}</span> <span class="soft">{escape(facts)}</span></p></header>'
+    )
+
+
+# --- findings --------------------------------------------------------------------------------------------------------
+
+
+def _findings(title: str, found: Iterable[Group]) -> str:
+    cards = [_card(group) for group in found]
+    return f"<section><h2>{escape(title)}</h2>{''.join(cards)}</section>" if cards else ""
+
+
+def _card(group: Group) -> str:
+    kind = _WORD[group.first.severity]
+    fixes = "".join(f"<pre>{escape(fix)}</pre>" for fix in group.fixes)
+    check, where = escape(group.first.check), escape(group.where)
+    return (
+        f'<article class="{kind}"><h3><span class="badge {kind}">{kind}</span> <code>{check}</code> '
+        f'<span class="where">{where}</span></h3><p>{escape(group.message)}</p>{fixes}</article>'
+    )
+
+
+# --- hosts -----------------------------------------------------------------------------------------------------------
+
+
+def _hosts(report: PreflightReport) -> str:
+    """A row for the hosts with the same problems, worst first; a column a subject of checks."""
+    subjects = list(dict.fromkeys(f.check.split(".")[0] for f in report.findings))
+    worst: dict[tuple[str, str], Severity] = {}
+    for finding in report.findings:
+        subject = finding.check.split(".")[0]
+        for host in (finding.host, finding.peer):
+            if host is not None:
+                known = worst.get((host, subject), Severity.OK)
+                worst[host, subject] = min(known, finding.severity, key=lambda severity: severity.order)
+    unreachable = set(report.unreachable)
+    head = "".join(f"<th>{escape(subject)}</th>" for subject in subjects)
+    rows = []
+    for row in groups.host_rows(report.hosts, report.findings):
+        cells = "".join(_subject(row.hosts, subject, worst, unreachable) for subject in subjects)
+        rows.append(f"<tr><th>{escape(groups.named(row.hosts))}</th><td>{escape(row.result)}</td>{cells}</tr>")
+    return (
+        '<section><h2>Hosts</h2><div class="wide"><table class="hosts"><thead><tr><th>host</th><th>result</th>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _subject(
+    hosts: tuple[str, ...], subject: str, worst: dict[tuple[str, str], Severity], unreachable: set[str]
+) -> str:
+    found = [worst[host, subject] for host in hosts if (host, subject) in worst]
+    if found:
+        kind = _WORD[min(found, key=lambda severity: severity.order)]
+        return f'<td class="cell {kind}">{kind}</td>'
+    if unreachable.issuperset(hosts):
+        return '<td class="cell none" title="could not be asked">-</td>'
+    return '<td class="cell ok">ok</td>'
+
+
+# --- the mesh --------------------------------------------------------------------------------------------------------
+
+
+def _mesh(mesh: Mesh) -> str:
+    shown = groups.matrix(mesh, HEAT_HOSTS)
+    note = f'<p class="soft">{escape(mesh.note)}</p>' if mesh.note else ""
+    if shown.left_out:
+        note += f'<p class="soft">{shown.left_out} more hosts, whose links are no worse, are not shown.</p>'
+    head = "".join(f'<th scope="col"><span>{escape(host)}</span></th>' for host in shown.hosts)
+    rows = "".join(_heat_row(row, shown) for row in shown.hosts)
+    small = " small" if len(shown.hosts) > 24 else ""
+    summary = escape(groups.matrix_summary(shown))
+    return (
+        f"<section><h2>Mesh</h2><p>{summary}. Rows dial columns; a cell is the speed of that direction.</p>"
+        f'{note}{_legend(shown)}<div class="wide"><table class="heat{small}"><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _heat_row(row: str, shown: Matrix) -> str:
+    cells = "".join(_heat_cell(row, column, shown) for column in shown.hosts)
+    return f'<tr><th scope="row">{escape(row)}</th>{cells}</tr>'
+
+
+def _heat_cell(row: str, column: str, shown: Matrix) -> str:
+    if row == column:
+        return '<td class="self"></td>'
+    link = shown.links.get((row, column))
+    if link is None:
+        return f'<td class="untried" title="{escape(f"{row} to {column}: not tried", quote=True)}"></td>'
+    kind = heat(link, shown.median_mbit)
+    return f'<td class="{kind}" title="{escape(_tip(link), quote=True)}">{escape(groups.cell_text(link))}</td>'
+
+
+def heat(link: Link, median: float | None) -> str:
+    """The class of a link's cell: ``broken``, or ``h1`` (slowest) to ``h5`` by its share of the median."""
+    if link.status != OK:
+        return "broken"
+    if link.mbit is None or not median:
+        return "h5"
+    share = link.mbit / median
+    return next((name for least, name in _HEAT if share >= least), "h1")
+
+
+def _tip(link: Link) -> str:
+    speed = "" if link.mbit is None else f", {link.mbit:.0f} Mbit/s"
+    trip = "" if link.rtt_ms is None else f", round trip {link.rtt_ms:.2f} ms"
+    return f"{link.dialer} to {link.peer}: {link.status.replace('_', ' ')}{speed}{trip}"
+
+
+def _legend(shown: Matrix) -> str:
+    words = (
+        ("h5", "as the median or faster"),
+        ("h4", "70-90 %"),
+        ("h3", "50-70 %"),
+        ("h2", "25-50 %"),
+        ("h1", "under 25 %"),
+        ("broken", "no connection"),
+    )
+    used = {heat(link, shown.median_mbit) for link in shown.links.values()}
+    items = "".join(f'<li><i class="{kind}"></i>{escape(text)}</li>' for kind, text in words if kind in used)
+    return f'<ul class="legend">{items}</ul>'
+
+
+# --- all the rest ----------------------------------------------------------------------------------------------------
+
+
+def _rest(report: PreflightReport) -> str:
+    """The checks that passed or were left out, folded."""
+    parts = []
+    for severity, title in ((Severity.OK, "Passed"), (Severity.SKIPPED, "Skipped")):
+        found = [f for f in report.findings if f.severity is severity]
+        if found:
+            items = "".join(f"<li><code>{escape(f.check)}</code> {escape(f.message)}</li>" for f in found)
+            parts.append(f"<details><summary>{title}: {len(found)}</summary><ul>{items}</ul></details>")
+    return f"<section>{''.join(parts)}</section>" if parts else ""

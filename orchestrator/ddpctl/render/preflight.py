@@ -1,0 +1,130 @@
+"""A preflight's report on a terminal: hosts worst first, what was found, the mesh as a matrix, the fixes to copy."""
+
+from __future__ import annotations
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddpctl.render import groups
+from ddpctl.render.groups import Group, Matrix
+from ddpctl.spec.finding import Severity
+from ddpctl.spec.mesh import OK, Mesh
+from ddpctl.spec.outliers import slow_links
+from ddpctl.spec.preflight import PreflightReport
+
+STYLE = {
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "yellow",
+    Severity.INFO: "cyan",
+    Severity.SKIPPED: "dim",
+    Severity.OK: "green",
+}
+
+
+def report_view(report: PreflightReport) -> RenderableType:
+    """The whole report. Every text in it is taken as it is, never as markup."""
+    parts: list[RenderableType] = [_head(report)]
+    found = groups.problems(report.findings)
+    if found:
+        parts += [Text(), _hosts(report), Text(), *(_finding(group) for group in found)]
+    infos = groups.of_severity(report.findings, Severity.INFO)
+    if infos:
+        parts += [Text(), *(_finding(group) for group in infos)]
+    if report.mesh is not None and len(report.mesh.hosts) > 1:
+        parts += [Text(), *_mesh(report.mesh)]
+    fixes = [(group, fix) for group in found for fix in group.fixes]
+    if fixes:
+        parts += [Text(), Text("fixes", style="bold"), *_fixes(fixes)]
+    return Lines(*parts, Text(), _passed(report))
+
+
+def _head(report: PreflightReport) -> Text:
+    many = len(report.hosts)
+    errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
+    verdict = groups.counted(errors, warnings) or "all checks passed"
+    style = "bold red" if errors else "yellow" if warnings else "bold green"
+    again = ", measured a moment ago" if report.reused else ""
+    head = Text(
+        f"preflight of {report.cluster}: {many} host{'' if many == 1 else 's'}, {report.duration_s:.1f}s{again}: "
+    )
+    head.append(verdict, style=style)
+    return head
+
+
+def _hosts(report: PreflightReport) -> Table:
+    """One row for the hosts with the same problems; all healthy ones share the last."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("HOST", "RESULT", "CHECKS"):
+        table.add_column(name, overflow="fold")
+    for row in groups.host_rows(report.hosts, report.findings):
+        style = STYLE[Severity.ERROR if row.errors else Severity.WARNING if row.warnings else Severity.OK]
+        result = row.result if len(row.hosts) == 1 or row.result == "ok" else f"{row.result} each"
+        table.add_row(Text(groups.named(row.hosts)), Text(result, style=style), Text(", ".join(row.checks) or "-"))
+    return table
+
+
+def _finding(group: Group) -> RenderableType:
+    severity = group.first.severity
+    head = Text.assemble(
+        (f"{severity.value:<8}", STYLE[severity]), (f"{group.first.check}  ", "bold"), f"{group.where}: "
+    )
+    head.append(group.message)
+    return head
+
+
+def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
+    """Each on a line of its own, so that it can be copied whole."""
+    lines: list[RenderableType] = []
+    for number, (group, fix) in enumerate(fixes, 1):
+        lines.append(Text(f"{number:>3}. {group.where} ({group.first.check})", style="dim"))
+        lines.append(Text(f"     {fix}"))
+    return lines
+
+
+def _passed(report: PreflightReport) -> Text:
+    """All that is well, in one line."""
+    ok = [f.check for f in report.findings if f.severity is Severity.OK]
+    skipped = [f.check for f in report.findings if f.severity is Severity.SKIPPED]
+    line = Text(f"{len(set(ok))} checks ok", style="green")
+    subjects = list(dict.fromkeys(check.split(".")[0] for check in ok))
+    if subjects:
+        line.append(f" ({', '.join(subjects)})", style="dim")
+    if skipped:
+        line.append(f"; skipped: {', '.join(skipped)}", style="dim")
+    return line
+
+
+# --- the mesh --------------------------------------------------------------------------------------------------------
+
+
+def _mesh(mesh: Mesh) -> list[RenderableType]:
+    shown = groups.matrix(mesh)
+    parts: list[RenderableType] = [Text.assemble(("mesh  ", "bold"), groups.matrix_summary(shown))]
+    if mesh.note:
+        parts.append(Text(f"      {mesh.note}", style="dim"))
+    if shown.left_out and not shown.broken and not slow_links(mesh):
+        return parts  # a big mesh without a blemish needs no table
+    parts.append(_matrix(shown, mesh))
+    if shown.left_out:
+        parts.append(Text(f"      {shown.left_out} more hosts, whose links are no worse, are not shown", style="dim"))
+    return parts
+
+
+def _matrix(shown: Matrix, mesh: Mesh) -> Table:
+    """Rows dial columns; a cell is the link's speed, or what is wrong with it."""
+    slow = slow_links(mesh)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table.add_column("from \\ to")
+    for host in shown.hosts:
+        table.add_column(Text(host), justify="right")
+    for row in shown.hosts:
+        cells = [Text(row, style="bold")]
+        for column in shown.hosts:
+            link = shown.links.get((row, column))
+            broken = link is not None and link.status != OK
+            style = "bold red" if broken else "yellow" if (row, column) in slow else "green" if link else "dim"
+            cells.append(Text("-", style="dim") if row == column else Text(groups.cell_text(link), style=style))
+        table.add_row(*cells)
+    return table
