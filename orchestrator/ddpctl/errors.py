@@ -15,6 +15,7 @@
     ├── RemoteError                1   the worker on a node answered with an error
     │   └── PythonMissing          3   no usable interpreter on the node
     ├── ProvisionError             5   environment or code could not be put in place
+    │   └── FileDamaged            5   ... because a file is not what its hash says; sending it again may help
     ├── Survivors                  6   something survived a kill
     ├── NoSuchJob                  7   no node knows the job
     ├── HostsFailed                *   several hosts failed, each with its own error
@@ -133,6 +134,10 @@ class ProvisionError(DdpctlError):
     """Environment or code could not be put in place."""
 
     exit_code = 5
+
+
+class FileDamaged(ProvisionError):
+    """A file arrived, or lay on a disk, with other content than its hash says."""
 
 
 class Survivors(DdpctlError):

@@ -309,24 +309,24 @@ def sync_folder(path: str) -> None:
 
 # --- verbs -----------------------------------------------------------------------------------------------------------
 def store_has(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
-    """``{"hashes": [...], "verify": bool}`` -> ``{"have": [...], "partial": {hash: bytes}, "free": bytes}``.
+    """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
     With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``.
     """
     base_dir = request["base_dir"]
     folder = own_folder(base_dir, "store")
-    have, partial = [], {}
+    sizes: Dict[str, int] = {}
+    partial: Dict[str, int] = {}
     for sha256 in request["hashes"]:
-        if blob_size(base_dir, sha256) is not None and not (
-            request.get("verify") and discard_if_corrupt(base_dir, sha256)
-        ):
-            have.append(sha256)
+        size = blob_size(base_dir, sha256)
+        if size is not None and not (request.get("verify") and discard_if_corrupt(base_dir, sha256)):
+            sizes[sha256] = size
             continue
         parts = _parts(folder, sha256)
         if parts:
             partial[sha256] = os.lstat(parts[0]).st_size
     info = os.statvfs(folder)
-    return {"have": have, "partial": partial, "free": info.f_bavail * info.f_frsize}
+    return {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
 
 
 def store_put(request: Dict[str, Any], link: Link) -> Dict[str, Any]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddpctl.environment.blobs import Source
-from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
+from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 
+ASK_S = 60.0
+VERIFY_S = 900.0  # every byte is read
+
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a node has of the files asked for: complete ones, and how many bytes of unfinished ones."""
+    """What a node has of the files asked for: complete ones with their sizes, and the bytes of unfinished ones."""
 
-    have: frozenset[str]
+    have: dict[str, int]
     partial: dict[str, int]
     free: int
 
@@ -25,14 +28,14 @@ class Holdings:
         return [source for source in sources if source.sha256 not in self.have]
 
 
-def holdings(transport: Transport, sources: Sequence[Source]) -> Holdings:
-    """Ask a node by hash. Raises ProvisionError (unsafe store) or ConnectError."""
-    hashes = sorted({source.sha256 for source in sources})
+def holdings(transport: Transport, hashes: Iterable[str], *, verify: bool = False) -> Holdings:
+    """Ask a node by hash; with ``verify`` it reads each file again. Raises ProvisionError or ConnectError."""
+    request = {"hashes": sorted(set(hashes)), "verify": verify}
     try:
-        answer = transport.call("store_has", {"hashes": hashes})
+        answer = transport.call("store_has", request, timeout=VERIFY_S if verify else ASK_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
-    return Holdings(frozenset(answer["have"]), dict(answer["partial"]), int(answer["free"]))
+    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]))
 
 
 def send_missing(
@@ -71,7 +74,8 @@ def _counted(pieces: Iterator[bytes], sent: Callable[[int], None]) -> Iterator[b
 def as_provision_error(error: RemoteError, host: str, what: str | None = None) -> DdpctlError:
     """The worker's words as an error of exit code 5."""
     message = f"{what}: {error.message}" if what else error.message
-    return ProvisionError(message, hint=error.hint, host=host)
+    kind = FileDamaged if error.kind == contract.CORRUPT else ProvisionError
+    return kind(message, hint=error.hint, host=host)
 
 
 def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
@@ -79,7 +83,7 @@ def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hos
     needed = sum(source.size for source in sources)
 
     def work(transport: Transport) -> Traffic:
-        known = holdings(transport, sources)
+        known = holdings(transport, [source.sha256 for source in sources])
         lacking = sum(source.size for source in known.missing(sources))
         count = 0
 

@@ -107,7 +107,8 @@ def resolve_one(request: Request, target: Target, backends: Sequence[str], pins:
     """The lock for one kind of node. ``backends`` are tried in order; ``pins`` hold versions fixed."""
     if request.pylock is not None:
         text = read_requirements(str(request.pylock))[0][1]
-        return read_lock(scrubbed(text, addresses_in(text)), target, str(request.pylock))
+        folder = request.pylock.resolve().parent
+        return read_lock(scrubbed(text, addresses_in(text)), target, str(request.pylock), folder)
     problem: ProvisionError | None = None
     if request.origins.own:
         # Somebody's own sources come first: where they have the right torch, its project's index need not be asked

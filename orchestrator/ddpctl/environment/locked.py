@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -75,8 +76,8 @@ class Lock:
         return hashlib.sha256(self.node_text.encode()).hexdigest()
 
 
-def read_lock(text: str, target: Target, source: str) -> Lock:
-    """The wheels that a pylock.toml has for ``target``. ``source`` names it in messages.
+def read_lock(text: str, target: Target, source: str, folder: PurePath | None = None) -> Lock:
+    """The wheels that a pylock.toml has for ``target``. ``source`` names it in messages; paths count from ``folder``.
 
     Raises:
         ProvisionError: it is no pylock, or a package has no wheel with a SHA-256 for these nodes; all are named.
@@ -92,7 +93,7 @@ def read_lock(text: str, target: Target, source: str) -> Lock:
         if not isinstance(file, PackageWheel):
             problems.append(f"{package.name} {version}".strip())
             continue
-        wheels.append(_wheel(str(package.name), version, file, source, problems))
+        wheels.append(_wheel(str(package.name), version, file, folder, problems))
     if problems:
         raise ProvisionError(
             f"no wheel for {target.label} (with a SHA-256) of: {', '.join(problems)}",
@@ -102,9 +103,9 @@ def read_lock(text: str, target: Target, source: str) -> Lock:
     return Lock(target, tuple(wheel for wheel in wheels if wheel), text)
 
 
-def _wheel(name: str, version: str, file: PackageWheel, source: str, problems: list[str]) -> Wheel | None:
+def _wheel(name: str, version: str, file: PackageWheel, folder: PurePath | None, problems: list[str]) -> Wheel | None:
     sha256 = str(file.hashes.get("sha256", "")).lower()
-    address = file.url or file.path or ""
+    address = file.url or (str(folder / file.path) if folder and file.path else file.path) or ""
     filename = file.name or unquote(urlsplit(address).path).rsplit("/", 1)[-1]
     try:
         found, wheel_version, _, _ = parse_wheel_filename(filename)

@@ -14,12 +14,12 @@ from typing import Any
 
 from ddpctl.environment.blobs import Source
 from ddpctl.environment.certs import Credentials, new_credentials
-from ddpctl.environment.direct import as_provision_error, deliver, holdings
+from ddpctl.environment.direct import Holdings, as_provision_error, deliver, holdings
 from ddpctl.environment.feed import Feed
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
-from ddpctl.transport.base import Fleet, Frame, Transport
+from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 
 SMALL = 8 << 20  # bytes for all hosts together that are not worth a chain
 START_S = 30.0  # a node that has not begun to listen by then is not waited for
@@ -53,12 +53,14 @@ def bring(
     tell: Tell,
     hosts: Sequence[str],
     addresses: Addresses | None = None,
+    known: FleetOutcome[Holdings] | None = None,
 ) -> Delivery:
-    """Every host gets every file; hosts that have them all are only asked.
+    """Every host gets every file; hosts that have them all are only asked (not even that with ``known``).
 
     The Delivery names each host as done (complete, verified there) or with its error.
     """
-    known = fleet.map(lambda transport: holdings(transport, sources), hosts)
+    hashes = [source.sha256 for source in sources]
+    known = known or fleet.map(lambda transport: holdings(transport, hashes), hosts)
     total = sum(source.size for source in sources)
     lacking = [host for host in hosts if host in known.results and known.results[host].missing(sources)]
     having = [host for host in hosts if host in known.results and host not in lacking]

@@ -1,0 +1,153 @@
+"""The controller's wheels, by hash: downloaded once, for all clusters, in parallel, resumed where they broke off."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import httpx
+from filelock import FileLock
+
+from ddpctl.environment.blobs import CHUNK, FileSource, hash_file
+from ddpctl.environment.locked import Wheel
+from ddpctl.environment.origins import Origins
+from ddpctl.errors import FileDamaged, ProvisionError
+
+AT_ONCE = 6
+TRIES = 4
+TIMEOUT = httpx.Timeout(30.0, connect=15.0)
+_RETRY = (httpx.TransportError,)
+
+OnBytes = Callable[[int], None]
+
+
+class Wheelhouse:
+    """``folder`` holds one file a wheel, named by its SHA-256, and `.part` files of downloads that broke off."""
+
+    def __init__(self, folder: Path, origins: Origins) -> None:
+        self._folder, self._origins = folder, origins
+
+    def fetch(self, wheels: Sequence[Wheel], on_bytes: OnBytes = lambda _: None) -> dict[str, FileSource]:
+        """Every wheel as a file on this machine, by hash. ``on_bytes`` hears of every piece that was downloaded.
+
+        Files that lie on this machine already (a folder in find-links) are used where they are.
+
+        Raises:
+            ProvisionError: the first wheel that cannot be had, with its name. FileDamaged: it has another hash.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._client() as client, ThreadPoolExecutor(AT_ONCE) as pool:
+            jobs = [pool.submit(self._one, client, wheel, on_bytes) for wheel in wheels]
+            try:
+                return {wheel.sha256: job.result() for wheel, job in zip(wheels, jobs, strict=True)}
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                raise
+
+    def verify(self, wheels: Sequence[Wheel]) -> list[str]:
+        """Read the files again; those that are no longer what their hash says are removed (or, where they are not
+        ours, named as they are). Returns the names of the bad ones."""
+        bad = []
+        for wheel in wheels:
+            path = self._local(wheel) or self._folder / wheel.sha256
+            if path.exists() and hash_file(path) != wheel.sha256:
+                bad.append(wheel.filename)
+                if path.parent == self._folder:
+                    path.unlink()
+        return bad
+
+    def _client(self) -> httpx.Client:
+        context = ssl.create_default_context(cafile=self._origins.certificates)
+        netrc = Path.home() / ".netrc"
+        return httpx.Client(
+            verify=context,
+            timeout=TIMEOUT,
+            follow_redirects=True,
+            auth=httpx.NetRCAuth() if netrc.exists() else None,
+            headers={"Accept-Encoding": "identity"},  # offsets and hashes are of the file as it is
+        )
+
+    def _one(self, client: httpx.Client, wheel: Wheel, on_bytes: OnBytes) -> FileSource:
+        local = self._local(wheel)
+        if local is not None:
+            if not local.is_file():
+                raise ProvisionError(f"{wheel.filename} is not at {local} any more", hint="resolve again: ddpctl push")
+            return FileSource(local, wheel.sha256, local.stat().st_size, wheel.filename)
+        path = self._folder / wheel.sha256
+        with FileLock(f"{path}.lock"):  # another ddpctl may be at the same wheel
+            if not path.exists():
+                self._download(client, wheel, path, on_bytes)
+        with contextlib.suppress(OSError):
+            Path(f"{path}.lock").unlink()
+        return FileSource(path, wheel.sha256, path.stat().st_size, wheel.filename)
+
+    def _local(self, wheel: Wheel) -> Path | None:
+        """Where the wheel lies on this machine, if its address says so."""
+        parts = urlsplit(wheel.address)
+        if parts.scheme == "file":
+            return Path(unquote(parts.path))
+        return None if parts.scheme else Path(wheel.address)
+
+    def _download(self, client: httpx.Client, wheel: Wheel, path: Path, on_bytes: OnBytes) -> None:
+        part = path.with_name(f"{path.name}.part")
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._continue(client, wheel, part, on_bytes)
+                break
+            except _RETRY as error:
+                if attempt == TRIES:
+                    raise ProvisionError(
+                        f"cannot download {wheel.filename}: {error or type(error).__name__}",
+                        hint="check the network to the package index; what has arrived is kept",
+                    ) from error
+                time.sleep(0.5 * 2**attempt)
+        if hash_file(part) != wheel.sha256:
+            part.unlink()
+            raise FileDamaged(
+                f"{wheel.filename} came from the package index with another SHA-256 than the lock says",
+                hint="somebody changed it, or a proxy did: try another index_url, or make a new lock",
+            )
+        part.rename(path)
+
+    def _continue(self, client: httpx.Client, wheel: Wheel, part: Path, on_bytes: OnBytes) -> None:
+        """Download from where the part ends."""
+        have = part.stat().st_size if part.exists() else 0
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        login = self._origins.login(wheel.address)
+        auth = httpx.BasicAuth(*login) if login else httpx.USE_CLIENT_DEFAULT
+        with client.stream("GET", wheel.address, headers=headers, auth=auth) as answer:
+            if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return  # all of it is here, or more than there is: the hash tells
+            if answer.status_code >= 500 or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                raise httpx.RemoteProtocolError(f"the package index answers {answer.status_code}")
+            if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+                raise ProvisionError(
+                    f"cannot download {wheel.filename}: the package index answers {answer.status_code} "
+                    f"{answer.reason_phrase}",
+                    hint="check index_url and its login, or make a new lock",
+                )
+            resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
+            with part.open("ab" if resumed else "wb") as file:
+                part.chmod(0o600)
+                for data in answer.iter_bytes(CHUNK):
+                    file.write(data)
+                    on_bytes(len(data))
+
+
+class Counter:
+    """Adds up what several threads tell, and passes the sum on."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell, self._lock, self.total = tell, threading.Lock(), 0
+
+    def __call__(self, size: int) -> None:
+        with self._lock:
+            self.total += size
+            self._tell(self.total)
