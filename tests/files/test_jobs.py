@@ -7,26 +7,50 @@ from pathlib import Path
 import pytest
 
 from ddpctl.errors import InventoryError, UsageError
-from ddpctl.files import inspect_script, script_file, script_job
-from ddpctl.files.inventory import load_text
+from ddpctl.files import inspect_script, load_inventory, load_script, script_file
 from ddpctl.spec.inventory import Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
 
+TEXT = "hosts: [a, b]\njobs: {train: {script: train.py, args: [x], code: code, nodes: 1}}\n"
+
 
 @pytest.fixture
-def inventory(tmp_path: Path) -> Inventory:
+def file(tmp_path: Path) -> Path:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text('p.add_argument("--local-rank")\n')
-    text = "hosts: [a, b]\njobs: {train: {script: train.py, args: [x], code: code, nodes: 1}}\n"
-    return load_text(text.encode(), str(tmp_path / "c.yaml"))
+    (tmp_path / "c.yaml").write_text(TEXT)
+    return tmp_path / "c.yaml"
 
 
-def test_a_script_is_a_job_of_its_own(inventory: Inventory, tmp_path: Path) -> None:
-    changed, job = script_job(inventory, ["my train.py", "--lr", "$(id)"], folder=tmp_path)
-    assert (job.name, job.script, job.args, job.code) == ("my-train", "my train.py", ("--lr", "$(id)"), str(tmp_path))
-    assert changed.job("my-train") is job
-    assert [host.name for host in job_hosts(changed, job)] == ["a", "b"]
-    assert "my-train" not in inventory.jobs
+@pytest.fixture
+def inventory(file: Path) -> Inventory:
+    return load_inventory(file)
+
+
+def test_a_script_is_a_job_of_its_own(file: Path, tmp_path: Path) -> None:
+    inventory, job = load_script(file, ["my train.py", "--lr", "$(id)", "010", "no"], folder=tmp_path)
+    assert (job.name, job.script, job.code) == ("my-train", "my train.py", str(tmp_path))
+    assert job.args == ("--lr", "$(id)", "010", "no")
+    assert inventory.job("my-train") is job
+    assert [host.name for host in job_hosts(inventory, job)] == ["a", "b"]
+    assert inventory.job("train").args == ("x",)
+
+
+def test_a_file_without_jobs_is_enough(file: Path, tmp_path: Path) -> None:
+    for text in ("hosts: [a]\n", "hosts: [a]\njobs:\n", "hosts: [a]\njobs: {}\n"):
+        file.write_text(text)
+        assert load_script(file, ["t.py"], folder=tmp_path)[1].script == "t.py"
+    file.write_text("hosts: [a]\njobs: 5\n")
+    with pytest.raises(InventoryError, match=r"c\.yaml:2:7: jobs: must be a mapping"):
+        load_script(file, ["t.py"], folder=tmp_path)
+
+
+def test_set_goes_into_this_job(file: Path, tmp_path: Path) -> None:
+    sets = ["timeouts.stop=3", "env.A=1", "defaults.slots=2", "args=[z]"]
+    inventory, job = load_script(file, ["t.py", "x"], sets=sets, folder=tmp_path)
+    assert (job.timeouts.stop, job.env, job.args) == (3, {"A": "1"}, ("z",))
+    assert inventory.hosts[0].slots == 2
+    assert inventory.job("train").timeouts.stop == 10
 
 
 @pytest.mark.parametrize(
@@ -40,43 +64,44 @@ def test_a_script_is_a_job_of_its_own(inventory: Inventory, tmp_path: Path) -> N
     ],
 )
 def test_the_code_is_the_current_folder_or_the_scripts(
-    inventory: Inventory, tmp_path: Path, program: str, script: str, code: str
+    file: Path, tmp_path: Path, program: str, script: str, code: str
 ) -> None:
-    _, job = script_job(inventory, [program.format(abs=tmp_path)], folder=tmp_path)
+    _, job = load_script(file, [program.format(abs=tmp_path)], folder=tmp_path)
     assert (job.name, job.script, job.code) == ("t", script, str((tmp_path / code).resolve()))
 
 
-def test_a_module(inventory: Inventory, tmp_path: Path) -> None:
-    _, job = script_job(inventory, ["-m", "pkg.train", "-x"], folder=tmp_path)
+def test_a_module(file: Path, tmp_path: Path) -> None:
+    _, job = load_script(file, ["-m", "pkg.train", "-x"], folder=tmp_path)
     assert (job.name, job.module, job.script, job.args) == ("pkg.train", "pkg.train", None, ("-x",))
 
 
-def test_a_named_job_keeps_the_rest(inventory: Inventory, tmp_path: Path) -> None:
-    _, job = script_job(inventory, ["code/train.py", "--y"], job="train", folder=tmp_path)
+def test_a_named_job_keeps_the_rest(file: Path, tmp_path: Path) -> None:
+    _, job = load_script(file, ["code/train.py", "--y"], job="train", folder=tmp_path)
     assert (job.name, job.script, job.args, job.nodes) == ("train", "train.py", ("--y",), 1)
-    _, job = script_job(inventory, ["other.py"], job="train", folder=tmp_path)
+    _, job = load_script(file, ["other.py"], job="train", folder=tmp_path)
     assert (job.script, job.args) == ("other.py", ())
-    _, job = script_job(inventory, ["-m", "pkg"], job="train", folder=tmp_path)
+    _, job = load_script(file, ["-m", "pkg"], job="train", folder=tmp_path)
     assert (job.script, job.module) == (None, "pkg")
 
 
-@pytest.mark.parametrize("words", [[], [""], ["-m"], ["-x.py"], ["a.py", "\0"], ["-m", "--lr"]])
-def test_what_is_no_program(inventory: Inventory, words: list[str]) -> None:
+def test_a_new_job_may_be_named(file: Path, tmp_path: Path) -> None:
+    assert load_script(file, ["t.py"], job="mine", folder=tmp_path)[1].name == "mine"
+    with pytest.raises(UsageError, match="'a b' is not a valid name for a job"):
+        load_script(file, ["t.py"], job="a b", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words", [[], [""], ["-m"], ["-x.py"], ["a.py", "\0"], ["-m", "--lr"], ["-m", "a-b"], ["a.py", "\ud800"]]
+)
+@pytest.mark.parametrize("job", [None, "train"])
+def test_what_is_no_program(file: Path, words: list[str], job: str | None) -> None:
     with pytest.raises(UsageError):
-        script_job(inventory, words)
-    with pytest.raises(UsageError):
-        script_job(inventory, words, job="train")
+        load_script(file, words, job=job)
 
 
-def test_a_bad_module_is_refused_in_our_words(inventory: Inventory) -> None:
-    for job in (None, "train"):
-        with pytest.raises(UsageError, match="module"):
-            script_job(inventory, ["-m", "a-b"], job=job)
-
-
-def test_names_that_are_no_names(inventory: Inventory, tmp_path: Path) -> None:
-    assert script_job(inventory, ["训练.py"], folder=tmp_path)[1].name == "job"
-    assert script_job(inventory, ["x" * 200 + ".py"], folder=tmp_path)[1].name == "x" * 63
+def test_names_that_are_no_names(file: Path, tmp_path: Path) -> None:
+    assert load_script(file, ["训练.py"], folder=tmp_path)[1].name == "job"
+    assert load_script(file, ["x" * 200 + ".py"], folder=tmp_path)[1].name == "x" * 63
 
 
 def test_the_script_is_found_and_read(inventory: Inventory, tmp_path: Path) -> None:

@@ -68,13 +68,11 @@ def up(
 def _order(path: Path | None, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Order:
     """The job meant by the command line."""
     words = session.GLOBAL.script
-    inventory = session.load(path, None, job=job, sets=sets, set_job=job)
-    if words is not None:
-        named = job if job in inventory.jobs else None
-        inventory, spec = files.script_job(inventory, words, job=named)
-        if job is not None and named is None:
-            spec = spec.model_copy(update={"name": job})
-            inventory = inventory.model_copy(update={"jobs": {**inventory.jobs, job: spec}})
+    if words is None:
+        inventory = session.load(path, None, job=job, sets=sets, set_job=job)
+    else:
+        file = files.find_inventory(path, job=job)
+        inventory, spec = files.load_script(file, words, sets=sets, job=job)
         job = spec.name
     return make_order(inventory, job, nodes=nodes, nproc=nproc)
 

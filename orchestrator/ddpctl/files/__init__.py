@@ -1,8 +1,8 @@
 """The only reader and writer of local files: the inventory, secrets, and what this machine remembers of its runs."""
 
 from ddpctl.files.env_file import read_env_file
-from ddpctl.files.inventory import find_inventory, load_inventory
-from ddpctl.files.jobs import inspect_script, script_file, script_job
+from ddpctl.files.inventory import find_inventory, load_inventory, load_script
+from ddpctl.files.jobs import inspect_script, script_file
 from ddpctl.files.positions import load_positions, save_positions
 from ddpctl.files.records import last_run, save_run, state_dir
 
@@ -12,10 +12,10 @@ __all__ = [
     "last_run",
     "load_inventory",
     "load_positions",
+    "load_script",
     "read_env_file",
     "save_positions",
     "save_run",
     "script_file",
-    "script_job",
     "state_dir",
 ]

@@ -12,10 +12,12 @@ from pydantic_core import ErrorDetails
 
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.document import apply_set, error_at, model_at
+from ddpctl.files.program import put_program
 from ddpctl.files.records import last_run
 from ddpctl.files.resolve import resolve
 from ddpctl.files.tree import MAX_BYTES, Node, decode, parse
 from ddpctl.spec.inventory import Inventory, InventoryFile, build, nearest, suggestion
+from ddpctl.spec.job import JobSpec
 from ddpctl.spec.ranges import expand
 from ddpctl.spec.values import Fault
 
@@ -61,11 +63,47 @@ def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | Non
 
 def load_text(data: bytes, file: str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
     """As :func:`load_inventory`, for the bytes of a file that is called ``file``."""
+    root = _root(data, file)
+    for text in sets:
+        apply_set(root, text, job)
+    return _finish(root, file)
+
+
+def load_script(
+    path: Path | str,
+    words: Sequence[str],
+    *,
+    sets: Sequence[str] = (),
+    job: str | None = None,
+    folder: Path | None = None,
+) -> tuple[Inventory, JobSpec]:
+    """The inventory with the job that ``-- SCRIPT ARGS`` (or ``-- -m MODULE ARGS``) stands for, and that job.
+
+    With the name of a ``job`` in the file the words replace that job's program and arguments; any other is a job of
+    its own on all hosts (see put_program). ``sets`` go into this job; ``folder`` is the current one.
+
+    Raises:
+        InventoryError, UsageError: as :func:`load_inventory`; and no script, or one that cannot be named so.
+    """
+    file = str(path)
+    root = _root(_read(Path(path), file), file)
+    here = (folder or Path.cwd()).absolute()
+    name = put_program(root, words, job=job, here=here, base=Path(path).absolute().parent)
+    for text in sets:
+        apply_set(root, text, name)
+    inventory = _finish(root, file)
+    return inventory, inventory.job(name)
+
+
+def _root(data: bytes, file: str) -> Node:
     root = parse(decode(data, file), file)
     if not isinstance(root.value, dict):
         raise InventoryError("is not a mapping with hosts", file=file, line=root.line, column=root.column)
-    for text in sets:
-        apply_set(root, text, job)
+    return root
+
+
+def _finish(root: Node, file: str) -> Inventory:
+    """The document as an inventory."""
     document = _validate(root)
     inventory, faults = build(document, os.path.abspath(file))  # noqa: PTH100 (resolve() would follow links)
     if inventory is not None:

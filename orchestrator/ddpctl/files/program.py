@@ -1,0 +1,100 @@
+"""``-- SCRIPT ARGS``: puts a program from the command line into an inventory's document, as a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpctl.errors import UsageError
+from ddpctl.files.tree import Node
+from ddpctl.spec.values import NAME_RULE, is_name
+
+ORIGIN = "--"  # what an error names instead of a file
+
+
+def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path, base: Path) -> str:
+    """Put the job that ``words`` (``SCRIPT ARGS`` or ``-m MODULE ARGS``) stand for into the document; returns its name.
+
+    A ``job`` that is there gets another program and arguments, the rest of it stays. Otherwise it is a new one, named
+    ``job`` or after the script, with the current folder ``here`` (or the script's, where it lies elsewhere) as its
+    code. ``base`` is the inventory's folder.
+
+    Raises:
+        UsageError: no script, or a name that is none.
+    """
+    program, module, args = _split(words)
+    jobs = _jobs(root)
+    old = jobs.get(job) if job is not None else None
+    if old is not None and isinstance(old.value, dict):
+        script = program if module else _from_code(program, old.value.get("code"), here, base)
+        _put(old, {"script": None if module else script, "module": program if module else None, "args": args})
+        return str(job)
+    name = job if job is not None else _job_name(program if module else Path(program).stem)
+    if not is_name(name):
+        raise UsageError(f"{name!r} is not a valid name for a job", hint=NAME_RULE)
+    node = _node({})
+    if module:
+        _put(node, {"module": program, "args": args, "code": str(here)})
+    else:
+        code, script = _place(program, here)
+        _put(node, {"script": script, "args": args, "code": code})
+    jobs[name] = node
+    return name
+
+
+def _split(words: Sequence[str]) -> tuple[str, bool, list[Node]]:
+    """Script or module, whether it is a module, and the arguments."""
+    module = bool(words) and words[0] in ("-m", "--module")
+    rest = list(words[1:] if module else words)
+    if not rest or not rest[0]:
+        raise UsageError("nothing stands after --", hint="write -- SCRIPT ARGS")
+    if rest[0].startswith("-"):
+        raise UsageError(f"{rest[0]!r} after -- is not a script", hint="write -- SCRIPT ARGS, or -- ./-name.py")
+    return rest[0], module, [_node(word) for word in rest[1:]]
+
+
+def _place(program: str, here: Path) -> tuple[str, str]:
+    """Code folder and, relative to it, the script."""
+    path = here / Path(program).expanduser()
+    if path.is_relative_to(here) and ".." not in path.parts:
+        return str(here), str(path.relative_to(here))
+    return str(path.parent.resolve()), path.name
+
+
+def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
+    """A script that lies here, inside the job's code folder, is named from there; any other is taken as it is typed."""
+    text = code.value if code is not None else "."
+    if not isinstance(text, str):
+        return program
+    typed = (here / Path(program).expanduser()).resolve()
+    folder = (base / Path(text).expanduser()).resolve()
+    return str(typed.relative_to(folder)) if typed.is_file() and typed.is_relative_to(folder) else program
+
+
+def _job_name(text: str) -> str:
+    """``text`` with everything that a name cannot hold replaced."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63]
+    return name if is_name(name) else "job"
+
+
+def _jobs(root: Node) -> dict[str, Node]:
+    """The jobs of the document; made where there are none."""
+    assert isinstance(root.value, dict)
+    node = root.value.get("jobs")
+    if node is None or node.value is None:
+        node = root.value["jobs"] = _node({})
+    if not isinstance(node.value, dict):
+        return {}  # the reader of the file says what is wrong with it
+    return node.value
+
+
+def _put(node: Node, values: dict[str, str | list[Node] | None]) -> None:
+    assert isinstance(node.value, dict)
+    for key, value in values.items():
+        node.value[key] = _node(value)
+        node.key_at.setdefault(key, (None, None))
+
+
+def _node(value: str | list[Node] | dict[str, Node] | None) -> Node:
+    return Node(ORIGIN, None, None, value)
