@@ -27,7 +27,7 @@ def _optional(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 
 host_keys = {
-    "fabric_address": st.none() | words,
+    "fabric_address": st.none() | st.ip_addresses().map(str),
     "interface": words,
     "port": st.integers(1, 65535),
     "user": words,

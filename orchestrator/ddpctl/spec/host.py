@@ -10,6 +10,7 @@ from pydantic import Field, WithJsonSchema
 from ddpctl.spec.ranges import MAX_HOSTS, RangeFault, expand, is_range
 from ddpctl.spec.values import (
     NAME_RULE,
+    Address,
     AutoCount,
     Env,
     Fault,
@@ -34,8 +35,8 @@ RangeText = Annotated[Filled, WithJsonSchema({"type": "string", "pattern": r"^[A
 class HostKeys(Strict):
     """The keys of a host; None where the file says nothing. ``defaults`` is exactly this."""
 
-    address: Word | None = Field(default=None, description="Where SSH goes; default: the name, through ssh_config.")
-    fabric_address: Word | None = Field(
+    address: Address | None = Field(default=None, description="Where SSH goes; default: the name, through ssh_config.")
+    fabric_address: Address | None = Field(
         default=None, description="What the other nodes use: MASTER_ADDR and the mesh; default: found by preflight."
     )
     interface: Word | None = Field(
@@ -73,8 +74,8 @@ class Host(Strict):
     """One machine, complete: ``None`` means that ssh_config or preflight decides."""
 
     name: Name
-    address: Word
-    fabric_address: Word | None = None
+    address: Address
+    fabric_address: Address | None = None
     interface: Word | None = None
     port: Port | None = None
     user: Word | None = None

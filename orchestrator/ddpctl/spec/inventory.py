@@ -61,7 +61,9 @@ def _backend(value: Any) -> str:
 
 
 Mode = Literal["existing", "managed"]
-Backend = Annotated[str, BeforeValidator(_backend), WithJsonSchema({"type": "string", "pattern": _BACKEND.pattern})]
+Backend = Annotated[
+    str, BeforeValidator(_backend), WithJsonSchema({"type": "string", "pattern": f"^({_BACKEND.pattern})$"})
+]
 Requirements = Annotated[tuple[Filled, ...], BeforeValidator(as_tuple)]
 
 
@@ -96,7 +98,7 @@ def _host_entry(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, (Mapping, HostEntry)):
-        raise bad("must be a host's name or a mapping with a name")
+        raise bad("must be a host's name or a mapping with a name", "quote a name that is a number")
     return value
 
 
@@ -254,13 +256,14 @@ def _first(count: int, known: tuple[str, ...], master: str | None) -> tuple[str,
 
 def _named(texts: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
     chosen: set[str] = set()
+    every = frozenset(known)
     for text in texts:
         try:
             names = expand(text)
         except RangeFault as error:
             raise UsageError(str(error)) from None
         for name in names:
-            if name not in known:
+            if name not in every:
                 raise UsageError(f"no host is named {name}", hint=suggestion(name, known))
             if name in chosen:
                 raise UsageError(f"host {name} is there twice", hint="remove one of the two")
@@ -274,7 +277,8 @@ def job_hosts(inventory: Inventory, job: JobSpec, nodes: int | str | tuple[str, 
     Raises:
         UsageError: not that many hosts, an unknown name, or a master that is not among the names.
     """
-    return tuple(inventory.host(name) for name in select(job, inventory.names, nodes))
+    by_name = {host.name: host for host in inventory.hosts}
+    return tuple(by_name[name] for name in select(job, inventory.names, nodes))
 
 
 __all__ = [

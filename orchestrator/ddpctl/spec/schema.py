@@ -24,9 +24,13 @@ def schema_text() -> str:
 
 
 def _tidy(value: Any) -> Any:
-    """Without the titles that pydantic makes up from field names: an editor would show them instead of the words."""
+    """Without what an editor would show instead of the words, or paste: made-up titles, and whole sections of nulls."""
     if isinstance(value, list):
         return [_tidy(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: _tidy(item) for key, item in value.items() if not (key == "title" and isinstance(item, str))}
+    return {key: _tidy(item) for key, item in value.items() if not _noise(key, item)}
+
+
+def _noise(key: str, item: Any) -> bool:
+    return (key == "title" and isinstance(item, str)) or (key == "default" and isinstance(item, dict) and bool(item))

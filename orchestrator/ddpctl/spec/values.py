@@ -126,6 +126,19 @@ def _word(value: Any) -> str:
     return text
 
 
+_WITH_PORT = re.compile(r"[^:\[\]]+:\d+|\[[^\]]*\]:\d+")
+
+
+def _address(value: Any) -> str:
+    """A host name or an IP address, and nothing else."""
+    text = _word(value)
+    if "@" in text:
+        raise bad("must be a name or an IP address alone", "the login name goes to user:")
+    if _WITH_PORT.fullmatch(text):
+        raise bad("must be a name or an IP address alone", "the port goes to port:")
+    return text
+
+
 def _path(value: Any) -> str:
     text = _filled(value)
     if text.startswith("-"):
@@ -221,6 +234,7 @@ Filled = Annotated[str, BeforeValidator(_filled), WithJsonSchema({"type": "strin
 LiteralText = Annotated[str, BeforeValidator(_literal_text), WithJsonSchema(_LITERAL_SCHEMA)]
 Name = Annotated[str, BeforeValidator(_name), WithJsonSchema(_NAME_SCHEMA)]
 Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
+Address = Annotated[str, BeforeValidator(_address), WithJsonSchema({"type": "string", "pattern": r"^[^\s@-][^\s@]*$"})]
 PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "pattern": r"^[^-]"})]
 EnvName = Annotated[str, BeforeValidator(_env_name), WithJsonSchema({"pattern": f"^{ENV_NAME_PATTERN}$"})]
 Seconds = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "number", "minimum": 0})]
