@@ -9,11 +9,14 @@ from ddpctl import files
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter
+from ddpctl.render.noise import Held
 from ddpctl.render.progress import ProgressView
+from ddpctl.spec.event import Line
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages import follow as stage
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
+from ddpctl_worker import contract
 
 
 def follow_run(
@@ -41,14 +44,25 @@ def follow_run(
         if remember:
             files.save_positions(run.run, dict(positions))
 
+    held = Held()
+
+    def show(line: Line) -> None:
+        if not held.takes(line):
+            printer.write(line)
+
     selection = stage.Selection(offsets=offsets)
-    with ProgressView(stderr_console(), on_line=printer.write) as view:
+    with ProgressView(stderr_console(), on_line=show) as view:
         errors = stage.follow(
             run.run, run.hosts, fleet, view.tell, selection=selection, save=save, interrupted=interrupted
         )
     printer.flush()
     raise_for_errors(run, errors)
-    return read_run(fleet, run)
+    end = read_run(fleet, run)
+    if end.state != contract.SUCCEEDED:
+        for line in held.lines:
+            printer.write(line)
+        printer.flush()
+    return end
 
 
 def print_lines(

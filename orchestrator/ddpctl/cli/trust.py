@@ -18,7 +18,7 @@ def trust(
     yes: bool = typer.Option(False, "-y", "--yes", help="Add without asking."),
     option: Path | None = session.InventoryOption,
 ) -> int:
-    """Show the SHA-256 of unknown host keys and, confirmed, add them to known_hosts. A changed key is never replaced."""
+    """Show unknown host keys (SHA-256) and, confirmed, add them to known_hosts. A changed key is never replaced."""
     where = session.load(inventory, option)
     reports = survey(where)
     session.print_view(_table(reports))
@@ -52,7 +52,9 @@ def _confirmed(count: int, yes: bool) -> bool:
     if yes:
         return True
     if not session.interactive():
-        raise UsageError(f"{count} keys are unknown and nobody can be asked", hint="compare them, then: ddpctl trust --yes")
+        raise UsageError(
+            f"{count} keys are unknown and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
+        )
     return typer.confirm(f"add {count} keys?", err=True)
 
 

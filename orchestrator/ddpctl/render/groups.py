@@ -189,6 +189,12 @@ def rate_text(mbit: float) -> str:
     return f"{mbit / 1000:.1f}G" if mbit >= 1000 else f"{mbit:.0f}M" if mbit >= 10 else f"{mbit:.1f}M"
 
 
+def speed_text(mbit: float) -> str:
+    """``926 Mbit/s``, ``9.4 Gbit/s``."""
+    short = rate_text(mbit)
+    return f"{short[:-1]} {short[-1]}bit/s"
+
+
 def cell_text(link: Link | None) -> str:
     """A link in a few characters: its speed, or what is wrong; ``.`` where it was not tried."""
     if link is None:
@@ -199,10 +205,10 @@ def cell_text(link: Link | None) -> str:
 
 
 def matrix_summary(shown: Matrix) -> str:
-    """``56 links, 2 broken; median 940M bit/s, 0.20 ms``."""
+    """``56 links, 2 broken, median 940 Mbit/s, round trip 0.20 ms``."""
     parts = [f"{shown.total} links, {f'{shown.broken} broken' if shown.broken else 'all connect'}"]
     if shown.median_mbit is not None:
-        parts.append(f"median {rate_text(shown.median_mbit)}bit/s")
+        parts.append(f"median {speed_text(shown.median_mbit)}")
     if shown.median_rtt is not None:
         parts.append(f"round trip {shown.median_rtt:.2f} ms")
     return ", ".join(parts)

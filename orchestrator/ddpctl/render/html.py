@@ -13,6 +13,7 @@ from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.preflight import PreflightReport
 
 HEAT_HOSTS = 64
+WORDY_HOSTS = 20  # above this a cell has no room for a number: its colour and its tip say it
 # Shares of the median speed; a link below the first is in the lowest class, h1.
 _HEAT = ((0.9, "h5"), (0.7, "h4"), (0.5, "h3"), (0.25, "h2"))
 _WORD = {
@@ -122,7 +123,7 @@ def _mesh(mesh: Mesh) -> str:
         note += f'<p class="soft">{shown.left_out} more hosts, whose links are no worse, are not shown.</p>'
     head = "".join(f'<th scope="col"><span>{escape(host)}</span></th>' for host in shown.hosts)
     rows = "".join(_heat_row(row, shown) for row in shown.hosts)
-    small = " small" if len(shown.hosts) > 24 else ""
+    small = " small" if len(shown.hosts) > WORDY_HOSTS else ""
     summary = escape(groups.matrix_summary(shown))
     return (
         f"<section><h2>Mesh</h2><p>{summary}. Rows dial columns; a cell is the speed of that direction.</p>"
@@ -143,7 +144,10 @@ def _heat_cell(row: str, column: str, shown: Matrix) -> str:
     if link is None:
         return f'<td class="untried" title="{escape(f"{row} to {column}: not tried", quote=True)}"></td>'
     kind = heat(link, shown.median_mbit)
-    return f'<td class="{kind}" title="{escape(_tip(link), quote=True)}">{escape(groups.cell_text(link))}</td>'
+    text = groups.cell_text(link)
+    if len(shown.hosts) > WORDY_HOSTS:
+        text = "" if link.status == OK else "×"
+    return f'<td class="{kind}" title="{escape(_tip(link), quote=True)}">{escape(text)}</td>'
 
 
 def heat(link: Link, median: float | None) -> str:

@@ -51,7 +51,9 @@ table { border-collapse: collapse; }
 .heat td { min-width: 3.6rem; height: 2rem; padding: 0 .35rem; text-align: center; border: 2px solid var(--paper); }
 .heat th { padding: .2rem .5rem; font-weight: 500; text-align: right; white-space: nowrap; }
 .heat thead th { text-align: center; }
-.heat.small td { min-width: 2.2rem; height: 1.4rem; font-size: .65rem; padding: 0 .1rem; border-width: 1px; }
+.heat.small { font-size: .7rem; }
+.heat.small td { min-width: 1rem; height: 1rem; padding: 0; border-width: 1px; }
+.heat.small th { padding: 0 .25rem; }
 .heat.small thead th span { writing-mode: vertical-rl; }
 .h5 { background: var(--h5); color: var(--h-dark); }
 .h4 { background: var(--h4); color: var(--h-dark); }

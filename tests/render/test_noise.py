@@ -1,0 +1,61 @@
+"""What is held back, and above all what is not."""
+
+from __future__ import annotations
+
+from ddpctl.render.noise import Held
+from ddpctl.spec.event import Line
+
+NOTICE = """/opt/env/lib/python3.11/site-packages/torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated
+and will be removed in future. Use torchrun.
+Note that --use-env is set by default in torchrun.
+If your script expects `--local-rank` argument to be set, please
+change it to read from `os.environ['LOCAL_RANK']` instead. See
+https://pytorch.org/docs/stable/distributed.html#launch-utility for
+further instructions
+
+  main()""".splitlines()  # noqa: E501
+
+BARRIER = """[W1121 03:48:40.783490640 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=4, addr=[::ffff:127.0.0.1]:42132, remote=[::ffff:127.0.0.1]:29808): Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?
+Exception raised from recvBytes at /torch/csrc/distributed/c10d/Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f9e87d79b8d in libc10.so)
+<omitting python frames>
+frame #34: _start + 0x21 (0x55935e13f081 in python)
+
+E1121 03:48:40.634000 30735 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.01 seconds
+E1121 03:48:40.634000 30735 torch/distributed/elastic/agent/server/api.py:1008] Traceback (most recent call last):
+E1121 03:48:40.634000 30735 torch/distributed/elastic/agent/server/api.py:1008] torch.distributed.DistNetworkError: got 0 bytes.""".splitlines()  # noqa: E501
+
+
+def shown(*lines: Line) -> list[str]:
+    held = Held()
+    return [line.text for line in lines if not held.takes(line)]
+
+
+def launcher(text: str, host: str = "node0") -> Line:
+    return Line(host, None, "stderr", "2026-01-01T00:00:00+00:00", text)
+
+
+def test_the_two_blocks_are_held_back() -> None:
+    assert shown(*map(launcher, NOTICE + BARRIER)) == []
+
+
+def test_hosts_may_be_interleaved() -> None:
+    both = [launcher(text, host) for text in NOTICE for host in ("a", "b")]
+    assert shown(*both) == []
+
+
+def test_anything_else_of_the_launcher_is_shown_at_once() -> None:
+    lines = [
+        "run.py: error: ambiguous option",
+        "",
+        "E1121 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 0 (pid: 80)",
+        "E1121 torch/distributed/elastic/agent/server/api.py:900] Worker group failed",
+        "[W1121 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+    ]
+    assert shown(*map(launcher, lines)) == lines
+    assert shown(*map(launcher, [*NOTICE, *lines])) == lines[:1] + lines[1:]
+
+
+def test_a_rank_may_print_the_very_same() -> None:
+    line = Line("node0", 0, "stderr", "2026-01-01T00:00:00+00:00", NOTICE[0])
+    assert shown(line) == [NOTICE[0]]
