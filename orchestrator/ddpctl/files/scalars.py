@@ -31,7 +31,12 @@ _LOOKALIKES = (
 
 
 class LookAlike(ValueError):
-    """A plain scalar that YAML readers disagree on; the message says what else it could be."""
+    """A plain scalar that YAML readers disagree on; the message says what else it could be, ``hint`` what to write."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"reads as {kind} in some YAML readers and as text in others")
+        number = "number" in kind
+        self.hint = "quote it to make it text, or write a plain decimal number" if number else "quote it"
 
 
 def plain_scalar(text: str) -> Scalar:
@@ -48,5 +53,5 @@ def plain_scalar(text: str) -> Scalar:
         return Number(text)
     for kind, pattern in _LOOKALIKES:
         if pattern.fullmatch(text):
-            raise LookAlike(f"reads as {kind} in some YAML readers and as text in others")
+            raise LookAlike(kind)
     return text

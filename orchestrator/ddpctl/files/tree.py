@@ -180,7 +180,7 @@ class _Builder:
             try:
                 value = plain_scalar(text)
             except LookAlike as error:
-                raise self.fault(f"{self._named(text, awaits_key)}{error}", mark, "quote it") from None
+                raise self.fault(f"{self._named(text, awaits_key)}{error}", mark, error.hint) from None
         if awaits_key:
             self._take_key(value, text, mark)
         else:
