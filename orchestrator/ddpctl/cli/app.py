@@ -19,7 +19,6 @@ from ddpctl import __version__
 from ddpctl.cli import (
     attach,
     fetch,
-    gc,
     kill,
     preflight,
     ps,
@@ -66,7 +65,6 @@ app.command("tail")(tail.tail)
 app.command("attach")(attach.attach)
 app.command("kill")(kill.kill)
 app.command("fetch")(fetch.fetch)
-app.command("gc")(gc.gc)
 app.command("trust")(trust.trust)
 app.command("schema")(schema.schema)
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 
 import typer
 
+from ddpctl.spec.ranges import fold
+
 
 class TerminalPrompter:
-    """Answers the transport's questions for passphrases and passwords; each is asked once."""
+    """Answers the transport's questions; it asks each once, before the fan-out."""
 
-    def secret(self, question: str) -> str | None:
-        """The answer, or None when the person pressed Ctrl-D."""
-        try:
-            return getpass.getpass(f"{question}: ")
-        except EOFError:
-            return None
+    def passphrase(self, path: str) -> str | None:
+        """The passphrase of a key file; None when the person pressed Ctrl-D."""
+        return _ask(f"passphrase of {path}")
+
+    def password(self, user: str, hosts: Sequence[str]) -> str | None:
+        """The password of an account; None when the person pressed Ctrl-D."""
+        return _ask(f"password of {user} on {fold(hosts)}")
+
+
+def _ask(question: str) -> str | None:
+    try:
+        return getpass.getpass(f"{question}: ")
+    except EOFError:
+        return None
 
 
 def choose(question: str, options: dict[str, str]) -> str:
