@@ -1,4 +1,4 @@
-"""From requirements to locks: one for each platform among the nodes, with the same versions, made by uv."""
+"""From requirements to a lock for one kind of node, made by uv's resolver."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import uv
 
-from ddpctl.environment.backend import CPU, candidates, is_build
-from ddpctl.environment.locked import Lock, addresses_in, read_lock, same_versions, scrubbed
+from ddpctl.environment.backend import CPU, is_build
+from ddpctl.environment.locked import Lock, addresses_in, read_lock, scrubbed
 from ddpctl.environment.origins import Origins
-from ddpctl.environment.platforms import NodePlatform, Target, targets
+from ddpctl.environment.platforms import NodePlatform, Target
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.inventory import Environment
@@ -80,27 +80,6 @@ def read_requirements(path: str | None) -> list[tuple[str, str]]:
         if file.suffix != ".toml":
             waiting += [file.parent / name for name in _INCLUDE.findall(text) if "://" not in name]
     return found
-
-
-def resolve(request: Request, platforms: Mapping[str, NodePlatform]) -> dict[Target, Lock]:
-    """A lock for each kind of node.
-
-    Raises:
-        ProvisionError: no set of versions fits; uv's explanation is in it.
-    """
-    groups = targets(platforms)
-    backends = candidates(request.environment.torch_backend, platforms.values())
-    locks: dict[Target, Lock] = {}
-    for target in groups:
-        pins = [pin.partition("+")[0] for lock in list(locks.values())[:1] for pin in lock.pins]
-        locks[target] = resolve_one(request, target, backends, pins)
-    different = same_versions(list(locks.values()))
-    if different:
-        raise ProvisionError(
-            f"the nodes cannot get the same versions: {'; '.join(different)}",
-            hint="pin versions that have wheels for every platform",
-        )
-    return locks
 
 
 def resolve_one(request: Request, target: Target, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:

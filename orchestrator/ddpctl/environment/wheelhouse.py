@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 import threading
 import time
@@ -84,8 +83,6 @@ class Wheelhouse:
         with FileLock(f"{path}.lock"):  # another ddpctl may be at the same wheel
             if not path.exists():
                 self._download(client, wheel, path, on_bytes)
-        with contextlib.suppress(OSError):
-            Path(f"{path}.lock").unlink()
         return FileSource(path, wheel.sha256, path.stat().st_size, wheel.filename)
 
     def _local(self, wheel: Wheel) -> Path | None:
@@ -97,6 +94,7 @@ class Wheelhouse:
 
     def _download(self, client: httpx.Client, wheel: Wheel, path: Path, on_bytes: OnBytes) -> None:
         part = path.with_name(f"{path.name}.part")
+        resumed = part.exists()
         for attempt in range(1, TRIES + 1):
             try:
                 self._continue(client, wheel, part, on_bytes)
@@ -110,6 +108,9 @@ class Wheelhouse:
                 time.sleep(0.5 * 2**attempt)
         if hash_file(part) != wheel.sha256:
             part.unlink()
+            if resumed:  # what lay there from an earlier try may have been the wrong part
+                self._download(client, wheel, path, on_bytes)
+                return
             raise FileDamaged(
                 f"{wheel.filename} came from the package index with another SHA-256 than the lock says",
                 hint="somebody changed it, or a proxy did: try another index_url, or make a new lock",
@@ -133,8 +134,7 @@ class Wheelhouse:
                     f"{answer.reason_phrase}",
                     hint="check index_url and its login, or make a new lock",
                 )
-            resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
-            with part.open("ab" if resumed else "wb") as file:
+            with part.open("ab" if answer.status_code == httpx.codes.PARTIAL_CONTENT else "wb") as file:
                 part.chmod(0o600)
                 for data in answer.iter_bytes(CHUNK):
                     file.write(data)

@@ -1,0 +1,242 @@
+"""A managed environment, from requirements to a tried-out interpreter on every node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import platformdirs
+
+from ddpctl.environment.blobs import FileSource
+from ddpctl.environment.direct import Holdings, as_provision_error, holdings
+from ddpctl.environment.kept import lock_folder, locks_for
+from ddpctl.environment.lock import Request, backend_note
+from ddpctl.environment.locked import Lock
+from ddpctl.environment.origins import origins, pip_settings
+from ddpctl.environment.platforms import QUESTIONS, NodePlatform, read_platform, same_python, targets
+from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.tool import Tool, uv_for
+from ddpctl.environment.wheelhouse import Counter, Wheelhouse
+from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
+from ddpctl.files.records import state_dir
+from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.spec.plan import Facts
+from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
+from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+
+ASK_S = 45.0
+INSTALL_S = 1800.0
+STAGE = "environment"
+
+
+@dataclass
+class _Build:
+    """How far it has come."""
+
+    fleet: Fleet
+    tell: Tell
+    wheelhouse: Wheelhouse
+    addresses: Addresses
+    nodes: dict[str, NodeEnvironment] = field(default_factory=dict)
+    errors: dict[str, DdpctlError] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+def build(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    facts: Facts,
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    locked: bool,
+    open_ports: Mapping[str, Sequence[int]],
+) -> EnvironmentOutcome:
+    """See ``stages.provision``."""
+    names = [host.name for host in hosts]
+    asked = ask_platforms(fleet, names)
+    sources = origins(inventory.environment, os.environ, pip_settings(os.environ))
+    request = Request(inventory.environment, sources)
+    state = _Build(
+        fleet,
+        tell,
+        Wheelhouse(platformdirs.user_cache_path("ddpctl") / "wheels", sources),
+        _addresses(hosts, facts, open_ports),
+        errors=dict(asked.errors),
+    )
+    locks: dict[str, str] = {}
+    if asked.results:
+        tell(StageStarted("lock", None))
+        made = locks_for(request, asked.results, lock_folder(inventory, state_dir() / "locks"), locked=locked)
+        tell(StageEnded("lock", True, ", ".join(_described(lock) for lock in made.values())))
+        groups = targets(asked.results)
+        for sentence in (same_python(groups), backend_note(made, asked.results)):
+            if sentence:
+                tell(Note(sentence, "warning"))
+        for target, members in groups.items():
+            locks[target.label] = made[target].text
+            _provide(state, made[target], uv_for(target, request), members, _imports(made[target]))
+        _compare(state)
+    return EnvironmentOutcome("managed", state.nodes, state.errors, state.traffic, locks)
+
+
+def ask_platforms(fleet: Fleet, names: Sequence[str]) -> FleetOutcome[NodePlatform]:
+    """What every node is."""
+
+    def ask(transport: Transport) -> NodePlatform:
+        reply = transport.call("probe", {"questions": list(QUESTIONS)}, timeout=ASK_S)
+        return read_platform(transport.host, reply["answers"])
+
+    return fleet.map(ask, names)
+
+
+def _addresses(hosts: Sequence[Host], facts: Facts, open_ports: Mapping[str, Sequence[int]]) -> Addresses:
+    """Where the nodes find each other: what preflight found or the inventory says; local hosts on the loopback too."""
+    preferred = {}
+    for host in hosts:
+        known = [facts.node(host.name).fabric_address, host.fabric_address, "127.0.0.1" if host.local else None]
+        preferred[host.name] = [address for address in known if address]
+    return Addresses(preferred, open_ports)
+
+
+def _described(lock: Lock) -> str:
+    torch = lock.version("torch")
+    return f"{len(lock.wheels)} packages" + (f", torch {torch}" if torch else "")
+
+
+def _imports(lock: Lock) -> list[str]:
+    return ["torch"] if lock.version("torch") else []
+
+
+# --- files, then installation -----------------------------------------------------------------------------------------
+def _provide(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], imports: Sequence[str]) -> None:
+    """One lock onto its nodes. A damaged file is looked for, replaced and tried once more."""
+    damaged = _try(state, lock, tool, hosts, imports, last=False)
+    if not damaged:
+        return
+    for host, error in damaged.items():
+        state.tell(Note(f"{error.message}: once more", "warning", host))
+    bad = state.wheelhouse.verify(lock.wheels)
+    if bad:
+        state.tell(Note(f"changed on this machine since the lock was made: {', '.join(bad)}", "warning"))
+    hashes = _hashes(lock, tool)
+    state.fleet.map(lambda transport: holdings(transport, hashes, verify=True), list(damaged))
+    _try(state, lock, tool, list(damaged), imports, last=True)
+
+
+def _try(
+    state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], imports: Sequence[str], *, last: bool
+) -> dict[str, FileDamaged]:
+    """Bring and install. Errors go to ``state.errors``; damaged files are returned, except by the ``last`` try."""
+    ready, errors = _bring(state, lock, tool, hosts)
+    state.tell(StageStarted("install", len(ready)))
+    installed = _install(state, lock, tool, ready, imports)
+    state.tell(StageEnded("install", installed.ok))
+    state.nodes.update(installed.results)
+    errors = {**errors, **installed.errors}
+    damaged = {} if last else {host: error for host, error in errors.items() if isinstance(error, FileDamaged)}
+    state.errors.update({host: error for host, error in errors.items() if host not in damaged})
+    return damaged
+
+
+def _hashes(lock: Lock, tool: Tool) -> list[str]:
+    return [tool.sha256, *(wheel.sha256 for wheel in lock.wheels)]
+
+
+def _bring(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str]) -> tuple[list[str], dict[str, DdpctlError]]:
+    """Every file onto every host; what all have already is not even looked for on this machine."""
+    hashes = _hashes(lock, tool)
+    known = state.fleet.map(lambda transport: holdings(transport, hashes), hosts)
+    lacking = {sha256 for answer in known.results.values() for sha256 in hashes if sha256 not in answer.have}
+    everywhere = sum(
+        size for answer in known.results.values() for name, size in answer.have.items() if name not in lacking
+    )
+    state.traffic += Traffic(everywhere, 0, 0, everywhere)
+    if not lacking:
+        return [host for host in hosts if host in known.results], dict(known.errors)
+    files = _files(state, lock, tool, lacking)
+    state.tell(StageStarted(STAGE, sum(file.size for file in files), "bytes"))
+    narrowed = FleetOutcome({host: _only(answer, lacking) for host, answer in known.results.items()}, known.errors)
+    delivery = bring(STAGE, files, state.fleet, state.tell, hosts, state.addresses, narrowed)
+    state.traffic += delivery.traffic
+    state.tell(StageEnded(STAGE, delivery.ok, _sentence(delivery.traffic)))
+    return list(delivery.done), dict(delivery.errors)
+
+
+def _only(answer: Holdings, wanted: set[str]) -> Holdings:
+    have = {name: size for name, size in answer.have.items() if name in wanted}
+    return Holdings(have, answer.partial, answer.free)
+
+
+def _sentence(traffic: Traffic) -> str:
+    return (
+        f"{traffic.needed / 1e6:.0f} MB needed: {traffic.sent_by_controller / 1e6:.0f} sent from here, "
+        f"{traffic.relayed / 1e6:.0f} from node to node, {traffic.reused / 1e6:.0f} there already"
+    )
+
+
+def _files(state: _Build, lock: Lock, tool: Tool, lacking: set[str]) -> list[FileSource]:
+    """The files that some node lacks, as files on this machine, biggest first (the small ones fill the pipe's end)."""
+    wheels = [wheel for wheel in (*lock.wheels, *([tool.wheel] if tool.wheel else [])) if wheel.sha256 in lacking]
+    size = sum(wheel.size or 0 for wheel in wheels)
+    state.tell(StageStarted("wheels", size or None, "bytes"))
+    counter = Counter(lambda total: state.tell(Progress("wheels", total, size or None)))
+    files = list(state.wheelhouse.fetch(wheels, counter).values())
+    state.tell(StageEnded("wheels", True, f"{counter.total / 1e6:.0f} MB downloaded"))
+    if tool.source is not None and tool.sha256 in lacking:
+        files.append(tool.source)
+    return sorted(files, key=lambda file: -file.size)
+
+
+def _install(
+    state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], imports: Sequence[str]
+) -> FleetOutcome[NodeEnvironment]:
+    request = {
+        "lock": lock.node_text,
+        "lock_hash": lock.lock_hash,
+        "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in lock.wheels],
+        "uv": {"hash": tool.sha256, "kind": tool.kind},
+        "imports": list(imports),
+    }
+
+    def work(transport: Transport) -> NodeEnvironment:
+        try:
+            answer = transport.call("install", request, timeout=INSTALL_S)
+        except RemoteError as error:
+            raise as_provision_error(error, transport.host) from error
+        return NodeEnvironment(
+            transport.host, answer["python"], answer["versions"], answer["env"], float(answer["seconds"])
+        )
+
+    done = 0
+
+    def on_done(host: str, result: NodeEnvironment | DdpctlError) -> None:
+        nonlocal done
+        done += 1
+        note = str(result) if isinstance(result, DdpctlError) else ""
+        state.tell(Progress("install", done, len(hosts), host, note))
+
+    return state.fleet.map(work, hosts, on_done=on_done)
+
+
+def _compare(state: _Build) -> None:
+    """The same torch, CUDA build and NCCL everywhere, as each node itself says after importing it."""
+    for name in ("torch", "cuda", "nccl"):
+        found: dict[str | None, list[str]] = {}
+        for host, node in state.nodes.items():
+            found.setdefault(node.versions.get(name), []).append(host)
+        # A build for another machine may call itself differently (2.13.0 and 2.13.0+cpu).
+        if len({str(version).partition("+")[0] for version in found}) < 2:
+            continue
+        said = "; ".join(f"{version or 'none'} on {' '.join(members)}" for version, members in found.items())
+        most = max(found, key=lambda version: len(found[version]))
+        for version, members in found.items():
+            for host in members if version != most else ():
+                state.errors[host] = ProvisionError(
+                    f"{name} differs between the nodes ({said})",
+                    hint="pin it in environment.packages, or set torch_backend",
+                    host=host,
+                )
+                del state.nodes[host]
