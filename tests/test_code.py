@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ddpctl.code import CodeArchive, archive, pack
 from ddpctl.code import git as git_module
 from ddpctl.errors import ProvisionError, UsageError
+from ddpctl_worker.unpack import unpack
 
 Pack = Callable[..., CodeArchive]
 
@@ -255,6 +256,27 @@ def test_chunks_go_on_from_any_offset(folder: Path, packed: Pack) -> None:
     write(folder, "a.py")
     code = packed()
     assert b"".join(code.chunks(offset=7)) == code.path.read_bytes()[7:]
+
+
+def test_what_is_packed_here_is_unpacked_there(folder: Path, packed: Pack, tmp_path: Path) -> None:
+    write(folder, "a b", "new\nline", "pkg/x.py", "run.sh", "deep/" * 60 + "f")
+    Path(os.fsdecode(bytes(folder) + b"/\xff\xfe")).write_bytes(b"\0\1")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "empty").mkdir()
+    (folder / "link").symlink_to("pkg")
+    (folder / "pkg" / "up").symlink_to("../a b")
+    target = tmp_path / "node"
+    unpack(str(packed().path), str(target))
+    tree = {path.relative_to(folder): path for path in folder.rglob("*")}
+    assert {path.relative_to(target) for path in target.rglob("*")} == set(tree)
+    for name, path in tree.items():
+        copy = target / name
+        assert path.is_symlink() == copy.is_symlink()
+        if path.is_symlink():
+            assert os.readlink(path) == os.readlink(copy)
+        elif path.is_file():
+            assert path.read_bytes() == copy.read_bytes()
+            assert path.stat().st_mode & 0o100 == copy.stat().st_mode & 0o100
 
 
 # --- links and other things ------------------------------------------------------------------------------------------
