@@ -27,7 +27,7 @@ _PREFIX = re.compile(
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
-# What a rank says whose peer went away: it is the victim, and the culprit is elsewhere (seen with gloo and NCCL).
+# What a rank says whose peer went away: it is the victim, and the culprit is elsewhere (seen with gloo, NCCL).
 _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|"
     r"remote process exited or there was a network error|NCCL Error 6|ncclRemoteError|"

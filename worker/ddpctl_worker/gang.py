@@ -1,25 +1,141 @@
+"""The nodes of a run watch each other, without the controller.
+
+A star: the supervisor of node rank 0 is the hub, every other one connects to it (gangwire.py) and says once a second
+that it lives. A node that fails tells the hub; the hub decides on one cause (council.py) and tells all. A member that
+hears nothing of the hub ends its run by itself: each side of a cut network stops.
+"""
+
 from __future__ import annotations
-from typing import Any, Callable, Dict, List, Optional
+
+import contextlib
+import math
+import os
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, KILLED
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.record import boottime
+
+BEAT_S = 1.0
+LEAVE_S = 5.0  # how long a goodbye waits for its answer
+Wake = Callable[[], None]
 
 
 class Gang:
+    """What a supervisor sees of the gang; a thread of its own does the talking."""
+
     is_hub = False
-    verdict: Optional[Outcome] = None
+
+    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
+        self.run_id: str = run["run"]
+        self.host: str = run["host"]
+        self.hosts: List[str] = list(run["hosts"])
+        place = run["gang"]
+        self.hub_host: str = place["hub_host"]
+        self.address: Tuple[str, int] = (place["hub_addr"], int(place["port"]))
+        self.bind_address: str = place.get("bind_addr") or ""
+        self.key = key
+        self._wake_supervisor = wake
+        self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time
+        self._lock = threading.Lock()
+        self._wake_r, self._wake_w = os.pipe()
+        for fd in (self._wake_r, self._wake_w):
+            os.set_blocking(fd, False)
+        self._output: Optional[float] = None  # seconds since boot
+        self._leaving: Optional[Outcome] = None
+        self.verdict: Optional[Outcome] = None
+        self._thread = threading.Thread(target=self._guarded, name="gang", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat(self, last_output: Optional[float]) -> None:
+        """The supervisor's loop is alive; ``last_output`` in seconds since boot."""
+        self._output = last_output
+
+    def down(self, outcome: Outcome) -> None:
+        """This node has failed (or was killed): the gang is to agree on the cause."""
+        age = max(0.0, time.time() - outcome.when) if outcome.when else 0.0
+        with self._lock:
+            self._inbox.append((outcome, boottime() - age))
+        self._poke()
+
+    def leave(self, outcome: Outcome) -> None:
+        """This node has ended: say so; the hub stays until every node has."""
+        self._leaving = outcome
+        self._poke()
+        self._thread.join()
 
     def missing(self) -> List[str]:
-        return []
+        """Nodes that never joined, as far as this node knows."""
+        raise NotImplementedError
 
     def quiet(self) -> float:
+        """For how many seconds no node has had output (the hub only)."""
         return 0.0
 
     def patience(self) -> float:
-        return 0.0
+        """How many seconds longer than usual a node should wait for a verdict."""
+        return 0.0 if self._thread.is_alive() else -math.inf
 
-    def down(self, outcome: Outcome) -> None: ...
-    def beat(self, state: str, last_output: Optional[float], ranks: bool) -> None: ...
-    def leave(self, outcome: Outcome) -> None: ...
+    def _loop(self) -> None:
+        raise NotImplementedError
+
+    def _guarded(self) -> None:
+        try:
+            self._loop()
+        except Exception:
+            import traceback
+
+            traceback.print_exc()  # supervisor.log; the run goes on without a gang
+
+    def _decided(self, verdict: Outcome) -> None:
+        self.verdict = verdict
+        self._wake_supervisor()
+
+    def _reports(self) -> List[Tuple[Outcome, float]]:
+        """Failures to report, each with its age in seconds."""
+        with self._lock:
+            found, self._inbox = self._inbox, []
+        return [(one, max(0.0, boottime() - happened)) for one, happened in found]
+
+    def _output_age(self) -> Optional[float]:
+        return None if self._output is None else max(0.0, boottime() - self._output)
+
+    def _poke(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"\0")
+
+    def _empty_wake_pipe(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_r, 4096):
+                pass
 
 
-def join(run: Dict[str, Any], key: Optional[str], wake: Callable[[], None]) -> Optional[Gang]:
-    return None
+def to_wire(outcome: Outcome, age: float) -> Dict[str, Any]:
+    return {"state": outcome.state, "cause": outcome.cause, "victim": outcome.victim, "age": age}
+
+
+def from_wire(message: Dict[str, Any]) -> Outcome:
+    """An outcome from another node: never anything but a failure or a kill."""
+    state = KILLED if message.get("state") == KILLED else FAILED
+    cause = message.get("cause")
+    if not isinstance(cause, dict):
+        cause = outcomes.cause("", "exited", "another node failed")
+    return Outcome(state, cause, bool(message.get("victim")))
+
+
+def join(run: Dict[str, Any], key: Optional[str], wake: Wake) -> Optional[Gang]:
+    """The gang of ``run``, talking; None for a run that has none (one node, or an elastic one)."""
+    if not run.get("gang") or not key:
+        return None
+    from ddpctl_worker.ganghub import HubGang  # they need this module's names
+    from ddpctl_worker.gangmember import MemberGang
+
+    kind = HubGang if run["gang"]["hub_host"] == run["host"] else MemberGang
+    gang: Gang = kind(run, bytes.fromhex(key), wake)
+    gang.start()
+    return gang

@@ -7,13 +7,13 @@ a line in the log says so once writing works again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from typing import Callable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.lines import STDERR, encode
-import contextlib
 
 SEGMENT_BYTES = 16 << 20
 TOTAL_BYTES = 512 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -14,7 +15,6 @@ from typing import Any, Dict, NamedTuple, Optional
 
 from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
 from ddpctl_worker.link import WorkerError
-import contextlib
 
 RESERVE_BYTES = 128 << 10
 _PULSE = struct.Struct("<ddQII")

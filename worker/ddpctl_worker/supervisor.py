@@ -6,6 +6,7 @@ and the gang have threads of their own, so neither a slow disk nor a slow networ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -26,10 +27,9 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.watch import Watch
-import contextlib
 
 LEFTOVER_GRACE_S = 3.0  # for what a launcher that has ended left behind
-VERDICT_S = 8.0  # how long a node that failed waits for the gang to agree on the cause
+VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
 
 
@@ -185,7 +185,7 @@ class Supervisor:
         if self._stopper is not None:
             self._stopper.tick()
         if self._gang:
-            self._gang.beat(self.state, self._drain.last_output or None, bool(self._ranks))
+            self._gang.beat(self._drain.last_output or None)
 
     def _take_orders(self) -> None:
         if self._orders[signal.SIGTERM]:

@@ -1,0 +1,264 @@
+"""One node for the tests of the runtime: real processes of the real worker, started as the transport starts them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddpctl_worker.contract import TERMINAL
+
+ROOT = Path(__file__).parents[2]
+WORKER = str(ROOT / "worker")
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.__main__ import main; sys.exit(main())"
+
+# Does what torchrun does, in 30 ms: each rank a session of its own, SIGTERM handed on, the first failure ends the rest.
+LAUNCHER = """
+import os, signal, subprocess, sys, time
+nproc, first = int(sys.argv[1]), int(sys.argv[2])
+ranks = []
+def stop(number, frame):
+    for one in ranks:
+        one.send_signal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, stop)
+program = os.environ.get("PYTHON_EXEC", sys.executable)
+for local in range(nproc):
+    env = dict(os.environ, RANK=str(first + local), LOCAL_RANK=str(local))
+    ranks.append(subprocess.Popen([program, "-u", *sys.argv[3:]], env=env, start_new_session=True))
+left = dict(enumerate(ranks))
+code = 0
+while left:
+    for local, one in list(left.items()):
+        if one.poll() is not None:
+            del left[local]
+            if one.returncode and not code:
+                code = 1
+                print("Root Cause (first observed failure):", file=sys.stderr)
+                print("  rank      : %d (local_rank: %d)" % (first + local, local), file=sys.stderr)
+                print("  exitcode  : %d (pid: %d)" % (one.returncode, one.pid), file=sys.stderr)
+                print("=" * 20, file=sys.stderr, flush=True)
+                stop(0, None)
+    time.sleep(0.02)
+sys.exit(code)
+"""
+
+
+def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+    """What ``found`` returns once it is true; fails when it never is."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = found()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.03)
+
+
+class Stream:
+    """A verb under way: frames are collected while it runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.frames: list[dict[str, Any]] = []
+        self.raw: list[bytes] = []
+        self.arrived: list[float] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        out = self.process.stdout
+        assert out is not None
+        for line in out:
+            frame = json.loads(line)
+            if "hb" in frame:
+                continue
+            self.raw.append(out.read(frame["raw"]) if frame.get("raw") else b"")
+            self.arrived.append(time.time())
+            self.frames.append(frame)
+
+    def result(self, timeout: float = 60.0) -> dict[str, Any]:
+        """The result; an error of the worker's fails the test."""
+        last = self.last(timeout)
+        assert last.get("ok"), last
+        found: dict[str, Any] = last["result"]
+        return found
+
+    def last(self, timeout: float = 60.0) -> dict[str, Any]:
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "the verb does not end"
+        self.hang_up()
+        assert self.frames, "the worker ended without an answer"
+        return self.frames[-1]
+
+    def hang_up(self) -> None:
+        """What the SSH server does when the connection is gone."""
+        if self.process.stdin:
+            self.process.stdin.close()
+        self.process.wait(30)
+        self._thread.join(30)
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [line for frame in self.frames for line in frame.get("lines", ())]
+
+
+class Node:
+    """A base_dir and a host name."""
+
+    def __init__(self, base: Path, scratch: Path, host: str = "node0") -> None:
+        self.base, self.scratch, self.host = base, scratch, host
+        self.started: list[str] = []
+        self.env = dict(os.environ)
+        self.python = sys.executable
+
+    def open(self, verb: str, **request: Any) -> Stream:
+        body = {"verb": verb, "host": self.host, "base_dir": str(self.base), **request}
+        argv = [self.python, "-I", "-c", _BOOT, WORKER]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(body).encode() + b"\n")
+        process.stdin.flush()
+        return Stream(process)
+
+    def call(self, verb: str, **request: Any) -> dict[str, Any]:
+        return self.open(verb, **request).result()
+
+    def record(self, run: str | None = None, **changes: Any) -> dict[str, Any]:
+        """The immutable record of a run of two ranks on this node alone."""
+        made = {
+            "schema": 1,
+            "run": run or f"run-{secrets.token_hex(6)}",
+            "job": "job",
+            "cluster": "lab",
+            "host": self.host,
+            "node_rank": 0,
+            "nnodes": 1,
+            "hosts": [self.host],
+            "nproc": 2,
+            "ranks": [0, 1],
+            "world_size": 2,
+            "rendezvous": "static",
+            "created": "2026-01-02T03:04:05Z",
+            "code": None,
+            "outputs": [],
+            "timeouts": {"start": 60, "stop": 10, "silence": None, "silence_enforced": False},
+            "gang": None,
+        }
+        made.update(changes)
+        return made
+
+    def request(self, script: str, record: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+        """A start of ``script`` (python source) under the test's launcher."""
+        record = record or self.record()
+        launcher = self._file("launcher.py", LAUNCHER)
+        program = self._file(f"{record['run']}-{self.host}.py", script)
+        argv = [sys.executable, launcher, str(record["nproc"]), str(record["ranks"][0]), program]
+        made = {"run": record, "argv": argv, "cwd": str(self.scratch), "env": {}, "token_env": [], "python_exec": True}
+        made.update(changes)
+        return made
+
+    def start(self, script: str, record: dict[str, Any] | None = None, **changes: Any) -> str:
+        """Start, and return the run's id."""
+        request = self.request(script, record, **changes)
+        run: str = request["run"]["run"]
+        self.started.append(run)
+        self.call("start", **request)
+        return run
+
+    def status(self, run: str) -> dict[str, Any]:
+        found = self.call("status", run=run)["runs"]
+        assert len(found) == 1
+        return dict(found[0])
+
+    def wait_state(self, run: str, *states: str, seconds: float = 30.0) -> dict[str, Any]:
+        """The node's status once its state is one of ``states`` (default: a terminal one)."""
+        wanted = set(states) or set(TERMINAL)
+        last: dict[str, Any] = {}
+
+        def look() -> dict[str, Any] | None:
+            nonlocal last
+            last = self.status(run)
+            if not states and last["state"] == "stale":
+                return None
+            return last if last["state"] in wanted else None
+
+        try:
+            found: dict[str, Any] = eventually(look, f"state {wanted}", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {last}") from None
+        return found
+
+    def folder(self, run: str) -> Path:
+        return self.base / "runs" / run / self.host
+
+    def state(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder(run) / "state.json").read_text())
+        return found
+
+    def pid(self, run: str, who: str) -> int:
+        return int(self.state(run)[who]["pid"])
+
+    def lines(self, run: str, **request: Any) -> list[dict[str, Any]]:
+        stream = self.open("tail", run=run, **request)
+        stream.result()
+        return stream.lines
+
+    def text(self, run: str, rank: int | None, stream: str = "stdout") -> bytes:
+        """Everything that a rank wrote, byte for byte."""
+        mine = [one for one in self.lines(run) if one["rank"] == rank and one["stream"] == stream]
+        return b"".join((one["text"] + one["end"]).encode("utf-8", "surrogateescape") for one in mine)
+
+    def files(self, run: str, **request: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """What ``fetch`` brings: name -> content, and the verb's result."""
+        stream = self.open("fetch", run=run, **request)
+        result = stream.result()
+        found: dict[str, bytes] = {}
+        name = ""
+        for frame, raw in zip(stream.frames, stream.raw, strict=True):
+            if "file" in frame:
+                name = frame["file"]["path"]
+                found[name] = b""
+            elif frame.get("chunk"):
+                found[name] += raw
+        return found, result
+
+    def clean_up(self) -> None:
+        for run in self.started:
+            self.open("stop", run=run, grace=0, by="the end of the test").last()
+
+    def _file(self, name: str, text: str) -> str:
+        path = self.scratch / name
+        path.write_text(text)
+        return str(path)
+
+
+def processes_of(mark: str) -> dict[int, str]:
+    """Living processes whose command line or environment holds ``mark``: read from /proc, not from the worker."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in "ZX" and (mark.encode() in words or mark.encode() in environment):
+            found[int(entry.name)] = words.decode(errors="replace")
+    return found
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

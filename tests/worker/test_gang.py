@@ -1,0 +1,214 @@
+"""Three supervisors of one run, on three names of this machine, watch each other over loopback."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import MakeNode
+from tests.worker.node import Node, eventually
+
+HOSTS = ["node0", "node1", "node2"]
+SLEEP = "import time; print('here', flush=True); time.sleep(300)"
+
+
+class Trio:
+    """A run on three nodes."""
+
+    def __init__(self, make_node: MakeNode) -> None:
+        self.nodes = [make_node(host) for host in HOSTS]
+        self.run = f"gang-{secrets.token_hex(6)}"
+        self.key = secrets.token_hex(32)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def record(self, rank: int, **changes: Any) -> dict[str, Any]:
+        place = {"hub_host": "node0", "hub_addr": "127.0.0.1", "port": self.port, "bind_addr": "127.0.0.1"}
+        return self.nodes[rank].record(
+            self.run, node_rank=rank, nnodes=3, hosts=HOSTS, nproc=1, ranks=[rank], world_size=3, gang=place, **changes
+        )
+
+    def start(self, *scripts: str, only: tuple[int, ...] = (0, 1, 2), **changes: Any) -> None:
+        for rank in only:
+            self.nodes[rank].start(scripts[rank], self.record(rank, **changes), gang_key=self.key)
+
+    def running(self) -> None:
+        for node in self.nodes:
+            node.wait_state(self.run, "running")
+
+    def joined(self, log: str = "") -> None:
+        """All three are connected: the hub's port has two established connections."""
+        wanted = f":{self.port:04X}"
+
+        def connected() -> bool:
+            with open("/proc/net/tcp", encoding="ascii") as table:
+                rows = [line.split() for line in table]
+            return sum(row[1].endswith(wanted) and row[3] == "01" for row in rows) >= 2
+
+        eventually(connected, "the gang is complete")
+
+    def ended(self, seconds: float = 30.0) -> list[dict[str, Any]]:
+        return [node.wait_state(self.run, seconds=seconds) for node in self.nodes]
+
+    def supervisors_end(self) -> None:
+        for node in self.nodes:
+            eventually(lambda node=node: not _alive(node, self.run), f"the supervisor of {node.host} ends")
+
+
+def _alive(node: Node, run: str) -> bool:
+    pid = node.pid(run, "supervisor")
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def trio(make_node: MakeNode) -> Trio:
+    return Trio(make_node)
+
+
+@pytest.mark.parametrize("culprit", [0, 2], ids=["hub", "member"])
+def test_a_failure_stops_all_and_names_the_culprit(trio: Trio, culprit: int) -> None:
+    scripts = [SLEEP] * 3
+    scripts[culprit] = "import time; time.sleep(2); raise ValueError('boom')"
+    trio.start(*scripts)
+    for status in trio.ended():
+        assert status["state"] == "failed"
+        assert status["cause"]["host"] == f"node{culprit}"
+        assert status["cause"]["rank"] == culprit
+        assert status["cause"]["message"] == f"rank {culprit} exited with code 1: ValueError: boom"
+        assert "Traceback" in status["cause"]["traceback"]
+    trio.supervisors_end()
+
+
+def test_victims_that_speak_first_are_not_the_cause(trio: Trio) -> None:
+    victim = "import time; time.sleep(1.5); raise RuntimeError('Connection closed by peer [10.9.0.11]:39583')"
+    trio.start(victim, victim, "import time; time.sleep(3); raise ValueError('the reason')")
+    for status in trio.ended():
+        assert status["cause"]["host"] == "node2"
+        assert "the reason" in status["cause"]["message"]
+
+
+def test_success_stands_whatever_happens_to_the_others_later(trio: Trio) -> None:
+    trio.start("print(1)", SLEEP, "import time; time.sleep(4); raise ValueError('late')")
+    first, second, third = trio.ended()
+    assert first["state"] == "succeeded"
+    assert (second["state"], third["state"]) == ("failed", "failed")
+    assert second["cause"]["host"] == "node2"
+    trio.supervisors_end()
+
+
+def test_all_succeed_and_nobody_stays_behind(trio: Trio) -> None:
+    trio.start(*["import time; time.sleep(2)"] * 3)
+    assert [one["state"] for one in trio.ended()] == ["succeeded"] * 3
+    trio.supervisors_end()
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["hub", "member"])
+def test_a_kill_on_one_node_is_a_kill_on_all(trio: Trio, where: int) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.joined()
+    trio.nodes[where].call("stop", run=trio.run, grace=5, by="alice")
+    for status in trio.ended():
+        assert status["state"] == "killed"
+        assert status["cause"]["reason"] == "killed_by_user"
+        assert "alice" in status["cause"]["message"]
+    trio.supervisors_end()
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["hub", "member"])
+def test_a_node_that_vanishes_stops_the_others_with_its_name(trio: Trio, lost: int) -> None:
+    """SIGSTOP of guardian and supervisor is what a power loss looks like from afar: connected, and not a word."""
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    gone = trio.nodes[lost]
+    pids = [gone.pid(trio.run, "guardian"), gone.pid(trio.run, "supervisor")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for node in trio.nodes:
+            if node is not gone:
+                status = node.wait_state(trio.run, seconds=60)
+                assert status["state"] == "failed"
+                assert status["cause"]["reason"] == "node_lost"
+                assert status["cause"]["host"] == gone.host
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["hub", "member"])
+def test_a_killed_supervisor_stops_the_others(trio: Trio, lost: int) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    os.kill(trio.nodes[lost].pid(trio.run, "supervisor"), signal.SIGKILL)
+    for node, status in zip(trio.nodes, trio.ended(), strict=True):
+        assert status["cause"]["reason"] == "supervisor_lost"
+        assert status["cause"]["host"] == f"node{lost}"
+        assert status["state"] == ("lost" if node is trio.nodes[lost] else "failed")
+
+
+def test_nodes_that_never_come_are_named(trio: Trio) -> None:
+    waits = "import time; time.sleep(300)"
+    limits = {"start": 3, "stop": 2, "silence": None}
+    record = trio.record(0, timeouts=limits)
+    # A launcher that waits in the rendezvous: it has no rank yet.
+    trio.nodes[0].start(SLEEP, record, gang_key=trio.key, argv=["/bin/sleep", "300"])
+    record = trio.record(1, timeouts=limits)
+    trio.nodes[1].start(waits, record, gang_key=trio.key, argv=["/bin/sleep", "300"])
+    for node in trio.nodes[:2]:
+        status = node.wait_state(trio.run)
+        assert status["state"] == "failed"
+        assert status["cause"]["reason"] == "rendezvous_timeout"
+        assert status["cause"]["host"] == "node2"
+        assert "node2 never joined" in status["cause"]["message"]
+
+
+def test_silence_of_all_nodes_ends_the_run_and_output_of_one_keeps_it(trio: Trio) -> None:
+    talk = "import time\nfor _ in range(5):\n    print('.', flush=True)\n    time.sleep(1)\ntime.sleep(300)"
+    limits = {"start": 30, "stop": 2, "silence": 3, "silence_enforced": True}
+    trio.start(SLEEP, talk, SLEEP, timeouts=limits)
+    for status in trio.ended():
+        assert status["state"] == "failed"
+        assert status["cause"]["reason"] == "silence"
+    spoken = [line for line in trio.nodes[1].lines(trio.run) if line["text"] == "."]
+    assert len(spoken) == 5
+
+
+def test_a_node_that_cannot_start_stops_the_others(trio: Trio) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP, only=(0, 1))
+    record = trio.record(2)
+    status = trio.nodes[2].call(
+        "start", **trio.nodes[2].request(SLEEP, record, gang_key=trio.key, argv=["/does/not/exist"])
+    )["status"]
+    assert status["state"] == "failed"
+    for status in trio.ended():
+        assert status["cause"]["host"] == "node2"
+        assert status["cause"]["reason"] == "spawn_failed"
+
+
+def test_strangers_get_nothing(trio: Trio) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    hello = b'{"run": "%s", "host": "node1", "nonce": "00", "mac": "00"}\n' % trio.run.encode()
+    for words in (b"GET / HTTP/1.0\r\n\r\n", hello, b"\0" * 100_000 + b"\n", b"{}\n" * 1000, b"x" * 600_000):
+        with socket.create_connection(("127.0.0.1", trio.port), 10) as sock:
+            sock.settimeout(15)
+            try:
+                sock.sendall(words)
+                answer = sock.recv(1024)
+            except ConnectionError:
+                answer = b""
+            assert answer == b""
+    assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3

@@ -1,0 +1,123 @@
+"""How the nodes of a run agree on its end. Pure: the hub feeds it what happens, with the time (monotonic seconds).
+
+Which node failed first is not simply which one says so first: a rank whose peer died fails too, and its launcher may
+be the quicker one. So the hub waits a moment, prefers a failure that does not look like a peer's death, and then the
+earliest. A node that falls silent is a failure of its own; a kill by the user ends the matter at once.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
+from ddpctl_worker.outcome import Outcome
+
+SILENT_S = 20.0  # no word for so long: down, or cut off
+REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
+CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
+VICTIMS_S = 4.0  # how long victims wait for their culprit
+
+
+class Candidate(NamedTuple):
+    """A failure that was reported: when it happened and when it was heard of."""
+
+    outcome: Outcome
+    happened: float
+    heard: float
+
+
+class Seat:
+    """What the hub knows of one node."""
+
+    def __init__(self) -> None:
+        self.joined = False
+        self.heard = 0.0
+        self.gone: Optional[float] = None  # since when its connection is closed
+        self.output = 0.0  # when it last had output
+        self.finished = False  # it has said goodbye, or is given up
+        self.told = False  # it knows the verdict
+
+
+class Council:
+    """The state of a run as the hub sees it."""
+
+    def __init__(self, hosts: Sequence[str], hub: str) -> None:
+        self._hub = hub
+        self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
+        self._candidates: List[Candidate] = []
+        self._reported: Dict[str, bool] = {}
+        self.verdict: Optional[Outcome] = None
+
+    def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
+        """A sign of life."""
+        seat = self.seats[host]
+        if output_age is not None:
+            seat.output = now - output_age
+        elif not seat.joined:
+            seat.output = now  # the silence of a node that has said nothing yet begins here
+        seat.joined, seat.heard, seat.gone = True, now, None
+
+    def closed(self, host: str, now: float) -> None:
+        """A member's connection ended."""
+        seat = self.seats[host]
+        if not seat.finished and seat.gone is None:
+            seat.gone = now
+
+    def goodbye(self, host: str) -> None:
+        """A node has ended and leaves."""
+        self.seats[host].finished = True
+
+    def report(self, outcome: Outcome, age: float, now: float) -> None:
+        """A node tells of a failure that happened ``age`` seconds ago, or of a kill."""
+        if self.verdict is not None:
+            return
+        if outcome.state == KILLED:
+            self.verdict = outcome
+        else:
+            self._candidates.append(Candidate(outcome, now - max(0.0, age), now))
+
+    def missing(self) -> List[str]:
+        """Nodes that never came."""
+        return [host for host, seat in self.seats.items() if not seat.joined and host != self._hub]
+
+    def quiet(self, now: float) -> float:
+        """For how long no running node has had output."""
+        outputs = [seat.output for seat in self.seats.values() if seat.joined and not seat.finished]
+        return min([now - one for one in outputs] or [0.0])
+
+    def tick(self, now: float) -> Optional[Outcome]:
+        """Look for lost nodes, and decide when it is time; the verdict, once there is one."""
+        self._find_lost(now)
+        if self.verdict is None and self._candidates and now >= self._decide_at():
+            best = min(self._candidates, key=lambda one: (one.outcome.victim, one.happened))
+            self.verdict = best.outcome
+        return self.verdict
+
+    def settled(self) -> bool:
+        """Every node that ever came has said goodbye or is given up."""
+        return all(seat.finished or not seat.joined for host, seat in self.seats.items() if host != self._hub)
+
+    def _decide_at(self) -> float:
+        culprits = [one.heard for one in self._candidates if not one.outcome.victim]
+        if culprits:
+            return min(culprits) + CULPRIT_S
+        pending = [seat.gone + REJOIN_S for seat in self.seats.values() if seat.gone is not None and not seat.finished]
+        return max([min(one.heard for one in self._candidates) + VICTIMS_S, *pending])
+
+    def _find_lost(self, now: float) -> None:
+        for host, seat in self.seats.items():
+            if host == self._hub or seat.finished or not seat.joined:
+                continue
+            if seat.gone is not None and now - seat.gone > REJOIN_S:
+                text = "the supervisor on %s is gone; the host itself still answers" % host
+                self._give_up(host, seat, SUPERVISOR_LOST, text, seat.gone, now)
+            elif now - seat.heard > SILENT_S:
+                text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
+                self._give_up(host, seat, NODE_LOST, text, seat.heard, now)
+
+    def _give_up(self, host: str, seat: Seat, reason: str, text: str, since: float, now: float) -> None:
+        seat.finished = True
+        if self.verdict is None:
+            lost = outcomes.failed(outcomes.cause(host, reason, text))
+            self._candidates.append(Candidate(lost, since, now))

@@ -1,0 +1,158 @@
+"""A member of a gang: every supervisor but the hub's."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import NODE_LOST, SUPERVISOR_LOST
+from ddpctl_worker.council import REJOIN_S, SILENT_S
+from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
+from ddpctl_worker.gangwire import MemberWire, Stranger
+from ddpctl_worker.outcome import Outcome
+
+CONNECT_S = 3.0
+RETRY_S = 0.3
+ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
+
+
+class MemberGang(Gang):
+    """Keeps one connection to the hub."""
+
+    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
+        super().__init__(run, key, wake)
+        self._sock: Optional[socket.socket] = None
+        self._wire: Optional[MemberWire] = None
+        self._joined = False  # ever
+        self._heard = time.monotonic()
+        self._refused_since: Optional[float] = None
+        self._hub_done = False
+        self._left = False  # the hub has acknowledged our goodbye
+        self._unsaid: List[Tuple[Outcome, float]] = []  # reports, with their monotonic time, not yet on the wire
+
+    def missing(self) -> List[str]:
+        return [] if self._joined else [self.hub_host]
+
+    def patience(self) -> float:
+        """Cut off from the hub: wait until it is back or given up. Without a hub nobody decides anything any more."""
+        if self._hub_done or not self._thread.is_alive():
+            return -math.inf
+        return SILENT_S if self._joined and self._sock is None else 0.0
+
+    def _loop(self) -> None:
+        leave_by: Optional[float] = None
+        beat_at = retry_at = 0.0
+        while not self._hub_done:
+            now = time.monotonic()
+            self._unsaid += [(outcome, now - age) for outcome, age in self._reports()]
+            if self._sock is None and now >= retry_at:
+                self._connect()
+                retry_at = time.monotonic() + RETRY_S
+            if self._wire is not None and self._wire.open:
+                self._report(now)
+                if now >= beat_at:
+                    beat_at = now + BEAT_S
+                    self._send({"k": "beat", "out": self._output_age()})
+            self._miss_hub(now)
+            if self._leaving is not None:
+                if leave_by is None:
+                    leave_by = now + (LEAVE_S if self._joined else ALONE_S)
+                    self._farewell()
+                if self._left or now >= leave_by:
+                    break
+            self._receive(0.1 if leave_by is None else 0.02)
+        self._close()
+
+    def _report(self, now: float) -> None:
+        while self._unsaid and self._sock is not None:
+            outcome, happened = self._unsaid[0]
+            if not self._send(dict(to_wire(outcome, now - happened), k="down")):
+                return
+            self._unsaid.pop(0)
+
+    def _farewell(self) -> None:
+        assert self._leaving is not None
+        if self._wire is not None and self._wire.open:
+            self._send({"k": "bye", "state": self._leaving.state})
+
+    def _connect(self) -> None:
+        try:
+            sock = socket.create_connection(self.address, CONNECT_S)
+        except ConnectionRefusedError:
+            self._refused_since = self._refused_since or time.monotonic()
+            return
+        except OSError:
+            self._refused_since = None
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(CONNECT_S)
+        self._sock, self._wire = sock, MemberWire(self.key, self.run_id, self.host, self.hub_host)
+        try:
+            sock.sendall(self._wire.hello())
+        except OSError:
+            self._close()
+
+    def _receive(self, timeout: float) -> None:
+        ready, _, _ = select.select([self._wake_r] + ([self._sock] if self._sock else []), [], [], timeout)
+        if self._wake_r in ready:
+            self._empty_wake_pipe()
+        if self._sock is None or self._sock not in ready or self._wire is None:
+            return
+        try:
+            data = self._sock.recv(1 << 16)
+            fresh = not self._wire.open
+            messages = self._wire.feed(data) if data else None
+        except (OSError, Stranger):
+            messages = None
+        if messages is None:
+            self._close()
+            return
+        if self._wire.open:
+            self._joined = True
+            self._heard, self._refused_since = time.monotonic(), None
+            if fresh:
+                self._send({"k": "beat", "out": self._output_age()})
+                if self._leaving is not None:
+                    self._farewell()
+        for message in messages:
+            self._hear(message)
+
+    def _hear(self, message: Dict[str, Any]) -> None:
+        kind = message.get("k")
+        if kind == "verdict" and self.verdict is None:
+            self._decided(from_wire(message))
+        elif kind == "bye":
+            self._left = True
+            # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.
+            self._hub_done = self._hub_done or self._leaving is None
+
+    def _send(self, message: Dict[str, Any]) -> bool:
+        assert self._wire is not None
+        if self._sock is None:
+            return False
+        try:
+            self._sock.sendall(self._wire.pack(message))
+        except OSError:
+            self._close()
+            return False
+        return True
+
+    def _miss_hub(self, now: float) -> None:
+        """Decide alone once the hub is lost; a hub that never was there is the start's affair (watch.py)."""
+        if self.verdict is not None or not self._joined:
+            return
+        if self._refused_since is not None and now - self._refused_since > REJOIN_S:
+            text = "the supervisor on %s is gone; the host itself still answers" % self.hub_host
+            self._decided(outcomes.failed(outcomes.cause(self.hub_host, SUPERVISOR_LOST, text)))
+        elif now - self._heard > SILENT_S:
+            text = "nothing was heard of %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
+            self._decided(outcomes.failed(outcomes.cause(self.hub_host, NODE_LOST, text)))
+
+    def _close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = self._wire = None
