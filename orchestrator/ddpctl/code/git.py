@@ -53,7 +53,7 @@ def list_files(folder: Path) -> list[str]:
 
     Submodules and repositories inside the folder come as their folder's name, the latter with a ``/`` at the end.
     """
-    out = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    out = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return [os.fsdecode(name) for name in out.split(b"\0") if name]
 
 
