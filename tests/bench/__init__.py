@@ -1,0 +1,1 @@
+"""Benchmarks: ratios in one run, on real hosts; never a timed test. `make bench` prints them."""
