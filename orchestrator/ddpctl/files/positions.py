@@ -10,7 +10,6 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from ddpctl.files.records import folder_of, state_dir
@@ -44,7 +43,7 @@ def save_positions(run: str, positions: Mapping[str, int]) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    handle = os.open(_file(run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = _open(run)
     try:
         size = os.fstat(handle).st_size
         known = _records(os.pread(handle, size, 0))
@@ -60,8 +59,14 @@ def save_positions(run: str, positions: Mapping[str, int]) -> None:
         os.close(handle)
 
 
-def _file(run: str) -> Path:
-    return folder_of(run) / "positions"
+def _open(run: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if not is_name(run):
+        raise ValueError(f"not the name of a run: {run!r}")
+    try:
+        return os.open(state_dir() / "runs" / run / "positions", flags, 0o600)
+    except FileNotFoundError:
+        return os.open(folder_of(run) / "positions", flags, 0o600)
 
 
 def _add(handle: int, at: int, host: str, offset: int) -> None:
