@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.lab.groups import Groups
 from tests.lab.process import Identity, LabError, call
 
 ROOT = Path("/run/ddpctl-lab")
 NUMBERS = range(1, 250)
-CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 class Claim:
@@ -26,6 +26,7 @@ class Claim:
     def __init__(self, number: int, lock: int) -> None:
         self.number = number
         self.lock = lock
+        self.groups = Groups(number)
 
     @property
     def folder(self) -> Path:
@@ -45,12 +46,6 @@ class Claim:
     def private_network(self) -> str:
         return f"{self.networks[1]}.0/24"
 
-    @property
-    def cgroup(self) -> Path | None:
-        """Where the lab's control groups lie; None on a machine without version 2."""
-        root = next((root for root in CGROUPS if (root / "cgroup.procs").exists()), None)
-        return root / f"ddplab{self.number}" if root else None
-
     def record(self, process: Identity) -> None:
         """Note a process of the lab at once: the sweep finds it by this if we die."""
         with open(self.folder / "processes", "a") as file:
@@ -68,8 +63,7 @@ class Claim:
             process.kill()
         call(["ip", "link", "delete", self.device], check=False)
         call(["ip", "route", "delete", "unreachable", self.private_network], check=False)
-        if self.cgroup:
-            _remove_cgroups(self.cgroup)
+        self.groups.remove()
         while self.folder.is_mount():
             call(["umount", "--lazy", str(self.folder)])
         with contextlib.suppress(FileNotFoundError):
@@ -137,18 +131,3 @@ def _try_lock(number: int) -> int | None:
         pass
     os.close(lock)
     return None
-
-
-def _remove_cgroups(top: Path) -> None:
-    """Groups that processes have just left stay busy for a moment."""
-    for _ in range(100):
-        try:
-            for group in sorted(top.rglob("*"), reverse=True):
-                if group.is_dir():
-                    group.rmdir()
-            top.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.02)
-    raise LabError(f"control group {top} is still in use")

@@ -113,6 +113,7 @@ class Host(Machine):
         """No sshd: port 22 refuses. Sessions that are open stay."""
         self._signal_sshd("KILL")
         self.run("rm -f /run/sshd.pid")
+        self._wait("the sshd still listens", lambda: self.port_free(22))
         self._remember("sshd", self.start_sshd)
 
     def start_sshd(self) -> None:
@@ -185,12 +186,31 @@ class Host(Machine):
             time.sleep(0.01)
         raise LabError(f"{self.name}: {trouble}")
 
+    # -- the machine as a whole -----------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """The machine hangs: every process stands still, and the kernel goes on answering."""
+        self.lab.claim.groups.freeze(self.name, True)
+        self._remember("freeze", self.thaw)
+
+    def thaw(self) -> None:
+        self.lab.claim.groups.freeze(self.name, False)
+
+    def memory_limit(self, limit: str) -> None:
+        """So much memory (`300M`) for all that the host runs from now on; the kernel kills whoever takes more."""
+        self.lab.claim.groups.limit_memory(self.name, limit, self.outer_pids())
+        self._remember("memory", lambda: self.memory_limit("64G"))
+
+    def next_pid(self, pid: int) -> None:
+        """The next process that starts gets this pid, if it is free: how pids come to be used again."""
+        self.run("cat > /proc/sys/kernel/ns_last_pid", stdin=str(pid - 1))
+
     # -- disk and programs ---------------------------------------------------------------------------------------
 
-    def small_tmpfs(self, path: str, size: str) -> None:
-        """A small disk mounted at the path, empty: `1m`, `200k`."""
+    def small_tmpfs(self, path: str, size: str, options: str = "rw") -> None:
+        """A small disk mounted at the path, empty: `1m`, `200k`; options of mount such as `noexec`, `ro`."""
         self.run(["mkdir", "-p", path])
-        self.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", path])
+        self.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755,{options}", "tmpfs", path])
         self._remember(f"mount {path}", lambda: self.run(["umount", "--lazy", path], check=False))
 
     def fill_disk(self, path: str, size: str = "1m") -> None:

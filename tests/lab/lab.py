@@ -146,17 +146,6 @@ class Lab:
         processes = {host.name: host.init.pid for host in self.hosts if host.init}
         (self.folder / "inits.json").write_text(json.dumps(processes))
 
-    def control_group(self, host: str) -> Path | None:
-        """A control group for the host, which it sees as the top of its own tree; None where there is no version 2."""
-        if not self.claim.cgroup:
-            return None
-        group = self.claim.cgroup / host
-        try:
-            group.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return None
-        return group
-
     def write_known_hosts(self) -> None:
         lines = [f"{host.name},{host.address} {host.public_key()}" for host in self.hosts]
         self.known_hosts.write_text("\n".join(lines) + "\n")

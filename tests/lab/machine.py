@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.lab.lab import Lab
 
 BOOT = Path(__file__).with_name("boot.sh")
+ENTER = 'for group in $0; do echo $$ >"$group" || exit; done; exec "$@"'
 BOOT_TIMEOUT = 60
 NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
@@ -57,6 +58,7 @@ class Machine:
 
     def switch_on(self) -> None:
         """The first of four steps, which the lab takes with many hosts side by side."""
+        self.lab.claim.groups.thaw(self.name)
         self._shell = self._unshare()
         self.lab.claim.record(Identity.of(self._shell.pid))
 
@@ -113,7 +115,7 @@ class Machine:
         return (self.disk.folder / "boot.log").read_text(errors="replace")
 
     def _unshare(self) -> subprocess.Popen[str]:
-        group = self.lab.control_group(self.name)
+        group = self.lab.claim.groups.host(self.name)
         enter = f"echo $$ > {shlex.quote(str(group))}/cgroup.procs && " if group else ""
         namespaces = " ".join((*NAMESPACES, *(["--cgroup"] if group else [])))
         command = f"{enter}exec unshare {namespaces} --fork --kill-child bash {shlex.quote(str(BOOT))}"
@@ -159,7 +161,9 @@ class Machine:
         if not self.init or not self.init.alive():
             raise LabError(f"{self.name}: {ENDED}")
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        return ["nsenter", "-t", str(self.init.pid), "-m", "-u", "-i", "-n", "-p", "--wd=/root", "--", *argv]
+        groups = [str(group / "cgroup.procs") for group in self.lab.claim.groups.of_a_process(self.name)]
+        namespaces = ["-t", str(self.init.pid), "-m", "-u", "-i", "-n", "-p", "--wd=/root"]
+        return ["sh", "-c", ENTER, " ".join(groups), "nsenter", *namespaces, "--", *argv]
 
     def run(
         self,
@@ -200,11 +204,27 @@ class Machine:
 
     def kill_processes(self) -> None:
         """Whatever tests left running, ended; sessions of the sshd go too, its listener stays."""
-        keep = {1, self.sshd_pid()}
-        for process in self.processes(system=True):
-            if process.pid not in keep:
-                self.run(f"kill -KILL {process.pid}", check=False)
-        self._reap()
+        for _ in range(50):
+            keep = {1, self.sshd_pid()}
+            rest = [process for process in self.processes(system=True) if process.pid not in keep]
+            if not any(process.state != "Z" for process in rest):
+                return self._reap()
+            self.run(["kill", "-KILL", *(str(process.pid) for process in rest)], check=False)
+        raise LabError(f"{self.name}: these do not die: {rest}")
+
+    def outer_pids(self) -> list[int]:
+        """The pids of the host's processes as this machine knows them."""
+        namespace = self._pid_namespace("self" if self.init is None else str(self.init.pid))
+        return [
+            int(entry.name) for entry in Path("/proc").glob("[0-9]*") if self._pid_namespace(entry.name) == namespace
+        ]
+
+    @staticmethod
+    def _pid_namespace(pid: str) -> str:
+        try:
+            return os.readlink(f"/proc/{pid}/ns/pid")
+        except OSError:
+            return ""
 
     def _reap(self) -> None:
         """The ends on this machine of what `popen` started."""

@@ -1,0 +1,97 @@
+"""Control groups of a lab: each host sees one of its own as the top of its tree, can be frozen, and short of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from tests.lab.process import LabError
+
+VERSION_2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+VERSION_1_MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+class Groups:
+    """The groups of one lab, by the name of the host."""
+
+    def __init__(self, number: int) -> None:
+        root = next((root for root in VERSION_2 if (root / "cgroup.procs").exists()), None)
+        self.lab = root / f"ddplab{number}" if root else None
+        self.memory = VERSION_1_MEMORY / f"ddplab{number}" if VERSION_1_MEMORY.is_dir() else None
+
+    def host(self, name: str) -> Path | None:
+        """The host's group; None on a machine without version 2, or where we may not make one."""
+        if not self.lab:
+            return None
+        group = self.lab / name
+        try:
+            group.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return group
+
+    def of_a_process(self, name: str) -> list[Path]:
+        """The groups that a process started in the host belongs in; none while it is frozen, so that we can look in."""
+        group = self.host(name)
+        if group and "frozen 1" in (group / "cgroup.events").read_text():
+            return []
+        groups = [group, self.memory / name if self.memory else None]
+        return [group for group in groups if group and group.is_dir()]
+
+    def freeze(self, name: str, frozen: bool) -> None:
+        group = self.host(name)
+        if not group:
+            raise LabError("freezing a host needs control groups of version 2")
+        (group / "cgroup.freeze").write_text(str(int(frozen)))
+        for _ in range(500):
+            if f"frozen {int(frozen)}" in (group / "cgroup.events").read_text():
+                return
+            time.sleep(0.01)
+        raise LabError(f"{name} does not freeze or thaw")
+
+    def thaw(self, name: str) -> None:
+        """For a host whose power was cut while it was frozen."""
+        if group := self.host(name):
+            (group / "cgroup.freeze").write_text("0")
+
+    def limit_memory(self, name: str, limit: str, pids: list[int]) -> None:
+        """Cap what the processes and their children use together; beyond it the kernel kills, as when out of memory."""
+        if self.memory:
+            group, file = self.memory / name, "memory.limit_in_bytes"
+            group.mkdir(parents=True, exist_ok=True)
+        else:
+            group, file = self._version_2_memory(name), "memory.max"
+        (group / file).write_text(limit)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
+
+    def _version_2_memory(self, name: str) -> Path:
+        group = self.host(name)
+        if not group:
+            raise LabError("a limit of memory needs control groups")
+        for parent in (group.parent.parent, group.parent):
+            (parent / "cgroup.subtree_control").write_text("+memory")
+        return group
+
+    def remove(self) -> None:
+        """Groups that processes have just left stay busy for a moment."""
+        for top in filter(None, (self.lab, self.memory)):
+            for _ in range(250):
+                if _remove_tree(top):
+                    break
+                time.sleep(0.02)
+            else:
+                raise LabError(f"control group {top} is still in use")
+
+
+def _remove_tree(top: Path) -> bool:
+    """From the leaves; the files in a group are the kernel's."""
+    try:
+        for path, _, _ in os.walk(top, topdown=False):
+            os.rmdir(path)
+    except OSError:
+        return False
+    return True
