@@ -85,19 +85,26 @@ def packages(site: str) -> List[str]:
 @contextlib.contextmanager
 def _claimed(base_dir: str, name: str, link: Link) -> Iterator[None]:
     """Only one run at a time makes this environment; another one that wants the same waits and finds it made."""
-    path = os.path.join(own_folder(base_dir, "envs"), "." + name + ".lock")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if link.closed.wait(0.2):
-                    raise WorkerError("interrupted", "the controller went away") from None
+    envs = own_folder(base_dir, "envs")
+    # The first lock is shared with every other installation and keeps `gc` from taking what is just being used.
+    wanted = ((".gc.lock", fcntl.LOCK_SH), ("." + name + ".lock", fcntl.LOCK_EX))
+    with contextlib.ExitStack() as locks:
+        for file, how in wanted:
+            fd = os.open(os.path.join(envs, file), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            locks.callback(os.close, fd)
+            _lock(fd, how, link)
         yield
-    finally:
-        os.close(fd)
+
+
+def _lock(fd: int, how: int, link: Link) -> None:
+    """Wait for a lock as long as the controller is there."""
+    while True:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if link.closed.wait(0.2):
+                raise WorkerError("interrupted", "the controller went away") from None
 
 
 def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dict[str, Any]:

@@ -76,7 +76,9 @@ def uv_program(base_dir: str, tool: Dict[str, str]) -> str:
     if fd is None:
         raise WorkerError(CORRUPT, "uv has not arrived", "run the same command again")
     with os.fdopen(fd, "rb") as blob:
+        os.utime(blob.fileno())  # used now: gc goes by that
         if _is_ours(path):
+            os.utime(path)
             return path
         if discard_if_corrupt(base_dir, sha256):
             raise WorkerError(CORRUPT, "uv had changed on this disk and was removed", "run the same command again")

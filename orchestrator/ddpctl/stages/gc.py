@@ -1,0 +1,50 @@
+"""Old runs, environments and wheels off the nodes: first what would go, then, when told so, it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
+from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.garbage import Garbage, GcOutcome
+from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.transport.base import Fleet, Transport
+
+TIMEOUT_S = 600.0
+KEEP_DAYS = 7.0
+
+
+def collect(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    delete: bool,
+    days: float = KEEP_DAYS,
+) -> GcOutcome:
+    """What no live run uses and nothing has used for ``days`` on ``hosts``; removed there with ``delete``.
+
+    What came within the last hour always stays: it may be on its way into use.
+    """
+    tell(StageStarted("gc", len(hosts)))
+
+    def work(transport: Transport) -> tuple[Garbage, ...]:
+        try:
+            answer = transport.call("gc", {"days": days, "delete": delete}, timeout=TIMEOUT_S)
+        except RemoteError as error:
+            raise ProvisionError(error.message, hint=error.hint, host=transport.host) from error
+        return tuple(
+            Garbage(item["kind"], item["name"], int(item["bytes"]), float(item["age_s"])) for item in answer["items"]
+        )
+
+    done = 0
+
+    def on_done(host: str, result: tuple[Garbage, ...] | DdpctlError) -> None:
+        nonlocal done
+        done += 1
+        tell(Progress("gc", done, len(hosts), host, str(result) if isinstance(result, DdpctlError) else ""))
+
+    outcome = fleet.map(work, [host.name for host in hosts], on_done=on_done)
+    tell(StageEnded("gc", outcome.ok))
+    return GcOutcome(inventory.cluster, not delete, dict(outcome.results), dict(outcome.errors))
