@@ -6,6 +6,7 @@ stderr and an exit code (errors.py); a traceback only with ``--debug``.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -16,37 +17,45 @@ from pathlib import Path
 import typer
 
 from ddpctl import __version__
-from ddpctl.cli import (
-    attach,
-    fetch,
-    kill,
-    preflight,
-    ps,
-    push,
-    schema,
-    status,
-    tail,
-    trust,
-    up,
-)
-from ddpctl.cli.session import GLOBAL
+from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError
 from ddpctl.render.errors import error_lines
 
-app = typer.Typer(
-    name="ddpctl",
-    help="Run multi-node PyTorch DDP jobs on plain machines that speak SSH.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+# In the order in which a person meets them. Each is the function of that name in the module of that name; only the
+# module of the command that is typed gets imported (an SSH library, a downloader and a resolver are not for everyone).
+COMMANDS = (
+    "up",
+    "preflight",
+    "push",
+    "ps",
+    "status",
+    "tail",
+    "attach",
+    "kill",
+    "fetch",
+    "trust",
+    "schema",
 )
 
 
-@app.callback(invoke_without_command=True)
+def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The application with these commands."""
+    app = typer.Typer(
+        name="ddpctl",
+        help="Run multi-node PyTorch DDP jobs on plain machines that speak SSH.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(root)
+    for name in commands:
+        app.command(name)(getattr(importlib.import_module(f"ddpctl.cli.{name}"), name))
+    return app
+
+
 def root(
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks and what the nodes said on stderr."),
-    version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
+    version: bool = typer.Option(False, "--version", help="Print the version and end."),
 ) -> None:
     """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""
     GLOBAL.debug = debug or bool(os.environ.get("DDPCTL_DEBUG"))
@@ -55,18 +64,12 @@ def root(
         raise typer.Exit
 
 
-# In the order in which a person meets them.
-app.command("up")(up.up)
-app.command("preflight")(preflight.preflight)
-app.command("push")(push.push)
-app.command("ps")(ps.ps)
-app.command("status")(status.status)
-app.command("tail")(tail.tail)
-app.command("attach")(attach.attach)
-app.command("kill")(kill.kill)
-app.command("fetch")(fetch.fetch)
-app.command("trust")(trust.trust)
-app.command("schema")(schema.schema)
+def _needed(argv: Sequence[str]) -> Sequence[str]:
+    """The command that is typed; all of them for help, completion and typing mistakes."""
+    word = next((word for word in argv if not word.startswith("-")), None)
+    if word in COMMANDS:
+        return (word,)
+    return () if list(argv) == ["--version"] else COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -82,7 +85,7 @@ def run(argv: list[str]) -> int:
         cut = argv.index("--")
         argv, GLOBAL.script = argv[:cut], argv[cut + 1 :]
     try:
-        code = app(argv, prog_name="ddpctl", standalone_mode=False)
+        code = make_app(_needed(argv))(argv, prog_name="ddpctl", standalone_mode=False)
     except DdpctlError as error:
         return _report(error)
     except typer.TyperException as error:

@@ -33,6 +33,14 @@ class Order:
     nproc: int | None = None
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before it starts."""
+        words = self.archive.notes if self.archive is not None else ()
+        if self.job.elastic is not None and self.job.rendezvous == "static":
+            words = (*words, "elastic: is not used: nodes that come and go need rendezvous: c10d or etcd-v2")
+        return words
+
     def plan(self, facts: Facts | None = None) -> Plan:
         """The launch as a value, as far as ``facts`` go."""
         return make_plan(

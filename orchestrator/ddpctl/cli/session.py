@@ -8,7 +8,6 @@ import json
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,6 @@ from ddpctl.render.console import is_plain, stderr_console, stdout_console
 from ddpctl.spec.inventory import Inventory
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
-
-
-@dataclass
-class Globals:
-    """What stands before the command on the command line, and what stands behind ``--``."""
-
-    debug: bool = False
-    script: list[str] | None = None
-
-
-GLOBAL = Globals()
 
 # Options that several commands share.
 InventoryArgument = typer.Argument(

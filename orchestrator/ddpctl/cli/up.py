@@ -16,6 +16,7 @@ from ddpctl.cli.follow import follow_run
 from ddpctl.cli.kill import DEFAULT_GRACE_S, require_proof
 from ddpctl.cli.order import Order, make_order, remember
 from ddpctl.cli.prompt import choose
+from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import Interrupted, PreflightFailed
 from ddpctl.render.console import stderr_console
 from ddpctl.render.plan import plan_view
@@ -47,6 +48,8 @@ def up(
     A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
     """
     order = _order(inventory or option, job, nodes, nproc, sets)
+    for note in order.notes:
+        session.warn(f"warning: {note}")
     if dry_run:
         plan = order.plan()
         if as_json:
@@ -67,7 +70,7 @@ def up(
 
 def _order(path: Path | None, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Order:
     """The job meant by the command line."""
-    words = session.GLOBAL.script
+    words = GLOBAL.script
     if words is None:
         inventory = session.load(path, None, job=job, sets=sets, set_job=job)
     else:
