@@ -19,12 +19,13 @@ MAX_LISTEN_S = 600.0
 def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     """``count`` distinct ports that nothing on this node listens on; ``avoid``: ports not to give out.
 
-    First from 29500-29999 (the usual ones for torch), else from anywhere outside the range that the kernel gives out by
+    The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
+    ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
     itself, where an outgoing connection could take the port between now and the launch.
     """
     count = int(request.get("count", 1))
     found: List[int] = []
-    for port in _candidates({int(port) for port in request.get("avoid", ())}):
+    for port in _candidates(int(request.get("prefer", USUAL_PORTS[0])), {int(p) for p in request.get("avoid", ())}):
         if len(found) == count:
             break
         try:
@@ -37,13 +38,16 @@ def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     return {"port": found[0] if found else None, "ports": found}
 
 
-def _candidates(avoid: Set[int]) -> List[int]:
+def _candidates(prefer: int, avoid: Set[int]) -> List[int]:
     low, high = port_range()
-    usual = [port for port in range(USUAL_PORTS[0], USUAL_PORTS[1] + 1) if not low <= port <= high]
+    first, last = USUAL_PORTS
+    prefer = min(max(prefer, first), last)
+    ring = [*range(prefer, last + 1), *range(first, prefer)]
+    usual = [port for port in ring if not low <= port <= high]
     other = [port for port in range(10000, 65536) if not low <= port <= high and port not in usual]
     any_port = list(range(10000, 65536))
-    for ports in (usual, other, any_port):
-        random.shuffle(ports)
+    random.shuffle(other)
+    random.shuffle(any_port)
     return [port for port in usual + other + any_port if port not in avoid]
 
 

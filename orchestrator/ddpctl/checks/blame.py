@@ -16,13 +16,16 @@ BLOCKED = frozenset({"dropped", "refused", "rejected", "error"})
 
 @dataclass(frozen=True)
 class Fault:
-    """A blocked connection and who is to blame: ``host`` where the block is, ``other`` the far end."""
+    """A blocked connection and who is to blame: ``host`` where the block is, ``other`` the far end.
+
+    ``reply``: it is the answer that is stopped."""
 
     dial: Dial
     host: str
     other: str
     blocks: tuple[Block, ...]
     hook: str
+    reply: bool = False
 
     @property
     def outgoing(self) -> bool:
@@ -77,7 +80,8 @@ def _blame(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> Fault:
             )
             blocks = tuple(block for block in blocks if block.certain or not certain)
             if blocks:
-                return Fault(dial, host, dial.dialer if host == dial.peer else dial.peer, blocks, hook)
+                other = dial.dialer if host == dial.peer else dial.peer
+                return Fault(dial, host, other, blocks, hook, reply=packet is back)
     if dial.dialer in lost:
         return Fault(dial, dial.dialer, dial.peer, (), "output")
     return Fault(dial, dial.peer, dial.dialer, (), "input")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.links import judge_bandwidth, judge_bulk, judge_latency
-from ddpctl.checks.ports import judge_ephemeral, judge_identity, judge_master_port, judge_route
+from ddpctl.checks.ports import judge_identity, judge_ports, judge_route
 from ddpctl.spec.fabric import HostNetwork, host_network, is_literal
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh
@@ -78,9 +78,9 @@ def _judge_address(view: View) -> Iterable[Finding]:
                 fix="write the address itself as `fabric_address:`, or add the name to /etc/hosts on every node",
             )
             continue
-        if target.interface is None and len(view.targets) > 1:
-            yield from _not_owned(network)
-        if view.mesh is not None:
+        foreign = list(_not_owned(network)) if target.interface is None and len(view.targets) > 1 else []
+        yield from foreign
+        if view.mesh is not None and not foreign and _interface_fault(network) is None:
             yield from _other_address(view.mesh, network)
 
 
@@ -132,17 +132,8 @@ def _judge_interface(view: View) -> Iterable[Finding]:
         network = read(target)
         if network is None or network.interface is None:
             continue
-        mine = [entry for entry in network.addresses if entry.interface == network.interface]
         names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
-        message = None
-        if not mine:
-            message = f"there is no interface {network.interface} with an address"
-        elif not any(entry.up for entry in mine):
-            message = f"interface {network.interface} is down"
-        elif network.wanted and not any(entry.address in network.wanted for entry in mine):
-            owner = network.owner(network.wanted[0])
-            where = f"it is on {owner}" if owner else f"no interface of {network.host} has it"
-            message = f"interface {network.interface} does not have the fabric address {network.wanted[0]}: {where}"
+        message = _interface_fault(network)
         if message:
             yield Finding(
                 "fabric.interface",
@@ -152,6 +143,22 @@ def _judge_interface(view: View) -> Iterable[Finding]:
                 fix=f"leave `interface:` of {network.host} out, or set it to one of {', '.join(names) or 'none'}",
                 evidence={"interface": network.interface, "interfaces": names},
             )
+
+
+def _interface_fault(network: HostNetwork) -> str | None:
+    """What is wrong with the interface that the inventory names."""
+    if network.interface is None:
+        return None
+    mine = [entry for entry in network.addresses if entry.interface == network.interface]
+    if not mine:
+        return f"there is no interface {network.interface} with an address"
+    if not any(entry.up for entry in mine):
+        return f"interface {network.interface} is down"
+    if network.wanted and not any(entry.address in network.wanted for entry in mine):
+        owner = network.owner(network.wanted[0])
+        where = f"it is on {owner}" if owner else f"no interface of {network.host} has it"
+        return f"interface {network.interface} does not have the fabric address {network.wanted[0]}: {where}"
+    return None
 
 
 ADDRESS = Check(
@@ -179,33 +186,23 @@ INTERFACE = Check(
         fix="Leave `interface:` out, so that ddpctl sets it for each node, or write it for the node that differs.",
     ),
 )
-MASTER_PORT = Check(
-    "mesh.master_port",
-    "every node reaches the master port",
+PORTS = Check(
+    "mesh.ports",
+    "every node reaches the ports that the job uses on every other",
     _ask_nothing,
-    judge_master_port,
+    judge_ports,
     Doc(
-        cause="A firewall on the master node, or a filter on the way, drops or rejects connections to the job's "
-        "master port, or to the port by which the nodes watch each other.",
-        symptom="client socket has timed out after 900000ms while trying to connect to (HOST, 29500) on the node; "
-        "Timed out after 901 seconds waiting for clients. 1/2 clients joined on the master",
+        cause="A firewall on a node, or a filter on the way, drops or rejects connections to the master port, to the "
+        "port by which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
+        "ports that the kernel picks (ip_local_port_range): a firewall that opens SSH and the master port alone lets "
+        "the rendezvous succeed and the job hang. Under gloo the node with the smaller address listens and the other "
+        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error.",
+        symptom="client socket has timed out after 900000ms while trying to connect to (HOST, 29500) on a node; Timed "
+        "out after 901 seconds waiting for clients. 1/2 clients joined on the master; init_process_group hangs (gloo: "
+        "5 times its timeout); Gloo connectFullMesh failed ... Connect timeout [none]; NCCL: socketPollConnect: "
+        "connect returned No route to host, retrying",
         fix="ddpctl reads the firewall and prints the command for it (nft, iptables, ufw, firewalld), limited to the "
-        "cluster's addresses and the job's ports. It never runs it.",
-    ),
-)
-EPHEMERAL = Check(
-    "mesh.ephemeral",
-    "every node reaches the ephemeral ports of every other",
-    _ask_nothing,
-    judge_ephemeral,
-    Doc(
-        cause="gloo and NCCL connect every pair of nodes on ports that the kernel picks (ip_local_port_range). "
-        "A firewall that opens SSH and the master port alone lets the rendezvous succeed and the job hang. Under gloo "
-        "the node with the smaller address listens and the other one connects, so that the direction which is never "
-        "used is only mentioned.",
-        symptom="init_process_group hangs (gloo: 5 times its timeout, 150 minutes by default); Gloo connectFullMesh "
-        "failed ... Connect timeout [none]; NCCL: socketPollConnect: connect returned No route to host, retrying",
-        fix="Open TCP between the nodes with the printed command, or confine the range: sysctl -w "
+        "cluster's addresses and the job's ports. It never runs it. To confine the range: sysctl -w "
         'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',
     ),
 )
@@ -272,5 +269,5 @@ LATENCY = Check(
     ),
 )
 
-CHECKS = (ADDRESS, INTERFACE, ROUTE, IDENTITY, MASTER_PORT, EPHEMERAL, BULK, BANDWIDTH, LATENCY)
+CHECKS = (ADDRESS, INTERFACE, ROUTE, IDENTITY, PORTS, BULK, BANDWIDTH, LATENCY)
 MESH_IDS = frozenset(check.id for check in CHECKS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpctl.checks import firewall
 from ddpctl.checks.base import View
-from ddpctl.checks.blame import BLOCKED, Fault, faults, wrong_address
+from ddpctl.checks.blame import Fault, faults, wrong_address
 from ddpctl.checks.firewall import Block
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import OK, Dial, Mesh
@@ -21,44 +21,37 @@ HOW = {
     "rejected": "a firewall or router answers that it is prohibited",
     "error": "the connection fails",
 }
+HARMLESS = (
+    "harmless under gloo, where the node with the larger address connects to the one with the smaller; under NCCL it "
+    "would be an error"
+)
+DEFAULT_RANGE = (32768, 60999)
 STRANGERS = {"wrong_host", "foreign", "silent", "closed"}
 
 
 # --- the job's own ports ---------------------------------------------------------------------------------------------
 
 
-def judge_master_port(view: View) -> Iterable[Finding]:
-    """The master port and the port of the nodes' watch, on the master."""
-    if view.mesh is None:
-        return
-    groups = _grouped(view, [fault for fault in faults(view) if _role(view.mesh, fault.dial) in ("master", "gang")])
-    for group in groups:
-        yield _finding("mesh.master_port", Severity.ERROR, group, view, _port_words(group))
-    if not groups:
-        yield from _fine("mesh.master_port", view.mesh, "every node reaches the master port {port} of {master}")
-
-
-def judge_ephemeral(view: View) -> Iterable[Finding]:
-    """Sampled ports of each node's ephemeral range. A direction that gloo never uses is an info."""
+def judge_ports(view: View) -> Iterable[Finding]:
+    """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
+    blocks, and each way in which it does. What gloo never uses is an info."""
     mesh = view.mesh
     if mesh is None:
         return
-    found = faults(view)
-    master_too = {(f.dial.dialer, f.dial.peer) for f in found if _role(mesh, f.dial) in ("master", "gang")}
-    sampled = [f for f in found if _role(mesh, f.dial) == "sample" and (f.dial.dialer, f.dial.peer) not in master_too]
+    needed = [fault for fault in faults(view) if _role(mesh, fault.dial) != "spare"]
     gloo = uses_gloo(view)
-    harmless = [fault for fault in sampled if gloo and _never_used_by_gloo(mesh, fault.dial)]
-    harmful = [fault for fault in sampled if fault not in harmless]
-    for group in _grouped(view, harmful):
-        yield _finding("mesh.ephemeral", Severity.ERROR, group, view, _range_words(mesh, group))
-    for group in _grouped(view, harmless):
-        words = (
-            f"{_range_words(mesh, group)}. Harmless under gloo, where the node with the larger address connects to the "
-            f"one with the smaller; under NCCL it would be an error"
+    used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
+    guilty = {fault.host for fault in used}
+    for group in _grouped([fault for fault in needed if fault.host in guilty]):
+        yield _finding(Severity.ERROR, group, view)
+    for group in _grouped([fault for fault in needed if fault.host not in guilty]):
+        yield _finding(Severity.INFO, group, view)
+    if not needed:
+        yield from _fine(
+            "mesh.ports",
+            mesh,
+            "{links} links among {hosts} nodes pass on port {port} of {master} and on ephemeral ports{note}",
         )
-        yield _finding("mesh.ephemeral", Severity.INFO, group, view, words, with_fix=False)
-    if not sampled and not master_too:
-        yield from _fine("mesh.ephemeral", mesh, "{links} links among {hosts} nodes pass on ephemeral ports{note}")
 
 
 def uses_gloo(view: View) -> bool:
@@ -77,8 +70,11 @@ def _has_gpu(value: Any) -> bool:
     return bool(value.get("gpus"))
 
 
-def _never_used_by_gloo(mesh: Mesh, dial: Dial) -> bool:
-    """gloo connects from the larger address to the smaller, compared byte by byte."""
+def _never_used(mesh: Mesh, dial: Dial) -> bool:
+    """An ephemeral port of the node with the larger address: gloo connects from there to the smaller one, compared
+    byte by byte. Everybody dials the job's own ports."""
+    if _role(mesh, dial) != "sample":
+        return False
     local = mesh.fabric.get(dial.dialer)
     if local is None:
         return False
@@ -116,11 +112,19 @@ class Group:
         return tuple(dict.fromkeys(block for fault in self.faults for block in fault.blocks))
 
 
-def _grouped(view: View, found: Sequence[Fault]) -> list[Group]:
+def _grouped(found: Sequence[Fault]) -> list[Group]:
     groups: dict[tuple[str, str, bool], list[Fault]] = {}
     for fault in found:
         groups.setdefault((fault.host, fault.dial.status, fault.outgoing), []).append(fault)
+    for host, status, outgoing in list(groups):
+        back, there = (host, status, True), (host, status, False)
+        if outgoing and there in groups and _rules(groups[back]) & _rules(groups[there]):
+            groups[there] += groups.pop(back)  # one rule that stops what comes in, answers included
     return [Group(*key, tuple(members)) for key, members in groups.items()]
+
+
+def _rules(found: Sequence[Fault]) -> set[Block]:
+    return {block for fault in found for block in fault.blocks}
 
 
 def _who(group: Group, mesh: Mesh) -> str:
@@ -130,41 +134,38 @@ def _who(group: Group, mesh: Mesh) -> str:
     return fold(group.others)
 
 
-def _port_words(group: Group) -> str:
-    ports = " and ".join(str(port) for port in group.ports)
-    noun = "port" if len(group.ports) == 1 else "ports"
-    return f"{noun} {ports}"
+def _ports_words(mesh: Mesh, group: Group) -> str:
+    """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
+    own = sorted({f.dial.port for f in group.faults if _role(mesh, f.dial) != "sample"})
+    words = [f"port {', '.join(str(port) for port in own)}"] if own else []
+    closed = {(f.dial.peer, f.dial.port) for f in group.faults if _role(mesh, f.dial) == "sample"}
+    if closed:
+        targets = {peer for peer, _ in closed}
+        low, high = mesh.ranges.get(min(targets), DEFAULT_RANGE)
+        tried = {
+            (d.peer, d.port) for d in mesh.dials if d.peer in targets and mesh.ports[d.peer].get(d.port) == "sample"
+        }
+        words.append(f"ephemeral ports {low}-{high} ({len(closed)} of {len(tried)} tried)")
+    return " and on ".join(words)
 
 
-def _range_words(mesh: Mesh, group: Group) -> str:
-    targets = dict.fromkeys(fault.dial.peer for fault in group.faults)
-    low, high = mesh.ranges.get(next(iter(targets)), (32768, 60999))
-    tried = {
-        (dial.peer, dial.port)
-        for dial in mesh.dials
-        if dial.peer in targets and mesh.ports.get(dial.peer, {}).get(dial.port) == "sample"
-    }
-    closed = {(fault.dial.peer, fault.dial.port) for fault in group.faults}
-    return f"ephemeral ports {low}-{high} ({len(closed)} of {len(tried)} tried)"
-
-
-def _finding(check: str, severity: Severity, group: Group, view: View, ports: str, *, with_fix: bool = True) -> Finding:
+def _finding(severity: Severity, group: Group, view: View) -> Finding:
     mesh = view.mesh
     assert mesh is not None
-    who = _who(group, mesh)
-    how = HOW[group.status]
+    who, ports, how = _who(group, mesh), _ports_words(mesh, group), HOW[group.status]
     if group.outgoing:
         text = f"connections from {group.host} to {who} fail on {ports}: {how}"
     else:
         text = f"{who} cannot connect to {group.host} on {ports}: {how}"
     dump = view.firewalls.get(group.host, {})
+    harmless = severity is Severity.INFO
     return Finding(
-        check,
+        "mesh.ports",
         severity,
-        f"{text}; {_cause(group, dump)}" if with_fix else text,
+        f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
         group.host,
         peer=group.others[0] if len(group.others) == 1 else None,
-        fix=_fix(group, mesh, dump) if with_fix else None,
+        fix=None if harmless else _fix(group, mesh, dump),
         evidence={
             "status": group.status,
             "peers": list(group.others),
@@ -190,12 +191,13 @@ def _cause(group: Group, dump: Any) -> str:
 
 
 def _fix(group: Group, mesh: Mesh, dump: Any) -> str:
-    peers = [mesh.fabric[host].address for host in _fix_hosts(group, mesh) if host in mesh.fabric]
-    if group.outgoing:
-        targets = dict.fromkeys(fault.dial.peer for fault in group.faults)
-        ports = [span for host in targets for span in _spans(group, mesh, host)]
-    else:
-        ports = _spans(group, mesh, group.host)
+    peers = [mesh.fabric[host].address for host in group.others if host in mesh.fabric]
+    ports: list[tuple[int, int]] = []
+    for fault in group.faults:
+        if fault.reply:  # what comes back to us comes to a port that our kernel picked
+            ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
+        else:
+            ports += _spans(group, mesh, fault.dial.peer)
     if not group.blocks and firewall.readable(dump) and not firewall.manager(dump):
         spans = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in dict.fromkeys(ports))
         return f"let the filter between the nodes pass TCP {spans} to {group.host} from {', '.join(sorted(peers))}"
@@ -203,22 +205,13 @@ def _fix(group: Group, mesh: Mesh, dump: Any) -> str:
     return firewall.fix(dump, group.blocks, hook, peers, tuple(dict.fromkeys(ports)))
 
 
-def _fix_hosts(group: Group, mesh: Mesh) -> tuple[str, ...]:
-    """Whom to let in: every node of the job when all are kept out, else those that are."""
-    return group.others
-
-
 def _spans(group: Group, mesh: Mesh, host: str) -> list[tuple[int, int]]:
-    """The ports to open on ``host``: what the job uses there. Whatever is blocked with it, at one go."""
-    blocked = {fault.dial.port for fault in group.faults if fault.dial.peer == host}
-    roles = mesh.ports.get(host, {})
-    spans: list[tuple[int, int]] = []
-    own = [port for port, role in roles.items() if role != "sample"]
-    if any(roles.get(port) != "sample" for port in blocked):
-        spans += [(port, port) for port in sorted(own)]
-    failed = {dial.port for dial in mesh.dials if dial.peer == host and dial.status in BLOCKED}
-    if any(roles.get(port) == "sample" for port in failed):
-        spans.append(mesh.ranges.get(host, (32768, 60999)))
+    """The ports to open on ``host``: those of the job's own that are blocked, and the whole ephemeral range where a
+    sample of it is."""
+    blocked = [fault.dial for fault in group.faults if fault.dial.peer == host]
+    spans = [(dial.port, dial.port) for dial in blocked if _role(mesh, dial) != "sample"]
+    if any(_role(mesh, dial) == "sample" for dial in blocked):
+        spans.append(mesh.ranges.get(host, DEFAULT_RANGE))
     return spans
 
 

@@ -88,12 +88,12 @@ def _dial_all(
     """The likeliest address of every host first. Only where that one is not reached by all, the others: an address
     that leads nowhere costs every dialer seconds."""
     best = {host: addresses[:1] for host, addresses in candidates(plan.networks).items()}
-    requests = {host: listening.targets(host, order, best) for host in listening.ready}
+    requests = {host: listening.targets(host, order, best) for host in plan.hosts if host in listening.ready}
     dials, speeds, errors = _dial(requests, listening.nonce, size, 1, fleet, tell)
     missed = {dial.peer for dial in dials if dial.status != OK} | {host for host, found in best.items() if not found}
     rest = {host: addresses for host, addresses in other_addresses(plan.networks).items() if host in missed}
     if rest:
-        requests = {host: listening.targets(host, order, rest) for host in listening.ready}
+        requests = {host: listening.targets(host, order, rest) for host in requests}
         more, more_speeds, more_errors = _dial(requests, listening.nonce, size, 1, fleet, None)
         known = {(speed.dialer, speed.peer) for speed in speeds}
         dials += more
@@ -168,8 +168,9 @@ def _dial(
         return answer
 
     outcome = fleet.together(dial, [host for host, targets in requests.items() if targets])
-    dials = [_as_dial(host, entry) for host, answer in outcome.results.items() for entry in answer["links"]]
-    speeds = [_as_speed(host, entry) for host, answer in outcome.results.items() for entry in answer["speeds"]]
+    answers = [(host, outcome.results[host]) for host in requests if host in outcome.results]
+    dials = [_as_dial(host, entry) for host, answer in answers for entry in answer["links"]]
+    speeds = [_as_speed(host, entry) for host, answer in answers for entry in answer["speeds"]]
     return dials, speeds, dict(outcome.errors)
 
 

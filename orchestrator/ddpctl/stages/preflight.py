@@ -7,6 +7,7 @@ looked at once more on the hosts concerned (their firewalls). The verdicts are p
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,8 @@ from ddpctl.transport.base import Fleet, Transport
 STAGE = "preflight"
 SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
 FREE_PORT_S = 30.0
+FIRST_PORT = 29500
+JOB_SLOTS = 245  # pairs of ports up to 29989, a few left to move on to
 FIREWALL_S = 20.0
 
 
@@ -77,7 +80,7 @@ def run_preflight(
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = subject.targets(hosts, job, nproc)
     want = subject.want(inventory.environment, job, hosts, imports)
-    asked = _ask(checks, targets, want, fleet, tell)
+    asked = _ask(checks, targets, want, inventory.cluster, fleet, tell)
     view = View(targets, want, asked.answers, asked.errors, asked.timings)
     networks = tuple(network for network in map(network_of(view), targets) if network is not None)
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
@@ -100,7 +103,9 @@ def run_preflight(
 # --- round one -------------------------------------------------------------------------------------------------------
 
 
-def _ask(checks: Sequence[Check], targets: Sequence[Target], want: Want, fleet: Fleet, tell: Tell) -> _Asked:
+def _ask(
+    checks: Sequence[Check], targets: Sequence[Target], want: Want, cluster: str, fleet: Fleet, tell: Tell
+) -> _Asked:
     """One call a host answers the questions of all checks; the master also picks the ports."""
     by_name = {target.name: target for target in targets}
     asked = _Asked()
@@ -116,7 +121,7 @@ def _ask(checks: Sequence[Check], targets: Sequence[Target], want: Want, fleet: 
         reply = transport.call("probe", {"questions": judge.as_request(questions)}, timeout=deadline + SLACK_S)
         asked.timings[transport.host] = Timing(start, float(reply["received"]), float(reply["sent"]), time.time())
         if target.name == want.master:
-            asked.ports = _pick_ports(transport, want)
+            asked.ports = _pick_ports(transport, want, cluster)
         return judge.as_answers(reply)
 
     done = 0
@@ -138,10 +143,16 @@ def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     return (network_question(want), versions_question(target))
 
 
-def _pick_ports(transport: Transport, want: Want) -> tuple[int, ...]:
-    """The master port (the job's own, or a free one) and a second free one for the nodes' watch over each other."""
+def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:
+    """The master port (the job's own, or a free one) and a second free one for the nodes' watch over each other.
+
+    A job gets the same ports every time while they are free, two jobs most likely different ones.
+    """
     fixed = [want.master_port] if want.master_port is not None else []
-    reply = transport.call("free_port", {"count": 2 - len(fixed), "avoid": fixed}, timeout=FREE_PORT_S)
+    number = zlib.crc32(f"{cluster}/{want.job or ''}".encode())
+    prefer = fixed[0] + 1 if fixed else FIRST_PORT + 2 * (number % JOB_SLOTS)
+    request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
+    reply = transport.call("free_port", request, timeout=FREE_PORT_S)
     return (*fixed, *(int(port) for port in reply["ports"]))
 
 
