@@ -30,20 +30,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.CallInfo[None], None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Where the lab is required (CI), a lab test that is skipped has failed, whatever the reason."""
-    outcome = yield
-    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
-    expected = hasattr(report, "wasxfail")
-    if (
-        report.skipped
-        and not expected
-        and item.get_closest_marker("lab")
-        and os.environ.get("DDPCTL_REQUIRE_LAB") == "1"
-    ):
+    report = yield
+    required = os.environ.get("DDPCTL_REQUIRE_LAB") == "1" and item.get_closest_marker("lab")
+    if required and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, and DDPCTL_REQUIRE_LAB=1 does not allow it: {report.longrepr}"
+    return report
 
 
 def _labs() -> Iterator[MakeLab]:

@@ -362,6 +362,18 @@ def test_interpreters_are_on_every_host(lab3: Lab, python113: str, python213: st
     assert lab3[1].run([python213, "-c", find]).stdout.startswith("2.13.0")
 
 
+def test_interpreters_in_a_hidden_place_are_shown(
+    make_lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").write_text("text")
+    monkeypatch.setenv("DDPCTL_LAB_CACHE", str(tmp_path))
+    host = make_lab(1)[0]
+    assert host.read(f"{tmp_path}/torch") == "text"
+    assert "Read-only" in host.run(f"echo x > {tmp_path}/torch", check=False).stderr
+    host.reboot()
+    assert host.exists(f"{tmp_path}/torch")
+
+
 # -- the lab itself ------------------------------------------------------------------------------------------------
 
 
