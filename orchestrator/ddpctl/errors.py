@@ -5,7 +5,7 @@
     │   └── InventoryError         2   ... with file, line, column and the path of the key
     ├── PreflightFailed            3   a check found an error; nothing was started
     ├── ConnectError               4   a host could not be reached or refused us
-    │   ├── NameError_             4   the name has no address
+    │   ├── NameUnknown            4   the name has no address
     │   ├── Unreachable            4   no route, refused, timed out, or silent
     │   ├── HostKeyUnknown         4   known_hosts has no key of this host
     │   ├── HostKeyChanged         4   known_hosts has another key of this host
@@ -88,7 +88,7 @@ class ConnectError(DdpctlError):
     exit_code = 4
 
 
-class NameError_(ConnectError):
+class NameUnknown(ConnectError):
     """The host's name has no address."""
 
 

