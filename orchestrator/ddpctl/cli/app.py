@@ -33,6 +33,7 @@ COMMANDS = (
     "attach",
     "kill",
     "fetch",
+    "gc",
     "trust",
     "schema",
 )

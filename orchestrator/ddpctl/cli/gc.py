@@ -1,0 +1,39 @@
+"""``ddpctl gc``: old runs, environments and wheels off the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ddpctl.cli import session
+from ddpctl.render.console import stderr_console
+from ddpctl.render.gc import gc_view
+from ddpctl.render.progress import ProgressView
+from ddpctl.render.push import size
+from ddpctl.stages.gc import KEEP_DAYS, collect
+
+
+def gc(
+    inventory: Path | None = session.InventoryArgument,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would go, and how much it frees."),
+    days: float = typer.Option(KEEP_DAYS, "--days", min=0.0, help="Keep what was used in the last so many days."),
+    yes: bool = typer.Option(False, "-y", "--yes", help="Do not ask."),
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Remove old runs, and the environments and wheels that no run uses. What a live run uses always stays."""
+    where = session.load(inventory, option)
+    with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
+        ask = session.interactive() and not (yes or dry_run or as_json)
+        outcome = collect(where, where.hosts, fleet, view.tell, delete=not (dry_run or ask), days=days)
+        if ask and outcome.bytes:
+            session.print_view(gc_view(outcome))
+            if typer.confirm(f"remove these, {size(outcome.bytes)} in all?", err=True):
+                outcome = collect(where, where.hosts, fleet, view.tell, delete=True, days=days)
+    if as_json:
+        session.print_json(outcome.to_json())
+    else:
+        session.print_view(gc_view(outcome))
+    outcome.raise_for_errors()
+    return 0
