@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.outcome import Cause, NodeStatus, RunStatus, merge_runs, newest, run_state
+from ddpctl.spec.outcome import Cause, NodeStatus, RunStatus, current, merge_runs, newest, run_state
 from ddpctl_worker import contract
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
@@ -92,3 +92,17 @@ def test_statuses_survive_json() -> None:
     status = NodeStatus.from_json(data)
     assert status.cause is not None
     assert Cause.from_json(status.cause.to_json()) == status.cause
+
+
+def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost() -> None:
+    """Host a took part in a newer run and tells of that alone; b tells of the last one that it knows."""
+    runs = merge_runs({"a": [node("2", "a", record={"hosts": ["a"]})], "b": [node("1", "b", "succeeded")]})
+    assert [run.run for run in current(runs)] == ["2"]
+
+
+def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
+    both = [
+        merge_runs({"a": [node(run, "a", state)], "b": [node(run, "b", state)]})[0]
+        for run, state in (("1", "running"), ("2", "failed"), ("3", "killed"))
+    ]
+    assert [run.run for run in current(both)] == ["1", "3"]

@@ -15,7 +15,9 @@ from ddpctl_worker import contract
 
 def ps(
     inventory: Path | None = session.InventoryArgument,
-    everything: bool = typer.Option(False, "-a", "--all", help="Every run, not only the newest of each job and what is not over."),
+    everything: bool = typer.Option(
+        False, "-a", "--all", help="Every run, not only the newest of each job and what is not over."
+    ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:

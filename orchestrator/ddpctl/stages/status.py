@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpctl.errors import HostsFailed, NoSuchJob
-from ddpctl.spec.outcome import RunStatus, merge_runs, newest
+from ddpctl.spec.outcome import RunStatus, current, merge_runs, newest
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
 STATUS_TIMEOUT_S = 20.0
@@ -23,9 +23,13 @@ def ask_runs(fleet: Fleet, job: str | None = None, *, everything: bool = False) 
 
 
 def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus], FleetOutcome[list[dict[str, Any]]]]:
-    """Every run found on the nodes, and the answers they were made from (for the hosts that gave none)."""
+    """The runs found on the nodes, and the answers they were made from (for the hosts that gave none).
+
+    Without ``everything``: those that are not over, and the newest of every job.
+    """
     outcome = ask_runs(fleet, everything=everything)
-    return merge_runs(outcome.results), outcome
+    runs = merge_runs(outcome.results)
+    return runs if everything else current(runs), outcome
 
 
 def find_run(fleet: Fleet, job: str) -> RunStatus:
