@@ -1,0 +1,46 @@
+"""Small programs for jobs. None imports torch: an import takes seconds, and the launcher does it already."""
+
+from __future__ import annotations
+
+# Says all that a process can see of how it was started, as one line of JSON, and ends.
+REPORT = """\
+import json, os, sys
+environ = {k.decode("latin1"): v.decode("latin1") for k, v in os.environb.items()}
+argv = [os.fsencode(arg).decode("latin1") for arg in sys.argv]
+line = json.dumps({"argv": argv, "environ": environ, "cwd": os.getcwdb().decode("latin1")})
+sys.stdout.write(line + "\\n")
+"""
+
+# Goes on until it is told to stop; says a word first.
+SLEEP = """\
+import os, time
+print("rank", os.environ["RANK"], "sleeps", flush=True)
+while True:
+    time.sleep(0.2)
+"""
+
+# Numbered lines, a few thousand a second, until there is a file `enough` in the home of the host.
+NUMBERS = """\
+import os, time
+rank, number = os.environ["RANK"], 0
+while not os.path.exists(os.path.expanduser("~/enough")):
+    for _ in range(20):
+        print(f"rank {rank} number {number}", flush=number % 7 == 0)
+        number += 1
+    time.sleep(0.02)
+print(f"rank {rank} last {number}", flush=True)
+"""
+
+# Neither it nor its children end for anything but SIGKILL; the child has scrubbed its environment and left its session.
+STUBBORN = """\
+import os, signal, subprocess, sys, time
+if len(sys.argv) > 1:
+    os.setsid()
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+print("stays", flush=True)
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, __file__, "child"], env={})
+while True:
+    time.sleep(0.2)
+"""

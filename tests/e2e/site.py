@@ -1,0 +1,207 @@
+"""A user with a folder of code and an inventory of a lab's hosts, and what the hosts' own /proc tells of the jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.lab import Host, Lab, Process
+from tests.lab.command import Ddpctl, Done, Running
+from tests.lab.disk import CHECKOUT
+
+SMALL_SET = ("--data_dir", "synthetic", "--train_size", "960", "--test_size", "200")
+SMALL_NETWORK = ("--width", "8", "--batch_size", "8", "--learning_rate", "0.02")
+    "--data_dir",
+    "synthetic",
+    "--width",
+    "8",
+    "--train_size",
+    "960",
+    "--test_size",
+    "200",
+    "--batch_size",
+    "8",
+    "--learning_rate",
+    "0.02",
+]
+WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-deputy"}
+
+
+class Site:
+    """One place to work from: a home with a key, a folder with code, an inventory. `site("status", "job")` runs."""
+
+    def __init__(self, lab: Lab, ddpctl: Ddpctl, folder: Path, python: str) -> None:
+        self.lab = lab
+        self.ddpctl = ddpctl
+        self.folder = folder
+        self.code = folder / "code"
+        self.code.mkdir(parents=True)
+        self.home = lab.home(re.sub(r"\W", "-", str(folder))[-80:])
+        self.python = python
+        self.hosts: list[dict[str, Any]] = [{"name": host.name, "address": host.address} for host in lab]
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.keys: dict[str, Any] = {"defaults": {"python": python, "slots": 1}}
+
+    @property
+    def inventory(self) -> Path:
+        """Written anew at each use, so that a test may change `hosts`, `jobs` and `keys` at any time."""
+        path = self.folder / "inventory.yaml"
+        data = {"cluster": "lab", **self.keys, "hosts": self.hosts, "jobs": self.jobs}
+        path.write_text(json.dumps(data, indent=1) + "\n")
+        return path
+
+    def only(self, *indices: int) -> Site:
+        """The same with some of the hosts."""
+        self.hosts = [self.hosts[index] for index in indices]
+        return self
+
+    def job(self, name: str, program: str, *args: str, **keys: Any) -> str:
+        """A job that runs a program of Python text; returns its name."""
+        script = str(keys.setdefault("script", f"{name}.py"))
+        (self.code / script).parent.mkdir(parents=True, exist_ok=True)
+        (self.code / script).write_text(program)
+        self.jobs[name] = {"code": "code", "args": list(args), **keys}
+        return name
+
+    def training(self, name: str, *args: str, **keys: Any) -> str:
+        """A job of the training program that ships with ddpctl, on a small synthetic set."""
+        for path in (CHECKOUT / "worker" / "jobs").glob("*.py"):
+            shutil.copy(path, self.code)
+        env = {"OMP_NUM_THREADS": "1"}
+        self.jobs[name] = {"script": "resnet_ddp.py", "code": "code", "args": [*SMALL_SET, *SMALL_NETWORK, *args], "env": env, **keys}
+        return name
+
+    def elsewhere(self, name: str) -> Site:
+        """A second place: another home and folder, and of the inventory the hosts alone."""
+        other = Site(self.lab, self.ddpctl, self.folder.parent / f"{self.folder.name}-{name}", self.python)
+        other.hosts, other.keys = self.hosts, self.keys
+        return other
+
+    def __call__(self, *args: str, timeout: float = 90, **where: Any) -> Done:
+        return self.start(*args, **where).wait(timeout)
+
+    def start(self, *args: str, **where: Any) -> Running:
+        where = {"inventory": self.inventory, "home": self.home, "cwd": self.folder, **where}
+        return self.ddpctl.start(*args, **where)
+
+    def up(self, job: str, *args: str, timeout: float = 120, **where: Any) -> dict[str, Any]:
+        """`up -d --json`: the run's status once every node has confirmed its start."""
+        found: dict[str, Any] = self("up", "--job", job, "-d", "--json", *args, timeout=timeout, **where).ok().json()
+        return found
+
+    def status(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self("status", job, "--json").ok().json()
+        return found
+
+    def wait_for_state(self, job: str, *states: str, timeout: float = 60) -> dict[str, Any]:
+        """The status once the run is in one of these states."""
+        last: dict[str, Any] = {}
+
+        def there() -> bool:
+            last.update(self.status(job))
+            return last["state"] in states
+
+        until(there, timeout, lambda: f"{job} is {last.get('state')}, never {states}: {json.dumps(last)}", pause=0.3)
+        return last
+
+
+def until(
+    done: Callable[[], Any], timeout: float = 30, trouble: Callable[[], str] | str = "", pause: float = 0.05
+) -> Any:
+    """Poll until it is true; returns what it gave."""
+    deadline = time.monotonic() + timeout
+    while not (found := done()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {trouble if isinstance(trouble, str) else trouble()}")
+        time.sleep(pause)
+    return found
+
+
+def running(host: Host) -> list[Process]:
+    """What runs in a host, zombies apart: nothing but its init and sshd is there before and after a job."""
+    return [process for process in host.processes() if process.state not in "ZX"]
+
+
+def of_run(host: Host, run: str) -> list[Process]:
+    """The processes that a run has started there: they carry its id."""
+    return [process for process in running(host) if process.environ.get("DDPCTL_RUN") == run]
+
+
+def ranks(host: Host, run: str) -> dict[int, Process]:
+    """The ranks of a run there, without their children."""
+    found = [process for process in of_run(host, run) if "RANK" in process.environ]
+    pids = {process.pid for process in found}
+    return {int(process.environ["RANK"]): process for process in found if process.ppid not in pids}
+
+
+def launcher(host: Host, run: str) -> Process | None:
+    found = [process for process in of_run(host, run) if "RANK" not in process.environ]
+    pids = {process.pid for process in found}
+    return next((process for process in found if process.ppid not in pids), None)
+
+
+def named(host: Host, name: str) -> Process | None:
+    """A process by its name as the kernel knows it, such as the supervisor `ddpctl-super`."""
+    for process in running(host):
+        try:
+            comm = (host.proc / str(process.pid) / "comm").read_text().strip()
+        except OSError:
+            continue
+        if comm == name[:15]:
+            return process
+    return None
+
+
+def wait_for_ranks(lab: Iterable[Host], run: str, count: int = 1, timeout: float = 60) -> None:
+    """Until every host has so many ranks that are past the exec of their script."""
+
+    def there() -> bool:
+        return all(len(ranks(host, run)) >= count for host in lab)
+
+    until(there, timeout, lambda: f"{[(host.name, [p.argv for p in of_run(host, run)]) for host in lab]}")
+
+
+def assert_nothing_runs(hosts: Iterable[Host], *, within: float = 5.0) -> None:
+    """Of the job, of ddpctl, of anybody: whatever a host runs beside its init and sshd."""
+    left: dict[str, list[tuple[int, Sequence[str]]]] = {}
+
+    def empty() -> bool:
+        left.clear()
+        left.update({host.name: [(one.pid, one.argv) for one in running(host)] for host in hosts if host.running})
+        return not any(left.values())
+
+    until(empty, within, lambda: f"left running: {left}")
+
+
+def one_line(done: Done) -> str:
+    """The last line on stderr that ddpctl itself has written: what failed, where, why, and what to type next."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ddpctl: ")]
+    assert lines, done.stderr
+    return "\n".join(lines)
+
+
+def disk_holds(host: Host, words: Iterable[bytes]) -> list[str]:
+    """The files of a host, on its disk and in its memory, that hold one of the words."""
+    assert host.init
+    root = Path("/proc", str(host.init.pid), "root")
+    places = [host.disk.upper, root / "tmp", root / "dev/shm", root / "run"]
+    return [name for place in places for name in files_with(place, words)]
+
+
+def files_with(folder: Path, words: Iterable[bytes]) -> list[str]:
+    words, found = list(words), []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            if any(word in content for word in words) or any(word in str(path).encode() for word in words):
+                found.append(str(path))
+    return found
+
+
+def json_lines(text: str) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]

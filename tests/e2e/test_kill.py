@@ -1,0 +1,99 @@
+"""Killing a job from a second place: whenever it comes, nothing of the job is left on any host."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.programs import SLEEP, STUBBORN
+from tests.e2e.site import Site, assert_nothing_runs, launcher, one_line, ranks, running, until, wait_for_ranks
+from tests.lab import Host, Lab, Process
+
+
+def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) -> None:
+    job = site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
+    run = site.up(job)
+    port = master_port(lab, run["run"])
+    until(lambda: "epoch 2/" in site("tail", job, "--rank", "0").stdout, 90, pause=0.5)
+    for rank, host in enumerate(lab):
+        own = ranks(host, run["run"])[rank]
+        children = [process for process in running(host) if process.ppid == own.pid]
+        assert len(children) >= 2, children  # the data loader's
+    assert not lab[0].port_free(port)
+
+    other = site.elsewhere("second")
+    kill = other("kill", job, "--json")
+    assert kill.rc == 0, kill.stderr
+    assert_nothing_runs(lab, within=0)
+    assert lab[0].port_free(port)
+    document = kill.json()
+    assert (document["schema"], document["job"], document["run"]) == (1, job, run["run"])
+    assert document["state"] == "killed"
+    assert 0 < document["duration_s"] <= kill.seconds
+    assert [node["host"] for node in document["nodes"]] == [host.name for host in lab]
+    for node in document["nodes"]:
+        assert node["reachable"] is True
+        assert node["survivors"] == []
+        assert node["signalled"] >= 4  # the launcher, the rank, the loader's children
+
+    again = other("kill", job, "--json")
+    assert again.rc == 0
+    assert [node["signalled"] for node in again.json()["nodes"]] == [0, 0, 0]
+    assert again.json()["state"] == "killed"
+    status = other.status(job)
+    assert status["state"] == "killed"
+    assert status["cause"]["reason"] == "killed_by_user"
+
+
+def test_right_after_the_start(site: Site, lab: Lab) -> None:
+    """The launchers are still importing torch."""
+    job = site.job("early", SLEEP, nproc_per_node=4)
+    run = site.up(job)
+    other = site.elsewhere("second")
+    assert other("kill", job).rc == 0
+    assert_nothing_runs(lab, within=0)
+    assert other.status(run["run"])["state"] == "killed"
+
+
+@pytest.mark.parametrize("found", [1, 3])
+def test_while_up_is_still_launching(site: Site, lab: Lab, found: int) -> None:
+    """As soon as the second place can see the run on so many hosts."""
+    job = site.job("launching", SLEEP, nproc_per_node=4)
+    up = site.start("up", "--job", job)
+    until(lambda: sum(bool(by_cookie(host)) for host in lab) >= found, 60, lambda: up.stderr, 0.01)
+    other = site.elsewhere("second")
+    kill = other("kill", job)
+    assert kill.rc == 0, kill.stderr
+    done = up.wait(60)
+    assert done.rc == 1, done.stderr
+    assert_nothing_runs(lab)
+    assert other.status(job)["state"] in ("killed", "failed")
+
+
+def test_who_does_not_obey_is_forced(site: Site, lab: Lab) -> None:
+    site.only(0, 1)
+    job = site.job("stubborn", STUBBORN)
+    run = site.up(job)
+    wait_for_ranks(lab.hosts[:2], run["run"], 1)
+    until(lambda: site("tail", job).stdout.count("stays") == 4, 30, pause=0.3)
+    kill = site("kill", job, "--grace", "1", "--json", timeout=40).ok()
+    assert_nothing_runs(lab, within=0)
+    assert all(node["forced"] >= 2 for node in kill.json()["nodes"])
+
+
+def test_no_such_job(site: Site) -> None:
+    for command in ("kill", "status", "tail", "attach", "fetch"):
+        done = site(command, "never-was")
+        assert done.rc == 7, done.stderr
+        assert done.stdout == ""
+        assert re.fullmatch(r"ddpctl: no job or run 'never-was' on 3 hosts; .*ddpctl ps --all.*", one_line(done))
+
+
+def by_cookie(host: Host) -> list[Process]:
+    return [process for process in running(host) if "DDPCTL_COOKIE" in process.environ]
+
+
+def master_port(lab: Lab, run: str) -> int:
+    found = until(lambda: launcher(lab[0], run))
+    return int(found.argv[found.argv.index("--master_port") + 1])
