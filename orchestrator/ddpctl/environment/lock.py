@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,8 +126,11 @@ def _compile(request: Request, target: Target, backend: str | None, pins: Sequen
         (folder / "constraints.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
         command = [uv.find_uv_bin(), "pip", "compile", "requirements.in", "--constraints", "constraints.txt"]
         command += ["--format", "pylock.toml", "--output-file", "pylock.toml", "--no-header", "--no-annotate"]
-        command += ["--python-version", target.python_version, "--python-platform", target.uv_platform]
+        command += ["--python", sys.executable, "--python-version", target.python_version]
+        command += ["--python-platform", target.uv_platform]
         command += ["--only-binary", ":all:", "--no-sources", "--quiet", "--color", "never"]
+        if request.origins.no_index:
+            command += ["--no-index"]
         if backend is not None:
             command += ["--torch-backend", backend]
         _run(command, folder, request.origins)

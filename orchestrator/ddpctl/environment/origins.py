@@ -42,8 +42,6 @@ class Origins:
             env["UV_INDEX"] = " ".join(self.extra)
         if self.find_links:
             env["UV_FIND_LINKS"] = ",".join(self.find_links)
-        if self.no_index:
-            env["UV_NO_INDEX"] = "1"
         if self.certificates:
             env["SSL_CERT_FILE"] = self.certificates
         return env
