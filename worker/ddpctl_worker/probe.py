@@ -68,11 +68,12 @@ def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[st
     if pid == 0:
         _child(questions, context, writer)
     os.close(writer)
+    broke_off = False
     try:
-        answers = _gather(reader, _deadlines(questions), started)
+        answers, broke_off = _gather(reader, _deadlines(questions), started)
     finally:
         os.close(reader)
-        status = _end(pid)
+        status = _end(pid, broke_off)
     late = time.monotonic() - started
     for question in questions:
         name = question["id"]
@@ -89,8 +90,11 @@ def _deadline(question: Dict[str, Any]) -> float:
     return min(float(question.get("deadline") or DEFAULT_DEADLINE_S), MAX_DEADLINE_S)
 
 
-def _gather(reader: int, deadlines: Dict[str, float], started: float) -> Dict[str, Answer]:
-    """Read answers until all are there or all that are missing are overdue. A late one still counts if others wait."""
+def _gather(reader: int, deadlines: Dict[str, float], started: float) -> "tuple[Dict[str, Answer], bool]":
+    """Read answers until all are there or all that are missing are overdue; True when the child ended before that.
+
+    A late answer still counts while others are waited for.
+    """
     answers: Dict[str, Answer] = {}
     waiting: Set[str] = set(deadlines)
     buffer = b""
@@ -100,26 +104,26 @@ def _gather(reader: int, deadlines: Dict[str, float], started: float) -> Dict[st
             break
         chunk = os.read(reader, 1 << 16)
         if not chunk:
-            break
+            return answers, True
         *lines, buffer = (buffer + chunk).split(b"\n")
         for line in lines:
             name, answer = json.loads(line)
             answers[name] = answer
             waiting.discard(name)
-    return answers
+    return answers, False
 
 
 def _missing(question: Dict[str, Any], status: Optional[int], late: float) -> Answer:
     """The answer in place of one that never came: overdue, or lost with the child."""
     deadline = _deadline(question)
-    if status is not None and late < deadline:
+    if status is not None:
         return _answer(error="the probe process ended without an answer (wait status %d)" % status, seconds=late)
     return _answer(error="no answer within %g s" % deadline, timed_out=True, seconds=late)
 
 
-def _end(pid: int) -> Optional[int]:
+def _end(pid: int, broke_off: bool) -> Optional[int]:
     """Kill the child and everything it started. Its wait status when it had ended by itself, otherwise None."""
-    ended, status = _reap(pid, 0.0)
+    ended, status = _reap(pid, REAP_S if broke_off else 0.0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     if not ended:

@@ -36,7 +36,8 @@ def _kind(error: DdpctlError, kinds: frozenset[str]) -> bool:
 
 
 def _judge_room(view: View) -> Iterable[Finding]:
-    yield from judge_errors("host.disk", lambda error: _kind(error, DISK_KINDS), view)
+    make_room = "make room there, or set `base_dir:` to another disk"
+    yield from judge_errors("host.disk", lambda error: _kind(error, DISK_KINDS), view, make_room)
     wanted = (view.want.free_disk_gb or 0) * GB
     for host, fs in values(view).items():
         free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
@@ -65,7 +66,8 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
 
 
 def _judge_folder(view: View) -> Iterable[Finding]:
-    yield from judge_errors("host.base_dir", lambda error: _kind(error, FOLDER_KINDS), view)
+    own_folder = "set `base_dir:` to a folder of your own that can be written"
+    yield from judge_errors("host.base_dir", lambda error: _kind(error, FOLDER_KINDS), view, own_folder)
     for host, fs in values(view).items():
         if fs["write_error"] and not _full(fs):
             yield Finding(

@@ -173,7 +173,7 @@ def _models(smi: Smi) -> str:
 
 
 def _ask_cuda(target: Target, want: Want) -> Iterable[Question]:
-    return (*nvidia.ask(target, want), *torch.ask_versions(target, want), *torch.ask_import(target, want))
+    return (*nvidia.ask(target, want), *torch.ask_import(target, want))
 
 
 def _judge_cuda(view: View) -> Iterable[Finding]:

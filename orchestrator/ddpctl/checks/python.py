@@ -18,7 +18,8 @@ def _ask(target: Target, want: Want) -> Iterable[Question]:
 
 
 def _judge(view: View) -> Iterable[Finding]:
-    yield from judge_errors("python.version", lambda error: isinstance(error, PythonMissing), view)
+    name_it = "name the interpreter's full path in the inventory (`python:`)"
+    yield from judge_errors("python.version", lambda error: isinstance(error, PythonMissing), view, name_it)
     if view.want.managed:
         return  # the environment brings its own; the node's interpreter only runs the worker
     minors = {host: ".".join(str(part) for part in v["info"][:2]) for host, v in view.values_of(PYTHON).items()}

@@ -30,7 +30,8 @@ def ask_versions(target: Target, want: Want) -> Iterable[Question]:
 
 
 def ask_import(target: Target, want: Want) -> Iterable[Question]:
-    return () if want.managed else (import_question(target),)
+    """The import, and the versions, which tell a torch that fails from one that is not there."""
+    return () if want.managed else (import_question(target), versions_question(target))
 
 
 def versions(view: View) -> dict[str, dict[str, Any]]:

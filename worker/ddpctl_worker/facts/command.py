@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any, Dict, List, Optional
 # Where administrators' tools live; a login over SSH often lacks them in PATH.
 ADMIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OUTPUT_LIMIT = 256 * 1024
+GONE_S = 0.5  # how long a killed program may take to go
 
 
 def find(program: str) -> Optional[str]:
@@ -49,8 +51,8 @@ def run(
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as late:
         timed_out = True
-        process.kill()
         out, err = late.stdout or b"", late.stderr or b""
+        _give_up(process)
     return {
         "code": None if timed_out else process.returncode,
         "stdout": out[:OUTPUT_LIMIT].decode("utf-8", "replace"),
@@ -58,6 +60,16 @@ def run(
         "timed_out": timed_out,
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _give_up(process: "subprocess.Popen[bytes]") -> None:
+    """Kill it and let go of its output; a grandchild may hold that open for ever."""
+    process.kill()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in the kernel stays
+        process.wait(GONE_S)
 
 
 def tool(argv: List[str], timeout: float) -> Optional[Dict[str, Any]]:

@@ -1,0 +1,60 @@
+"""docs/checks.md, made from the catalogue: ``python -m ddpctl.checks.document > docs/checks.md``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from ddpctl.checks.base import Check
+from ddpctl.checks.catalogue import CATALOGUE
+
+LAB = "lab"
+
+_HEAD = """\
+# Preflight checks
+
+Made from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; do not edit.
+
+`ddpctl preflight` runs them all, `--only` and `--skip` take ids (`gpu.xid`) or subjects (`gpu`). An **error** keeps a
+job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong is harmless.
+
+Every check marked *on real hosts* was seen to find its fault, injected for real, on hosts with an sshd, a network and a
+file system of their own. The others were judged on recorded output only.
+"""
+
+
+def page(catalogue: Iterable[Check]) -> str:
+    """The whole page."""
+    checks = tuple(catalogue)
+    rows = [f"| [{check.id}](#{anchor(check)}) | {check.title} | {seen(check)} |" for check in checks]
+    table = "\n".join(["| id | what holds when it is ok | seen |", "|---|---|---|", *rows])
+    recorded = [f"- `{check.id}`: {check.doc.verified}" for check in checks if check.doc.verified != LAB]
+    never = "\n".join(["## Never run on the real thing", "", *recorded])
+    return "\n\n".join([_HEAD.rstrip(), table, never, *(section(check) for check in checks)]) + "\n"
+
+
+def anchor(check: Check) -> str:
+    """The name that a heading of this id gets."""
+    return check.id.replace(".", "")
+
+
+def seen(check: Check) -> str:
+    return "on real hosts" if check.doc.verified == LAB else "recorded output"
+
+
+def section(check: Check) -> str:
+    """One check: cause, symptom as people meet it, fix."""
+    doc = check.doc
+    return "\n\n".join(
+        [
+            f"## {check.id}",
+            f"*{check.title[0].upper()}{check.title[1:]}.*",
+            f"**Cause.** {doc.cause}",
+            f"**Symptom.** {doc.symptom}",
+            f"**Fix.** {doc.fix}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(CATALOGUE))

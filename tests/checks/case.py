@@ -1,0 +1,104 @@
+"""A recorded cluster as a JSON file: what the hosts answered, and what a check must say of it.
+
+why       what the case stands for, in one line
+targets   names, or objects with a Target's fields; left out: node0 and node1
+want      a Want's fields
+answers   host or "*" -> question key -> the value; {"!": text} is an error, {"!timeout": text} a deadline that passed.
+          What stands under "*" holds for every host; a host's own values are laid over it, key by key
+errors    host -> [class of ddpctl.errors, message, kind or null]
+timings   host -> [asked, received, sent, answered]
+findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix}; no others but ok ones
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ddpctl import errors
+from ddpctl.checks.base import Answer, Check, Target, Timing, View, Want
+from ddpctl.checks.judge import questions, verdicts
+from ddpctl.spec.finding import Finding, Severity
+
+CASES = Path(__file__).with_name("cases")
+
+
+def load(path: Path) -> dict[str, Any]:
+    case: dict[str, Any] = json.loads(path.read_text())
+    unknown = set(case) - {"why", "targets", "want", "answers", "errors", "timings", "findings"}
+    assert not unknown, f"{path}: {unknown}"
+    return case
+
+
+def view_of(case: dict[str, Any]) -> View:
+    """The recorded cluster as checks see it."""
+    targets = tuple(_target(rank, one) for rank, one in enumerate(case.get("targets", ["node0", "node1"])))
+    recorded = case.get("answers", {})
+    failed = {host: _error(host, *told) for host, told in case.get("errors", {}).items()}
+    answers = {
+        target.name: {key: _answer(value) for key, value in _over(recorded.get("*", {}), recorded.get(target.name, {}))}
+        for target in targets
+        if target.name not in failed
+    }
+    timings = {host: Timing(*moments) for host, moments in case.get("timings", {}).items()}
+    return View(targets, _want(case.get("want", {})), answers, failed, timings)
+
+
+def findings_of(check: Check, case: dict[str, Any]) -> list[Finding]:
+    """What the check says, without its ok ones."""
+    return [finding for finding in verdicts([check], view_of(case)) if finding.severity is not Severity.OK]
+
+
+def unasked(check: Check, case: dict[str, Any]) -> set[str]:
+    """Recorded answers to questions that the check never asks: a slip in the case."""
+    view = view_of(case)
+    asked = {question.key for target in view.targets for question in questions([check], target, view.want)}
+    return {key for given in view.answers.values() for key in given} - asked
+
+
+def _over(base: dict[str, Any], own: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, _merged(base.get(key), own.get(key, ...))) for key in {**base, **own}]
+
+
+def _merged(base: Any, own: Any) -> Any:
+    if own is ...:
+        return base
+    if isinstance(base, dict) and isinstance(own, dict) and "!" not in own and "!timeout" not in own:
+        return {key: _merged(base.get(key), own.get(key, ...)) for key in {**base, **own}}
+    return own
+
+
+def _answer(value: Any) -> Answer:
+    if isinstance(value, dict) and "!timeout" in value:
+        return Answer(False, error=value["!timeout"], timed_out=True, seconds=20.0)
+    if isinstance(value, dict) and "!" in value:
+        return Answer(False, error=value["!"])
+    return Answer(True, value)
+
+
+def _target(rank: int, given: str | dict[str, Any]) -> Target:
+    keys = {"name": given} if isinstance(given, str) else given
+    filled = {
+        "address": keys["name"],
+        "python": "python3",
+        "base_dir": "~/ddpctl",
+        "nproc": 2,
+        "node_rank": rank,
+    } | keys
+    return Target(**filled)
+
+
+def _want(given: dict[str, Any]) -> Want:
+    tuples = {field.name for field in fields(Want) if "tuple" in str(field.type)}
+    made = {key: tuple(value) if key in tuples else value for key, value in given.items()}
+    if isinstance(made.get("imports"), list):
+        made["imports"] = frozenset(made["imports"])
+    return Want(**made)
+
+
+def _error(host: str, name: str, message: str, kind: str | None = None) -> errors.DdpctlError:
+    made = getattr(errors, name)
+    found: errors.DdpctlError = made(message, host=host, **({"kind": kind} if kind else {}))
+    return found

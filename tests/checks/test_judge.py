@@ -1,0 +1,114 @@
+"""From the catalogue to questions, from answers to findings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl.checks import judge
+from ddpctl.checks.base import Answer, Check, Doc, Question, Target, Timing, View, Want
+from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.compare import differences, groups
+from ddpctl.errors import UsageError
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl_worker import facts
+
+NODES = tuple(Target(name, name, "python3", "~/d", nproc=1, node_rank=rank) for rank, name in enumerate("abc"))
+DOC = Doc("cause", "symptom", "fix")
+
+
+def check(name: str, *asks: Question, found: tuple[Finding, ...] = ()) -> Check:
+    return Check(name, f"title of {name}", lambda target, want: asks, lambda view: found, DOC)
+
+
+def test_only_and_skip_take_ids_and_subjects() -> None:
+    run, out = judge.chosen(CATALOGUE, only=["gpu", "host.disk"], skip=["gpu.xid"])
+    assert "host.disk" in {one.id for one in run}
+    assert "gpu.xid" in {one.id for one in out}
+    assert {one.id.split(".")[0] for one in run} == {"gpu", "host"}
+    assert len(run) + len(out) == len(CATALOGUE)
+
+
+def test_a_misspelt_check_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UsageError, match=r"gpu\.xid"):
+        judge.chosen(CATALOGUE, only=["gpu.xids"])
+
+
+def test_two_checks_share_a_question_with_the_longer_deadline() -> None:
+    asked = judge.questions(
+        [check("a.a", Question("disk", {"path": "/"}, 3.0)), check("b.b", Question("disk", {"path": "/"}, 9.0))],
+        NODES[0],
+        Want(),
+    )
+    assert [(one.key, one.deadline) for one in asked] == [("disk:path='/'", 9.0)]
+
+
+def test_every_question_is_one_the_worker_knows_and_travels_as_json() -> None:
+    want = Want(
+        job="j",
+        script="/x.py",
+        workdir="/w",
+        master="a",
+        master_port=29500,
+        data=("/data",),
+        packages=("numpy",),
+    )
+    asked = judge.questions(CATALOGUE, NODES[0], want)
+    assert {one.name for one in asked} <= set(facts.QUESTIONS)
+    assert json.loads(json.dumps(judge.as_request(asked))) == judge.as_request(asked)
+
+
+def test_a_check_that_finds_nothing_is_ok_once_and_one_left_out_is_skipped() -> None:
+    ask = Question("x")
+    view = View(NODES, Want(), {node.name: {"x": Answer(True, 1)} for node in NODES})
+    found = judge.verdicts([check("a.a", ask)], view, [check("b.b", ask)])
+    assert [(one.check, one.severity) for one in found] == [("a.a", Severity.OK), ("b.b", Severity.SKIPPED)]
+
+
+def test_a_question_without_an_answer_is_a_warning_on_that_host_alone() -> None:
+    view = View(NODES, Want(), {"a": {"x": Answer(True, 1)}, "b": {"x": Answer(False, error="late", timed_out=True)}})
+    found = judge.verdicts([check("a.a", Question("x"))], view)
+    assert [(one.severity, one.host) for one in found] == [(Severity.WARNING, "b")]
+    assert "late" in found[0].message
+
+
+def test_nobody_answered_nothing_is_said() -> None:
+    assert judge.verdicts([check("a.a", Question("x"))], View(NODES, Want(), {})) == ()
+
+
+def test_no_gpu_host_that_answers_nothing_at_all_breaks_any_check() -> None:
+    view = View(NODES, Want(job="j", master="a", master_port=1), {node.name: {} for node in NODES})
+    judge.verdicts(CATALOGUE, view)
+
+
+def test_every_check_survives_a_host_on_which_every_question_fails() -> None:
+    want = Want(job="j", script="/x.py", workdir="/w", master="a", master_port=29500, data=("/d",), packages=("numpy",))
+    failed = Answer(False, error="PermissionError: [Errno 13]")
+    answers = {node.name: {one.key: failed for one in judge.questions(CATALOGUE, node, want)} for node in NODES}
+    found = judge.verdicts(CATALOGUE, View(NODES, want, answers))
+    assert {one.severity for one in found if one.severity is not Severity.OK} <= {Severity.WARNING, Severity.ERROR}
+
+
+@given(st.floats(-1e5, 1e5), st.floats(0, 60), st.floats(0, 30), st.floats(0, 30))
+def test_the_clock_rule_is_right_to_within_its_uncertainty(ahead: float, work: float, out: float, back: float) -> None:
+    start = 1_700_000_000.0
+    timing = Timing(start, start + out + ahead, start + out + work + ahead, start + out + work + back)
+    assert abs(timing.offset - ahead) <= timing.uncertainty + 1e-5
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.sampled_from("xyz"), min_size=1))
+def test_differences_name_each_host_of_a_minority_once(values: dict[str, str]) -> None:
+    found = differences("a.b", values, what="v", severity=Severity.ERROR)
+    parts = groups(values)
+    assert sum(len(hosts) for _, hosts in parts) == len(values)
+    if len(parts) == 1:
+        assert found == []
+    elif len(parts[0][1]) == len(parts[1][1]):
+        assert len(found) == 1
+        assert found[0].host is None
+    else:
+        assert len(found) == len(parts) - 1
+        assert all(one.host is None or len([h for h in values if values[h] == values[one.host]]) == 1 for one in found)
