@@ -55,7 +55,7 @@ def test_without_a_lab(required: str, word: str) -> None:
         "pytest",
         "-p",
         "no:cacheprovider",
-        "tests/lab/test_harness.py",
+        "tests/lab/test_hosts.py",
         "-k",
         "openssh_reaches",
     ]
