@@ -106,7 +106,9 @@ def own(path: str) -> None:
             "choose another `base_dir:`, or give the folder to this account",
         )
     if found.st_mode & 0o022:
-        raise Refusal("unsafe_path", "%s can be written by others" % path, "run `chmod go-w %s` there" % path)
+        raise Refusal(
+            "unsafe_path", "%s can be written by others" % path, "run `chmod go-w` on it, or choose another `base_dir:`"
+        )
 
 
 def receive(size: int) -> bytes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from ddpctl.errors import DdpctlError
 from ddpctl.transport.base import FleetOutcome
 
 T = TypeVar("T")
+_STEP_S = 0.5
 OnDone = Callable[[str, T | DdpctlError], None]
 _Done = tuple[str, T | None, BaseException | None]
 
@@ -45,13 +47,20 @@ def _work(
             done.put((host, None, error))
 
 
+def _next(done: queue.SimpleQueue[_Done[T]]) -> _Done[T]:
+    """The next host that is done. Waits in short steps: a signal may have gone to another thread."""
+    while True:
+        with suppress(queue.Empty):
+            return done.get(timeout=_STEP_S)
+
+
 def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done: OnDone[T] | None) -> FleetOutcome[T]:
     """Wait for every host; results and errors in the order of ``hosts``."""
     results: dict[str, T] = {}
     errors: dict[str, DdpctlError] = {}
     bug: BaseException | None = None
     for _ in hosts:
-        host, result, error = done.get()
+        host, result, error = _next(done)
         if isinstance(error, DdpctlError):
             error.host = error.host or host
             errors[host] = error

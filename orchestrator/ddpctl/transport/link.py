@@ -10,14 +10,15 @@ import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
+from ddpctl.transport.connection import Connection
 from ddpctl.transport.dial import Dropped, silent
 from ddpctl.transport.limits import CHANNEL_S, CHANNELS, FIRST_BYTE_S, POLL_S
-from ddpctl.transport.login import Connection, hang_up
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 
 _READ = 1 << 21  # everything that is there: a partial read would move the rest
 _WRITE = 32_000  # fits into one packet
+_ALONE_RETRIES, _ALONE_PAUSE_S = 5, 0.1  # sshd takes a moment to count a session as ended
 _OPEN_FAILED_CONNECT = 2  # RFC 4254: SSH_OPEN_CONNECT_FAILED
 _OPEN_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
 
@@ -68,16 +69,22 @@ class Link:
             LinkLost: the connection is dead; nothing was run. RemoteError: the server opens no session.
         """
         until = time.monotonic() + timeout
+        alone = 0
         while True:
             if not self._slots.take(max(0.0, until - time.monotonic())):
                 raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind="busy")
             try:
                 return ChannelPipe(self, self._slots, self._session(line))
             except paramiko.ChannelException as error:
-                others = self._slots.shrink()
+                alone += not self._slots.shrink()
                 self._slots.give()
-                if not others:
-                    raise RemoteError(f"sshd opens no session: {error.text}", kind="no_session") from None
+                if alone > _ALONE_RETRIES or time.monotonic() > until:
+                    raise RemoteError(
+                        f"sshd opens no session ({error.text})",
+                        kind="no_session",
+                        hint="raise MaxSessions in sshd_config there, or see its log",
+                    ) from None
+                time.sleep(_ALONE_PAUSE_S)
             except BaseException:
                 self._slots.give()
                 raise
@@ -150,7 +157,7 @@ class Link:
         return LinkLost(f"the connection is lost{detail}", hint="check the host and the network to it")
 
     def close(self) -> None:
-        hang_up(self._connection)
+        self._connection.hang_up()
 
 
 class ChannelPipe:

@@ -6,12 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import paramiko
 
 from ddpctl.errors import AuthRefused, ConnectError, HostKeyChanged, HostKeyUnknown, LinkLost, Unreachable
+from ddpctl.transport.connection import Connection
 from ddpctl.transport.dial import Dropped
 from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.known_hosts import Key, KnownHosts, Verdict, entry_name, order
@@ -25,12 +25,6 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 JudgeKey = Callable[[Hop, Key], None]
-
-
-class Connection(paramiko.Transport):
-    """paramiko's, but an idle one wakes up once a second, not ten times: hundreds of them are held open."""
-
-    _active_check_timeout = 1.0
 
 
 def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = None) -> Connection:
@@ -57,7 +51,7 @@ def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = N
         key = Key(shown.get_name(), shown.asbytes())
         (judge or trusted(known))(hop, key)
     except BaseException:
-        hang_up(connection)
+        connection.hang_up()
         raise
     return connection
 
@@ -165,11 +159,3 @@ def _ended_in_login(hop: Hop, tried: list[str], error: Exception) -> ConnectErro
     return LinkLost(
         f"{hop.where} hung up during the login ({error or type(error).__name__})", hint="see the log of sshd there"
     )
-
-
-def hang_up(connection: Connection) -> None:
-    """End a connection at once; harmless twice."""
-    with suppress(OSError, EOFError, paramiko.SSHException):  # it may not be connected any more
-        connection.sock.shutdown(2)  # wakes the thread that reads, closing alone does not
-    connection.close()
-    connection.sock.close()
