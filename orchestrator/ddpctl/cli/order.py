@@ -14,7 +14,8 @@ from ddpctl.cli import session
 from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.plan import CodeRef, Facts, Identity, Plan, make_plan
+from ddpctl.spec.plan import CodeRef, Facts, Identity, Plan
+from ddpctl.spec.planning import make_plan
 from ddpctl.spec.script import ScriptFacts
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.up import Wanted

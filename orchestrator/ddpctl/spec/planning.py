@@ -1,0 +1,287 @@
+"""From an inventory, a job and what the nodes told to the plan of a run. Pure: nothing it is given is changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.errors import UsageError
+from ddpctl.spec.command import Command
+from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
+from ddpctl.spec.plan import CodeRef, Facts, Identity, NodeFacts, NodePlan, Plan
+from ddpctl_worker import contract
+
+AUTO = "auto"
+LAUNCH = "torch.distributed.launch"
+RUN = "torch.distributed.run"
+DEFAULT_ETCD_PORT = 2379
+_LITERAL_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}\Z")
+
+
+def make_plan(
+    inventory: Inventory,
+    job: JobSpec,
+    hosts: Sequence[Host],
+    identity: Identity,
+    *,
+    facts: Facts | None = None,
+    code: CodeRef | None = None,
+    local_rank_arg: str | None = None,
+    secret_names: Sequence[str] = (),
+    nproc: int | None = None,
+) -> Plan:
+    """The plan of ``job`` on ``hosts`` (node rank order, the master first).
+
+    ``local_rank_arg`` is how the job's script wants its local rank ("--local_rank", "--local-rank" or None), as read
+    from the script; the job file's own word wins over it. ``nproc`` overrides processes per node.
+
+    Raises:
+        UsageError: the job cannot be planned on these hosts (no hosts, old launchers with uneven slots, ...).
+    """
+    if not hosts:
+        raise UsageError(f"job {job.name} has no hosts", hint="name at least one under `hosts:`")
+    facts = facts or Facts()
+    counts = {host.name: _processes(host, job, facts.node(host.name), nproc) for host in hosts}
+    _refuse_uneven_on_old_launchers(hosts, counts, facts)
+    master = hosts[0]
+    port = job.master_port if isinstance(job.master_port, int) else facts.master_port
+    if port is None and job.rendezvous == "etcd-v2":
+        port = DEFAULT_ETCD_PORT
+    launcher = _launcher(job, [facts.node(host.name) for host in hosts])
+    shared = _Shared(
+        job=job,
+        run=identity.run,
+        nnodes=len(hosts),
+        master_addr=_address(master, facts.node(master.name), alone=len(hosts) == 1),
+        master_port=port,
+        launcher=launcher,
+        local_rank_arg=local_rank_arg,
+        secret_names=tuple(secret_names),
+    )
+    nodes, first_rank = [], 0
+    for node_rank, host in enumerate(hosts):
+        count = counts[host.name]
+        nodes.append(_node(shared, host, node_rank, count, first_rank, facts.node(host.name)))
+        first_rank += count or 0
+    known = all(count is not None for count in counts.values())
+    return Plan(
+        job=job.name,
+        run=identity.run,
+        cluster=inventory.cluster,
+        nodes=tuple(nodes),
+        master=master.name,
+        master_addr=shared.master_addr,
+        master_port=port,
+        gang_port=facts.gang_port,
+        world_size=first_rank if known else None,
+        launcher=launcher,
+        rendezvous=job.rendezvous,
+        code=code,
+        outputs=tuple(job.outputs),
+        timeouts=_timeouts(job),
+        user=identity.user,
+        controller=identity.controller,
+        created=identity.created,
+        open_questions=_open_questions(nodes, port),
+    )
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What is the same on every node of a plan."""
+
+    job: JobSpec
+    run: str
+    nnodes: int
+    master_addr: str
+    master_port: int | None
+    launcher: str
+    local_rank_arg: str | None
+    secret_names: tuple[str, ...]
+
+
+def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None) -> int | None:
+    """How many processes a node runs: the command line, then the job, then the host, then its GPUs, then one."""
+    for wish in (override, job.nproc_per_node, host.slots):
+        if isinstance(wish, int):
+            return wish
+    if facts.gpus is None:
+        return None
+    return max(1, facts.gpus)
+
+
+def torch_release(version: str | None) -> tuple[int, int] | None:
+    """(major, minor) of a torch version string such as ``1.8.1+cu111``; None when it has no such form."""
+    match = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _is_old(facts: NodeFacts) -> bool:
+    """torch 1.8 and older: its launcher has no agent, no ``${local_rank}`` and counts ranks as nnodes x nproc."""
+    release = torch_release(facts.torch)
+    return release is not None and release <= (1, 8)
+
+
+def _refuse_uneven_on_old_launchers(hosts: Sequence[Host], counts: Mapping[str, int | None], facts: Facts) -> None:
+    old = [host.name for host in hosts if _is_old(facts.node(host.name))]
+    if old and len(set(counts.values())) > 1:
+        raise UsageError(
+            f"torch {facts.node(old[0]).torch} cannot run a different number of processes per node (it would count "
+            f"nodes x processes and hang)",
+            host=old[0],
+            hint="set one nproc_per_node for the job, or use torch 1.9 or newer",
+        )
+
+
+def _launcher(job: JobSpec, nodes: Sequence[NodeFacts]) -> str:
+    """`launch` works from torch 1.6 to today; `run` where a torch has lost it, and always for elastic rendezvous."""
+    if job.rendezvous != "static" or job.launcher == "torchrun":
+        return RUN
+    if job.launcher == AUTO and any(node.has_launch is False for node in nodes):
+        return RUN
+    return LAUNCH
+
+
+def _address(host: Host, facts: NodeFacts, *, alone: bool = False) -> str:
+    """The address that the other nodes use for this one.
+
+    Never a name: a name may resolve differently on every node (or to a loopback address on its own).
+    """
+    address = host.fabric_address or facts.fabric_address
+    if address:
+        return address
+    if host.connection == "local" or alone:
+        return "127.0.0.1"
+    return host.address if _LITERAL_IPV4.match(host.address) else AUTO
+
+
+def _node(
+    shared: _Shared, host: Host, node_rank: int, nproc: int | None, first_rank: int, facts: NodeFacts
+) -> NodePlan:
+    address = _address(host, facts, alone=shared.nnodes == 1)
+    interface = host.interface or facts.interface
+    env, tokens = _environment(shared, host, interface, nproc, facts)
+    argv = (facts.python or host.python, "-m", shared.launcher, *_launcher_args(shared, node_rank, nproc, address))
+    argv += (*_script_args(shared, facts),)
+    return NodePlan(
+        host=host.name,
+        node_rank=node_rank,
+        nproc=nproc,
+        ranks=tuple(range(first_rank, first_rank + (nproc or 0))),
+        address=address,
+        interface=interface,
+        command=Command(argv=argv, env=env, cwd=shared.job.workdir or contract.CODE_DIR_TOKEN),
+        token_env=tokens,
+        secret_names=shared.secret_names,
+    )
+
+
+def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: str) -> list[str]:
+    """The launcher's own options, in the underscore spelling that torch 1.6 and today's both take."""
+    per_node = AUTO if nproc is None else str(nproc)
+    port = AUTO if shared.master_port is None else str(shared.master_port)
+    if shared.job.rendezvous == "static":
+        args = ["--nnodes", str(shared.nnodes), "--node_rank", str(node_rank), "--nproc_per_node", per_node]
+        return [*args, "--master_addr", shared.master_addr, "--master_port", port]
+    elastic = shared.job.elastic
+    nnodes = f"{elastic.min_nodes}:{elastic.max_nodes}" if elastic else str(shared.nnodes)
+    args = ["--nnodes", nnodes, "--nproc_per_node", per_node]
+    if elastic:
+        args += ["--max_restarts", str(elastic.max_restarts)]
+    args += ["--rdzv_backend", shared.job.rendezvous, "--rdzv_endpoint", f"{shared.master_addr}:{port}"]
+    args += ["--rdzv_id", shared.run]
+    # Without it c10d publishes the node's FQDN as MASTER_ADDR, which breaks without DNS.
+    args += ["--local_addr", address]
+    if shared.job.rendezvous == "c10d":
+        # c10d guesses who hosts the store by comparing names; the plan knows.
+        args += ["--rdzv_conf", f"is_host={1 if node_rank == 0 else 0}"]
+    return args
+
+
+def _script_args(shared: _Shared, facts: NodeFacts) -> list[str]:
+    """``--use_env -- SCRIPT ARGS``: ``--`` keeps a script's ``--n`` from being read as the launcher's ``--nnodes``."""
+    job = shared.job
+    old = _is_old(facts)
+    style = _local_rank_style(job, shared.local_rank_arg or facts.local_rank_arg)
+    words: list[str] = []
+    if shared.launcher == LAUNCH and not (old and style):
+        words.append("--use_env")  # else the launcher appends its own spelling of the local rank
+    if job.module:
+        words.append("--module")
+    program = job.module or job.script or ""
+    words += ["--", _escaped(program, old)]
+    if style and not old:
+        words.append(f"{style}=${{local_rank}}")
+    return [*words, *(_escaped(arg, old) for arg in job.args)]
+
+
+def _local_rank_style(job: JobSpec, found: str | None) -> str | None:
+    """The job file's word, or what was read from the script."""
+    wish = job.local_rank_arg
+    if wish == AUTO:
+        return found
+    return None if wish in ("none", None) else wish
+
+
+def _escaped(arg: str, old: bool) -> str:
+    """``$`` doubled, since the launcher runs every argument through string.Template (torch 1.9 and newer)."""
+    return arg if old else arg.replace("$", "$$")
+
+
+def _environment(
+    shared: _Shared, host: Host, interface: str | None, nproc: int | None, facts: NodeFacts
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables a node's launcher gets; the names whose values hold a token come second."""
+    env: dict[str, str] = {}
+    if interface:
+        env["NCCL_SOCKET_IFNAME"] = interface
+        env["GLOO_SOCKET_IFNAME"] = interface
+    if facts.cores is not None and nproc:
+        env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
+    env.update(_mended_defaults(facts, nproc))
+    env.update(host.env)
+    env.update(shared.job.env)
+    for name in shared.secret_names:
+        env.pop(name, None)  # the secret's own value wins
+    env[contract.ENV_JOB] = shared.job.name
+    env[contract.ENV_RUN] = shared.run
+    env[contract.ENV_RUN_DIR] = contract.RUN_DIR_TOKEN
+    env[contract.ENV_OUTPUT_DIR] = contract.OUTPUT_DIR_TOKEN
+    # torchrun leaves a folder in /tmp at every run unless it is given one.
+    env["PET_LOG_DIR"] = f"{contract.RUN_DIR_TOKEN}/torchelastic"
+    return env, (contract.ENV_RUN_DIR, contract.ENV_OUTPUT_DIR, "PET_LOG_DIR")
+
+
+def _mended_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
+    """torch 1.9 to 1.13 cannot launch on Python 3.11 and newer with its own defaults for redirects and tee.
+
+    Iterating an IntFlag leaves out its zero there, so the launcher turns "nothing" into None and fails. Naming a local
+    rank that does not exist gives it a map instead; it takes one digit only, so a node with ten or more is left alone.
+    """
+    release = torch_release(facts.torch)
+    if release is None or not (1, 9) <= release < (2, 0) or (nproc or 1) > 9:
+        return {}
+    return {"PET_REDIRECTS": "9:1", "PET_TEE": "9:1"}
+
+
+def _timeouts(job: JobSpec) -> dict[str, Any]:
+    silence = job.timeouts.silence
+    return {
+        "start": job.timeouts.start,
+        "stop": job.timeouts.stop,
+        "silence": SILENCE_WARNING_S if silence is None else silence,
+        "silence_enforced": silence is not None,
+    }
+
+
+def _open_questions(nodes: Sequence[NodePlan], port: int | None) -> tuple[str, ...]:
+    """What a dry run cannot know, in words."""
+    words = [f"{node.host}: processes per node (auto: its GPUs, or 1)" for node in nodes if node.nproc is None]
+    words += [f"{node.host}: fabric address (found by preflight)" for node in nodes if node.address == AUTO]
+    words += [f"{node.host}: interface (the one that owns {node.address})" for node in nodes if not node.interface]
+    if port is None:
+        words.append(f"{nodes[0].host}: master port (auto: a free port picked at launch)")
+    return tuple(words)
