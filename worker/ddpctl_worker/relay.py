@@ -38,7 +38,8 @@ class Relay:
         self._places = threading.Semaphore(MAX_CONNECTIONS)
         self.sent = 0
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def close(self) -> None:
         self._closed.set()
@@ -48,7 +49,13 @@ class Relay:
                     # Below TLS: the thread that uses the connection finds it ended, whatever it is at.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
+        self._acceptor.join(5.0)
+
     def _accept(self) -> None:
+        with self._listener:
+            self._accept_all()
+
+    def _accept_all(self) -> None:
         while not self._closed.is_set():
             try:
                 sock, _ = self._listener.accept()

@@ -221,15 +221,20 @@ class Part:
 
     def keep(self) -> None:
         """Let go of it, so that a later transfer goes on from here. Harmless after ``commit``."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._fd >= 0 and not self.done:
+            self.drop()
+        self._close()
 
     def drop(self) -> None:
         """Remove it."""
         if self._fd >= 0:
             os.unlink(self.path)
-            self.keep()
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _create(folder: str, sha256: str) -> Tuple[str, int]:

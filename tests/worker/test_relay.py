@@ -1,0 +1,231 @@
+"""Who may talk to a node that hands files on: the nodes of its own run, and nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpctl.environment.certs import Credentials, new_credentials
+from ddpctl_worker import relaywire
+from ddpctl_worker.relay import Relay
+from ddpctl_worker.shelf import Shelf
+from ddpctl_worker.store import Part
+
+DATA = os.urandom(700_000)
+HASH = hashlib.sha256(DATA).hexdigest()
+OURS, OTHER = new_credentials(), new_credentials()
+
+
+def client(credentials: Credentials, folder: Path) -> ssl.SSLContext:
+    return relaywire.context(credentials.certificate, credentials.key, str(folder), False)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    part = Part(str(tmp_path), HASH, len(DATA))
+    part.write(DATA)
+    part.commit()
+    made = Shelf(str(tmp_path), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def relay(shelf: Shelf, tmp_path: Path) -> Iterator[Relay]:
+    made = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
+    yield made
+    made.close()
+
+
+def fetch(port: int, tls: ssl.SSLContext, request: dict[str, object]) -> bytes:
+    """Everything that a request brings."""
+    sock = relaywire.connect(("127.0.0.1", port), tls)
+    got = b""
+    try:
+        relaywire.send_line(sock, request)
+        reader = relaywire.ChunkReader(sock)
+        while True:
+            data, _ = reader.read()
+            if data is None:
+                break
+            got += data
+    except relaywire.PeerGone:
+        pass
+    finally:
+        sock.close()
+    return got
+
+
+def test_a_node_of_the_run_gets_the_file_from_any_offset(relay: Relay, tmp_path: Path) -> None:
+    request = {"to": "me", "files": [[HASH, 123_456]]}
+    assert fetch(relay.port, client(OURS, tmp_path), request) == DATA[123_456:]
+
+
+def test_another_runs_certificate_gets_nothing(relay: Relay, tmp_path: Path) -> None:
+    with pytest.raises((OSError, AssertionError)):
+        assert fetch(relay.port, client(OTHER, tmp_path), {"to": "me", "files": [[HASH, 0]]})
+    assert relay.sent == 0
+
+
+def test_one_who_trusts_us_but_shows_another_certificate_gets_nothing(relay: Relay, tmp_path: Path) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False
+    tls.verify_mode = ssl.CERT_NONE
+    pair = tmp_path / "pair.pem"
+    pair.write_text(OTHER.certificate + OTHER.key)
+    for show in (False, True):
+        if show:
+            tls.load_cert_chain(pair)
+        try:
+            got = fetch(relay.port, tls, {"to": "me", "files": [[HASH, 0]]})
+        except OSError:
+            got = b""
+        assert got == b""
+    assert relay.sent == 0
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, os.urandom(5000), b"SSH-2.0-x\r\n", b""],
+    ids=["http", "zeros", "random", "ssh", "nothing"],
+)
+def test_junk_gets_nothing_and_harms_nobody(relay: Relay, tmp_path: Path, junk: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock:
+        sock.sendall(junk)
+        sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(10)
+        got = b""
+        try:
+            while piece := sock.recv(4096):
+                got += piece
+        except ConnectionResetError:
+            pass
+    assert len(got) < 100  # a TLS alert at most
+    assert DATA[:64] not in got
+    assert fetch(relay.port, client(OURS, tmp_path), {"to": "me", "files": [[HASH, 0]]}) == DATA
+    assert relay.sent == len(DATA)
+
+
+def test_strangers_who_only_connect_do_not_keep_the_nodes_out(relay: Relay, tmp_path: Path) -> None:
+    idle = [socket.create_connection(("127.0.0.1", relay.port)) for _ in range(30)]
+    try:
+        assert fetch(relay.port, client(OURS, tmp_path), {"to": "me", "files": [[HASH, 0]]}) == DATA
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def test_a_client_does_not_take_files_from_a_stranger(tmp_path: Path, shelf: Shelf) -> None:
+    false = Relay(shelf, relaywire.context(OTHER.certificate, OTHER.key, str(tmp_path), True), "me", [0])
+    try:
+        with pytest.raises(ssl.SSLError):
+            relaywire.connect(("127.0.0.1", false.port), client(OURS, tmp_path))
+    finally:
+        false.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"to": "somebody else", "files": [[HASH, 0]]},
+        {"to": "me", "files": [["../../etc/passwd", 0]]},
+        {"to": "me", "files": [["0" * 64, 0]]},
+        {"to": "me", "files": "x"},
+        {"to": "me"},
+        {"to": "me", "files": [[HASH, -5]]},
+        {"to": "me", "files": [[HASH, len(DATA) + 5]]},
+    ],
+)
+def test_a_request_for_anything_else_brings_nothing(relay: Relay, tmp_path: Path, request_: dict[str, object]) -> None:
+    assert fetch(relay.port, client(OURS, tmp_path), request_) == b""
+
+
+def test_the_key_is_written_to_no_disk(tmp_path: Path, shelf: Shelf) -> None:
+    before = set(tmp_path.rglob("*"))
+    relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_growing_file_is_served_while_it_grows(tmp_path: Path) -> None:
+    base = tmp_path / "growing"
+    shelf = Shelf(str(base), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    relay = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
+    item = shelf.items[HASH]
+    try:
+        sock = relaywire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
+        relaywire.send_line(sock, {"to": "me", "files": [[HASH, 0]]})
+        reader = relaywire.ChunkReader(sock)
+        got = b""
+        for start in range(0, len(DATA), 100_000):
+            shelf.append(item, DATA[start : start + 100_000])
+            while len(got) < min(start + 100_000, len(DATA)):
+                data, watermark = reader.read()
+                assert data is not None
+                got += data
+                assert watermark >= len(got)
+        shelf.finish(item)
+        assert got == DATA
+        sock.close()
+    finally:
+        relay.close()
+        shelf.close()
+
+
+def test_a_reader_hears_of_a_file_that_will_not_go_on(tmp_path: Path) -> None:
+    shelf = Shelf(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    relay = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
+    try:
+        sock = relaywire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
+        relaywire.send_line(sock, {"to": "me", "files": [[HASH, 0]]})
+        shelf.append(shelf.items[HASH], DATA[:1000])
+        reader = relaywire.ChunkReader(sock)
+        assert reader.read()[0] == DATA[:1000]
+        shelf.fail()
+        assert reader.read()[0] is None
+        sock.close()
+    finally:
+        relay.close()
+        shelf.close()
+
+
+def test_a_file_that_came_changed_starts_from_scratch_for_its_readers_too(tmp_path: Path) -> None:
+    shelf = Shelf(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    item = shelf.items[HASH]
+    shelf.append(item, b"\0" * len(DATA))
+    fd, generation = shelf.open(item)
+    assert fd is not None
+    os.close(fd)
+    with pytest.raises(Exception, match="SHA-256"):
+        shelf.finish(item)
+    assert (item.done, item.complete) == (0, False)
+    assert shelf.wait(item, 0, generation, 0.1) is None
+    shelf.append(item, DATA)
+    shelf.finish(item)
+    assert item.complete
+    shelf.close()
+
+
+def test_silence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that accepts and never says a word: not even a sign of life."""
+    monkeypatch.setattr(relaywire, "SILENT_S", 0.5)
+    tls = relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held: list[ssl.SSLSocket] = []
+        accept = threading.Thread(target=lambda: held.append(tls.wrap_socket(listener.accept()[0], server_side=True)))
+        accept.start()
+        sock = relaywire.connect(listener.getsockname(), client(OURS, tmp_path))
+        accept.join()
+        begun = time.monotonic()
+        with pytest.raises(relaywire.PeerGone, match="silent"):
+            relaywire.ChunkReader(sock).read()
+        assert time.monotonic() - begun < 10
+        sock.close()
+        held[0].close()
