@@ -49,7 +49,7 @@ class Evidence(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A cause in the contract's fields, less host and time; ``victim``: another node's failure brought this one down."""
+    """A cause in the contract's fields, less host and time; ``victim``: another node's failure brought it about."""
 
     rank: Optional[int]
     exit_code: Optional[int]

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ddpctl_worker import processes
+from ddpctl_worker import processes, record
 from ddpctl_worker.burial import Burial, bury
 from ddpctl_worker.paths import RunPaths
 
@@ -42,7 +42,7 @@ class Deputy:
         try:
             child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, close_fds=True)
         except OSError as error:
-            sys.stderr.write("no deputy: %s\n" % error)
+            record.note("no deputy: %s" % error)
             return
         assert child.stdin is not None
         me = processes.identify(os.getpid())

@@ -12,12 +12,13 @@ import math
 import os
 import threading
 import time
+import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.record import boottime
+from ddpctl_worker.record import boottime, note
 
 BEAT_S = 1.0
 LEAVE_S = 5.0  # how long a goodbye waits for its answer
@@ -88,9 +89,7 @@ class Gang:
         try:
             self._loop()
         except Exception:
-            import traceback
-
-            traceback.print_exc()  # supervisor.log; the run goes on without a gang
+            note("the run goes on without a gang: %s" % traceback.format_exc())
 
     def _decided(self, verdict: Outcome) -> None:
         self.verdict = verdict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import sys
 import time
 from typing import Any, Dict, List, Optional
 
@@ -14,6 +13,7 @@ from ddpctl_worker.council import Council
 from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import HubWire, Stranger
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.record import note
 
 GREETING_S = 5.0  # whoever has not proved the key by then is thrown out
 MAX_STRANGERS = 64
@@ -114,7 +114,7 @@ class HubGang(Gang):
             listener.close()
             if str(error) != self._told_why:
                 self._told_why = str(error)
-                sys.stderr.write("gang: cannot listen on %s port %d: %s\n" % (*self.address, error))
+                note("gang: cannot listen on %s port %d: %s" % (*self.address, error))
             return
         listener.setblocking(False)
         self._listener = listener
@@ -162,7 +162,7 @@ class HubGang(Gang):
         try:
             messages = line.wire.feed(data)
         except Stranger as error:
-            sys.stderr.write("gang: a connection was closed: %s\n" % error)
+            note("gang: a connection was closed: %s" % error)
             self._drop(line)
             return
         if line.wire.reply:

@@ -7,6 +7,7 @@ Killed with SIGKILL, the supervisor leaves its whole tree to the guardian, which
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import sys
 import traceback
 from typing import Any, Dict
 
-from ddpctl_worker import processes
+from ddpctl_worker import processes, record
 from ddpctl_worker.burial import Burial, bury
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.supervisor import Supervisor
@@ -97,15 +98,15 @@ def _supervise(order: Dict[str, Any], guardian: processes.Identity, guard: int, 
         processes.set_name("ddpctl-super")
         supervisor = Supervisor(order, guardian, guard)
         refused = supervisor.start()
-        os.write(reply, json.dumps({"refused": refused}).encode("ascii"))
+        with contextlib.suppress(BrokenPipeError):  # the starter was killed meanwhile; the run is started all the same
+            os.write(reply, json.dumps({"refused": refused}).encode("ascii"))
         os.close(reply)
         for secret in ("env", "gang_key"):
             order.pop(secret, None)
         supervisor.supervise()
         code = 0
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        record.note(traceback.format_exc())
     finally:
         os._exit(code)
 

@@ -54,6 +54,7 @@ class Writer:
     ) -> None:
         self._folder, self._pulse = folder, pulse
         self._segment, self._total, self._stall = segment, max(total, 2 * segment), stall
+        self._chunk = min(1 << 20, segment // 4)  # bytes of one write
         self._cond = threading.Condition()
         self._queue: List[Tuple[bytes, int]] = []
         self._queued = 0
@@ -121,7 +122,7 @@ class Writer:
         for blob, _ in batch:
             pending.append(blob)
             size += len(blob)
-            if size >= 1 << 20:
+            if size >= self._chunk:
                 self._append(b"".join(pending))
                 pending, size = [], 0
         if pending:

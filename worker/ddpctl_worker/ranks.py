@@ -39,10 +39,10 @@ def find(launcher: int) -> List[Rank]:
     return [found[rank] for rank in sorted(found)]
 
 
-def tree(launcher: int, limit: int = 4096) -> List[List[int]]:
-    """[pid, start] of the launcher and everything below it."""
+def tree(root: int, limit: int = 4096) -> List[List[int]]:
+    """[pid, start] of ``root`` and everything below it."""
     found: List[List[int]] = []
-    todo = [launcher]
+    todo = [root]
     while todo and len(found) < limit:
         pid = todo.pop()
         one = read_stat(pid)

@@ -24,6 +24,12 @@ def now_iso() -> str:
     return iso(time.time())
 
 
+def note(text: str) -> None:
+    """A line for supervisor.log. Never raises: the disk it would go to may be full."""
+    with contextlib.suppress(OSError):
+        os.write(2, ("%s %s\n" % (now_iso(), text)).encode("utf-8", "backslashreplace"))
+
+
 def iso(seconds: float) -> str:
     """A wall-clock time as ISO 8601 in UTC, milliseconds."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

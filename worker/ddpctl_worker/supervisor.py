@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import signal
-import sys
 import time
 from typing import Any, Dict, List, Optional
 
@@ -51,6 +50,7 @@ class Supervisor:
         self._ranks: Dict[int, ranks.Rank] = {}  # by local rank
         self._tree: List[List[int]] = []
         self._scan_at = 0.0
+        self._unsaved = False  # the disk was full when the state changed
         self._started = record.now_iso()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
@@ -167,7 +167,8 @@ class Supervisor:
         self._scan_ranks()
         self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
         if self._ranks and self.state == STARTING:
-            self.state = RUNNING
+            self.state, self._unsaved = RUNNING, True
+        if self._unsaved:
             self._save_state()
         if self.state != STARTING:
             self._save_tree()
@@ -323,8 +324,8 @@ class Supervisor:
 
     def _save_tree(self) -> None:
         """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""
-        assert self.launcher is not None
-        found = ranks.tree(self.launcher.pid)
+        mine = {os.getpid(), *self._deputy.pids()}
+        found = [one for one in ranks.tree(os.getpid()) if one[0] not in mine]  # orphans too: they are adopted here
         if found != self._tree:
             self._tree = found
             listed = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
@@ -345,10 +346,12 @@ class Supervisor:
         }
         try:
             record.write_json(self.paths.state, value)
+            self._unsaved = False
         except OSError as error:
             if self.state == STARTING:
                 raise
-            sys.stderr.write("state not saved: %s\n" % error)
+            record.note("state not saved: %s" % error)
+            self._unsaved = True
 
     def _watch_fd(self, fd: int, on: bool) -> None:
         if on:

@@ -1,0 +1,195 @@
+"""From a rank's print to the reader's line, through real processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker.node import Node, eventually
+
+
+def test_lines_carry_rank_and_stream(node: Node) -> None:
+    run = node.start(
+        "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', os.environ['RANK'], file=sys.stderr)",
+        node.record(ranks=[4, 5], node_rank=2),
+    )
+    node.wait_state(run)
+    found = {(one["rank"], one["stream"], one["text"]) for one in node.lines(run)}
+    assert found == {(rank, f"std{kind}", f"{kind} {rank}") for rank in (4, 5) for kind in ("out", "err")}
+
+
+def test_the_launchers_own_words_have_no_rank(node: Node) -> None:
+    run = node.start("raise SystemExit(3)")
+    node.wait_state(run)
+    assert b"exitcode  : 3" in node.text(run, None, "stderr")
+
+
+def test_any_bytes_survive(node: Node, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    data = (
+        bytes(rng.randrange(256) for _ in range(200_000))
+        + "naïve €😀\r\n10%\r20%\r\n\n\xa0".encode()
+        + b"\xff\xfe no end"
+    )
+    source = tmp_path / "bytes"
+    source.write_bytes(data)
+    script = f"""
+import os, time
+data = open({str(source)!r}, "rb").read()
+fd = 1 if os.environ["RANK"] == "0" else 2
+step = 7919
+for at in range(0, len(data), step):
+    os.write(fd, data[at:at + step])
+    if at % (5 * step) == 0:
+        time.sleep(0.03)
+"""
+    run = node.start(script)
+    assert node.wait_state(run)["state"] == "succeeded"
+    assert node.text(run, 0, "stdout") == data
+    assert node.text(run, 1, "stderr") == data
+    files, _ = node.files(run)
+    assert files["logs/rank-0.log"] == data
+
+
+def test_progress_bars_come_as_they_are_drawn(node: Node) -> None:
+    script = (
+        "import time\nfor i in range(4):\n    print(f'{i}%', end='\\r', flush=True)\n    time.sleep(0.4)\nprint('done')"
+    )
+    run = node.start(script, node.record(nproc=1, ranks=[0]))
+    stream = node.open("tail", run=run, follow=True)
+    stream.result()
+    assert [(one["text"], one["end"]) for one in stream.lines] == [*((f"{i}%", "\r") for i in range(4)), ("done", "\n")]
+
+
+def test_a_prompt_without_an_end_is_shown(node: Node) -> None:
+    run = node.start(
+        "import time; print('Epoch 1: ', end='', flush=True); time.sleep(300)", node.record(nproc=1, ranks=[0])
+    )
+    found = eventually(lambda: node.lines(run), "the unfinished line")
+    assert [(one["text"], one["end"]) for one in found] == [("Epoch 1: ", "")]
+
+
+def test_fifty_megabytes_from_two_ranks(node: Node) -> None:
+    script = """
+import os, sys
+rank = os.environ["RANK"]
+for block in range(250):
+    sys.stdout.write("".join("%s %d %s\\n" % (rank, block * 1000 + i, "x" * 88) for i in range(1000)))
+"""
+    run = node.start(script)
+    status = node.wait_state(run, seconds=120)
+    assert (status["state"], status["dropped_lines"]) == ("succeeded", 0)
+    stream = node.open("tail", run=run)
+    stream.result(120)
+    seen: dict[int, int] = {0: 0, 1: 0}
+    for line in stream.lines:
+        rank, number, rest = line["text"].split(" ")
+        assert int(rank) == line["rank"]
+        assert int(number) == seen[line["rank"]]
+        assert len(rest) == 88
+        seen[line["rank"]] += 1
+    assert seen == {0: 250_000, 1: 250_000}
+
+
+def test_tail_from_offsets_without_loss_or_doubles(node: Node) -> None:
+    """A reader that is cut off again and again, each time going on from the last line it had."""
+    script = "import time\nfor i in range(3000):\n    print(i, flush=True)\n    time.sleep(0.0005)"
+    run = node.start(script, node.record(nproc=1, ranks=[0]))
+    rng = random.Random(3)
+    offset, found = 0, []
+    for _ in range(200):
+        stream = node.open("tail", run=run, follow=True, offset=offset)
+        time.sleep(rng.random() * 0.3)
+        over = stream.process.poll() is not None
+        if rng.random() < 0.5:
+            stream.process.kill()
+        stream.hang_up()
+        found += [int(one["text"]) for one in stream.lines]
+        offset = stream.lines[-1]["offset"] if stream.lines else offset
+        if over and "ok" in stream.frames[-1]:
+            break
+    assert found == list(range(3000))
+
+
+def test_only_some_ranks_and_only_the_last_lines(node: Node) -> None:
+    script = "import os\nfor i in range(50):\n    print(os.environ['RANK'], i)"
+    run = node.start(script, node.record(nproc=3, ranks=[0, 1, 2]))
+    node.wait_state(run)
+    assert [one["text"] for one in node.lines(run, ranks=[2], lines=3)] == ["2 47", "2 48", "2 49"]
+    assert {one["rank"] for one in node.lines(run, ranks=[0, 1])} == {0, 1}
+    assert node.lines(run, lines=0) == []
+
+
+def test_tail_ends_when_its_reader_goes_away(node: Node) -> None:
+    run = node.start("import time; time.sleep(300)")
+    stream = node.open("tail", run=run, follow=True)
+    time.sleep(0.3)
+    assert stream.process.poll() is None
+    stream.hang_up()  # waits for its end
+    assert stream.process.returncode == 0
+
+
+def test_follow_ends_when_the_supervisor_has_died(node: Node) -> None:
+    run = node.start("import time; print('here', flush=True); time.sleep(300)")
+    stream = node.open("tail", run=run, follow=True)
+    eventually(lambda: len(stream.lines) == 2, "both ranks are there")
+    os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+    assert stream.result()["state"] == "lost"
+    assert len(stream.lines) == 2
+
+
+def test_a_line_arrives_soon(node: Node) -> None:
+    """The aim is a median of 0.2 s from print to reader; on loopback it is a few hundredths."""
+    script = "import time\nfor i in range(30):\n    print(time.time(), flush=True)\n    time.sleep(0.1)"
+    run = node.start(script, node.record(nproc=1, ranks=[0]))
+    stream = node.open("tail", run=run, follow=True)
+    stream.result()
+    ages = []
+    for frame, arrived in zip(stream.frames, stream.arrived, strict=True):
+        ages += [arrived - float(line["text"]) for line in frame.get("lines", ())]
+    assert len(ages) == 30
+    assert statistics.median(ages) < 0.2
+
+
+def test_a_rank_is_never_blocked_by_a_reader_that_stops(node: Node) -> None:
+    run = node.start("import time\nfor i in range(200_000):\n    print(i)\n", node.record(nproc=1, ranks=[0]))
+    stream = node.open("tail", run=run, follow=True)
+    stream.process.send_signal(signal.SIGSTOP)
+    try:
+        assert node.wait_state(run)["state"] == "succeeded"
+    finally:
+        stream.process.send_signal(signal.SIGCONT)
+    stream.result()
+    assert len(stream.lines) == 200_000
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A base_dir on a filesystem of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    folder = tmp_path / "base"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record(small_disk: Path, node: Node) -> None:
+    assert node.base == small_disk
+    run = node.start("for i in range(100_000):\n    print(i, 'x' * 50)\nraise SystemExit(4)")
+    status = node.wait_state(run)
+    assert status["state"] == "failed"
+    assert status["cause"]["exit_code"] == 4
+    assert status["dropped_lines"] > 100_000
+    found = [one["text"] for one in node.lines(run) if one["rank"] == 0]
+    assert found[0].startswith("0 ")
+    assert len(found) + sum(one["rank"] == 1 for one in node.lines(run)) + status["dropped_lines"] >= 200_000
