@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ddpctl.checks.base import View
 from ddpctl.spec.finding import Finding, Severity
@@ -80,7 +81,7 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> 
         text,
         host,
         peer=others[0] if len(others) == 1 else None,
-        fix=_mtu_fix(mesh, host, others, mtus, passed),
+        fix=_mtu_fix(view, mesh, host, others, passed),
         evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [_arrow(h) for h in holes]},
     )
 
@@ -89,25 +90,28 @@ def _arrow(hole: _Hole) -> list[str]:
     return [hole.sender, hole.receiver]
 
 
-def _mtu_fix(mesh: Mesh, host: str, others: Sequence[str], mtus: Mapping[str, int | None], passed: int | None) -> str:
+def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> str:
     if passed is None:
         return (
             f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
             f"packet length or rate, and at the error counters (`ip -s link`)"
         )
-    size = passed
     fabric = mesh.fabric.get(host)
     interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
-    return f"sudo ip link set dev {interface} mtu {size}"
+    root = "" if _network(view, host).get("uid") == 0 else "sudo "
+    return f"{root}ip link set dev {interface} mtu {passed}"
 
 
 def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
     fabric = mesh.fabric.get(host)
-    for key, answer in view.answers.get(host, {}).items():
-        if fabric and answer.ok and key.partition(":")[0] == "network":
-            found = [e["mtu"] for e in answer.value["addresses"] if e["address"] == fabric.address]
-            return found[0] if found else None
-    return None
+    entries = _network(view, host).get("addresses", [])
+    return next((entry["mtu"] for entry in entries if fabric and entry["address"] == fabric.address), None)
+
+
+def _network(view: View, host: str) -> Mapping[str, Any]:
+    """The host's answer to the ``network`` question."""
+    answers = view.answers.get(host, {}).items()
+    return next((a.value for key, a in answers if a.ok and key.partition(":")[0] == "network"), {})
 
 
 # --- slow and late ---------------------------------------------------------------------------------------------------

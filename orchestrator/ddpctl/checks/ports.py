@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,11 +128,11 @@ def _rules(found: Sequence[Fault]) -> set[Block]:
     return {block for fault in found for block in fault.blocks}
 
 
-def _who(group: Group, mesh: Mesh) -> str:
-    others = set(mesh.hosts) - {group.host}
-    if len(group.others) > 1 and set(group.others) == others:
+def _names(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
+    """Names folded into ranges; "every other node" for all that there are beside one."""
+    if len(hosts) > 1 and set(hosts) == set(mesh.hosts) - {beside}:
         return "every other node"
-    return fold(group.others)
+    return fold(hosts)
 
 
 def _ports_words(mesh: Mesh, group: Group) -> str:
@@ -152,7 +153,7 @@ def _ports_words(mesh: Mesh, group: Group) -> str:
 def _finding(severity: Severity, group: Group, view: View) -> Finding:
     mesh = view.mesh
     assert mesh is not None
-    who, ports, how = _who(group, mesh), _ports_words(mesh, group), HOW[group.status]
+    who, ports, how = _names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
     if group.outgoing:
         text = f"connections from {group.host} to {who} fail on {ports}: {how}"
     else:
@@ -236,19 +237,43 @@ def judge_route(view: View) -> Iterable[Finding]:
     for dial in mesh.dials:
         if dial.status == "no_route" and not wrong_address(mesh, dial.peer):
             lost.setdefault((dial.dialer, dial.peer), dial)
-    for (dialer, peer), dial in lost.items():
-        yield Finding(
-            "mesh.route",
-            Severity.ERROR,
-            f"{dialer} cannot get to {peer} at {dial.address}: {dial.detail or 'no route'}",
-            dialer,
-            peer,
-            fix=f"on {dialer}: `ip route get {dial.address}` shows the route; add the missing one, or set "
-            f"`fabric_address:` of {peer} to an address in a network that both share",
-            evidence=_dial_json(dial),
-        )
+    for host, dials in _by_culprit(lost).items():
+        yield _no_route(mesh, host, dials)
     if not lost:
         yield from _fine("mesh.route", mesh, "every node has a route to every other")
+
+
+def _by_culprit(lost: Mapping[tuple[str, str], Dial]) -> dict[str, list[Dial]]:
+    """A node that several others cannot get to, or that cannot get to several, once; any other pair by its dialer."""
+    left = dict(lost)
+    groups: dict[str, list[Dial]] = {}
+    while left:
+        arriving = Counter(peer for _, peer in left)
+        leaving = Counter(dialer for dialer, _ in left)
+        peer, count = arriving.most_common(1)[0]
+        dialer, other = leaving.most_common(1)[0]
+        side, host = (1, peer) if count > other else (0, dialer)
+        groups[host] = groups.get(host, []) + [dial for pair, dial in left.items() if pair[side] == host]
+        left = {pair: dial for pair, dial in left.items() if pair[side] != host}
+    return groups
+
+
+def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
+    leaving = dials[0].dialer == host
+    others = tuple(dict.fromkeys(dial.peer if leaving else dial.dialer for dial in dials))
+    who = _names(others, host, mesh)
+    addresses = ", ".join(dict.fromkeys(dial.address for dial in dials))
+    text = f"{host} cannot get to {who}" if leaving else f"{who} cannot get to {host}"
+    return Finding(
+        "mesh.route",
+        Severity.ERROR,
+        f"{text} at {addresses}: {dials[0].detail or 'no route'}",
+        host,
+        peer=others[0] if len(others) == 1 else None,
+        fix=f"on {dials[0].dialer}: `ip route get {dials[0].address}` shows the way; add the route that is missing, or "
+        f"set `fabric_address:` to addresses in a network that all nodes share",
+        evidence={"peers": list(others), "dials": [_dial_json(dial) for dial in dials[:20]]},
+    )
 
 
 def judge_identity(view: View) -> Iterable[Finding]:
@@ -270,7 +295,7 @@ def _stranger(mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[D
     dialers = tuple(dict.fromkeys(dial.dialer for dial in dials))
     ports = ", ".join(str(port) for port in sorted({dial.port for dial in dials}))
     address = dials[0].address
-    who = "every other node" if len(dialers) > 1 and len(dialers) == len(mesh.hosts) - 1 else fold(dialers)
+    who = _names(dialers, peer, mesh)
     words = {
         "wrong_host": f"another node answers {who} at {address}, the address of {peer}: {detail}",
         "foreign": f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",

@@ -58,6 +58,12 @@ class HostNetwork:
     local: bool = False
     port_range: tuple[int, int] = (32768, 60999)
 
+    def shares(self, address: str, others: Iterable[str]) -> bool:
+        """Whether the network of this address of ours has one of the others in it."""
+        own = [entry for entry in self.addresses if entry.address == address]
+        nets = [ipaddress.ip_interface(f"{entry.address}/{entry.prefix}").network for entry in own]
+        return any(ipaddress.ip_address(other) in net for net in nets for other in others)
+
     def owner(self, address: str) -> str | None:
         """The interface that has this address."""
         return next((entry.interface for entry in self.addresses if entry.address == address), None)

@@ -40,6 +40,7 @@ class Speed:
     push: str = OK
     pull: str = OK
     mtu: int | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Mesh:
     ``ports``: for each host its dialled ports and what they stand for (master, gang, sample); ``taken``: the job's own
     ports that another program holds there; ``ranges``: each host's ephemeral ports, both ends included; ``again``: the
     dialled pairs that were measured twice; ``reached``: for a host whose address nobody reaches, others of it that
-    somebody did.
+    somebody did (only where that address seems to be the wrong one, and not the network to be broken).
     """
 
     hosts: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ BULK_BYTES = 1 << 20
 SMALL_BYTES = 256 << 10
 QUIET_BYTES = 4 << 20
 QUIET_REPEAT = 3
-QUIET_S = 15.0
+QUIET_S = 8.0
 MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are enough links
 
 
@@ -199,6 +199,7 @@ def _as_speed(host: str, entry: Mapping[str, Any]) -> Speed:
         push=entry["push"],
         pull=entry["pull"],
         mtu=entry.get("mtu"),
+        address=entry["address"],
     )
 
 
@@ -218,8 +219,8 @@ def _mesh(
         master_port=plan.master_port,
         fabric=fabric,
         dials=tuple(d for d in dials if d.peer in fabric and fabric[d.peer].address == d.address),
-        reached=_reached_elsewhere(fabric, dials),
-        speeds=tuple(speeds),
+        reached=_reached_elsewhere(plan.networks, fabric, dials),
+        speeds=tuple(s for s in speeds if s.peer in fabric and fabric[s.peer].address == s.address),
         ports=ports,
         taken={
             host: tuple(e["port"] for e in said["taken"]) for host, said in listening.ready.items() if said["taken"]
@@ -229,16 +230,27 @@ def _mesh(
     )
 
 
-def _reached_elsewhere(fabric: Mapping[str, Fabric], dials: Sequence[Dial]) -> dict[str, tuple[str, ...]]:
-    """For hosts that nobody reached at the chosen address: other addresses of theirs that answered."""
+def _reached_elsewhere(
+    networks: Sequence[HostNetwork], fabric: Mapping[str, Fabric], dials: Sequence[Dial]
+) -> dict[str, tuple[str, ...]]:
+    """For hosts whose address is the wrong one: others of theirs that answered.
+
+    Wrong is an address that nobody reached and that another host answers at, or that lies in a network of its own. An
+    address in the network of the others that nobody reaches is right, and the network is broken.
+    """
     through = {(dial.peer, dial.address) for dial in dials if dial.status == OK}
-    tried = {dial.peer for dial in dials}
-    lost = {host for host in tried if host not in fabric or (host, fabric[host].address) not in through}
-    return {
-        host: tuple(sorted(address for peer, address in through if peer == host))
-        for host in lost
-        if any(peer == host for peer, _ in through)
-    }
+    stolen = {(dial.peer, dial.address) for dial in dials if dial.status == "wrong_host"}
+    found: dict[str, tuple[str, ...]] = {}
+    for network in networks:
+        host = network.host
+        mine = fabric.get(host)
+        answered = tuple(sorted(address for peer, address in through if peer == host))
+        if not answered or (mine and (host, mine.address) in through):
+            continue
+        others = [entry.address for peer, entry in fabric.items() if peer != host]
+        if mine is None or (host, mine.address) in stolen or not network.shares(mine.address, others):
+            found[host] = answered
+    return found
 
 
 def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
@@ -313,4 +325,5 @@ def _better(one: Speed, other: Speed) -> Speed:
         OK if OK in (one.push, other.push) else other.push,
         OK if OK in (one.pull, other.pull) else other.pull,
         other.mtu or one.mtu,
+        one.address,
     )

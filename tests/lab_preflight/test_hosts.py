@@ -1,0 +1,213 @@
+"""Faults of single hosts, injected for real: each gives exactly its finding, on the right host, and the fix works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddpctl.spec.finding import Finding
+from tests.lab import Host, Lab
+from tests.lab_preflight.preflight import PORT, infos, preflight, trouble, where
+
+# All subjects but the network's own, which test_ports and test_links are about.
+HOSTS = ("ssh", "host", "login", "env", "python", "torch", "gpu", "ib", "job", "port")
+NO_JOB: dict[str, Any] = {"jobs": {}}
+TRAIN = {"train": {"script": "/root/train.py", "code": None, "master_port": PORT}}
+
+
+@pytest.fixture(autouse=True)
+def _tidy(lab3: Lab) -> Iterator[None]:
+    yield
+    lab3.heal()
+
+
+def found(lab: Lab, **keys: Any) -> tuple[list[Finding], list[Finding]]:
+    """(errors and warnings, infos) of every check of hosts; without a job unless ``jobs`` is given."""
+    report = preflight(lab, only=HOSTS, **{**NO_JOB, **keys})
+    return trouble(report), infos(report)
+
+
+def one(lab: Lab, check: str, severity: str, host: str | None, **keys: Any) -> Finding:
+    """The only thing that is wrong."""
+    wrong, quiet = found(lab, **keys)
+    assert where(wrong) == [(check, severity, host, None)]
+    assert quiet == []
+    return wrong[0]
+
+
+def test_healthy_hosts_have_nothing_to_say(make_lab: Any, python113: str) -> None:
+    lab = make_lab(8)
+    for _ in range(2):
+        report = preflight(lab, only=(), jobs={}, defaults={"python": python113})
+        assert where(trouble(report)) == []
+        assert [finding.message for finding in infos(report)] == []
+        assert report.exit_code == 0
+
+
+def test_a_hostname_on_loopback_is_harmless_and_said_so(lab3: Lab) -> None:
+    lab3[1].hosts_file("127.0.0.1 localhost\n127.0.1.1 node1\n")
+    wrong, quiet = found(lab3)
+    assert wrong == []
+    assert [(finding.check, finding.host) for finding in quiet] == [("host.hostname", "node1")]
+    assert "127.0.1.1" in quiet[0].message
+    assert "GLOO_SOCKET_IFNAME" in quiet[0].message
+
+
+def test_a_hostname_on_loopback_is_no_joke_with_c10d(lab3: Lab) -> None:
+    lab3[1].hosts_file("127.0.0.1 localhost\n127.0.1.1 node1\n")
+    for host in lab3:
+        host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")
+    one(lab3, "host.hostname", "warning", "node1", jobs={"train": {**TRAIN["train"], "rendezvous": "c10d"}})
+
+
+def test_another_torch_on_one_host(lab3: Lab, python113: str, python213: str) -> None:
+    keys = {"defaults": {"python": python113}, "hosts": {"node2": {"python": python213}}}
+    wrong, _ = found(lab3, **keys)
+    versions = [finding for finding in wrong if finding.check == "torch.versions" and finding.severity.value == "error"]
+    assert [finding.host for finding in versions] == ["node2"]
+    assert "node2 has torch 2.13.0+cpu, the other 2 have 1.13" in versions[0].message
+    assert "mode: managed" in (versions[0].fix or "")
+    others = {(finding.check, finding.host) for finding in wrong} - {("torch.versions", "node2")}
+    assert others <= {("torch.vision", "node2")}  # that interpreter has the package index's torchvision
+
+
+def test_torchvision_of_the_package_index_beside_a_cpu_torch(lab3: Lab, python213: str) -> None:
+    wrong, _ = found(lab3, defaults={"python": python213})
+    assert where(wrong) == [("torch.vision", "error", name, None) for name in ("node0", "node1", "node2")]
+    assert "torchvision::nms does not exist" in wrong[0].message
+
+
+def test_the_import_is_remembered_until_the_environment_changes(lab3: Lab, python113: str) -> None:
+    report = [preflight(lab3, only=("torch",), jobs={}, defaults={"python": python113}) for _ in range(2)]
+    assert all(where(trouble(one)) == [] for one in report)
+    remembered = lab3[0].read("/root/.local/state/ddpctl/cache/torch_import.json")
+    assert python113 not in remembered  # a fingerprint, no path
+    assert '"torch": "1.13' in remembered
+
+
+def test_no_python_is_told_from_no_host(lab3: Lab) -> None:
+    lab3[1].without_python()
+    fault = one(lab3, "python.version", "error", "node1", defaults={"python": "/usr/bin/python3"})
+    assert "/usr/bin/python3" in fault.message
+
+
+def test_tiny_shared_memory(lab3: Lab) -> None:
+    lab3[2].small_tmpfs("/dev/shm", "64k", "mode=1777")
+    fault = one(lab3, "host.shm", "error", "node2")
+    assert "65.5 KB" in fault.message
+    prefix = "ssh node2 sudo "
+    assert (fault.fix or "").startswith(prefix)
+    lab3[2].run((fault.fix or "")[len(prefix) :].split(" (in a container")[0])
+    assert found(lab3) == ([], [])
+
+
+def test_full_disk(lab3: Lab) -> None:
+    lab3[1].fill_disk("/srv/full")
+    fault = one(lab3, "host.disk", "error", "node1", hosts={"node1": {"base_dir": "/srv/full/ddpctl"}})
+    assert "/srv/full" in fault.message
+
+
+def test_a_disk_that_the_job_finds_too_small(lab3: Lab) -> None:
+    lab3[1].small_tmpfs("/srv/small", "300m")
+    for host in lab3:
+        host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")
+    fault = one(
+        lab3,
+        "host.disk",
+        "error",
+        "node1",
+        hosts={"node1": {"base_dir": "/srv/small/ddpctl"}},
+        jobs={"train": {**TRAIN["train"], "requires": {"free_disk_gb": 0.5}}},
+    )
+    assert "the job wants 0.5 GB" in fault.message
+
+
+def test_read_only_home(lab3: Lab) -> None:
+    lab3[1].small_tmpfs("/srv/home", "1m", "ro")
+    fault = one(lab3, "host.base_dir", "error", "node1", hosts={"node1": {"base_dir": "/srv/home/ddpctl"}})
+    assert "Read-only file system" in fault.message
+
+
+def test_a_chatty_profile_is_harmless(lab3: Lab) -> None:
+    lab3[1].bashrc("echo Welcome to node1")
+    wrong, quiet = found(lab3)
+    assert wrong == []
+    assert [(finding.check, finding.host) for finding in quiet] == [("login.profile", "node1")]
+    assert "Welcome to node1" in quiet[0].message
+
+
+def test_variables_of_one_profile(lab3: Lab) -> None:
+    lab3[1].bashrc("export NCCL_SOCKET_IFNAME=docker0 MASTER_ADDR=10.0.0.1")
+    wrong, quiet = found(lab3)
+    assert where(wrong) == [("env.variables", "warning", "node1", None)]
+    assert "NCCL_SOCKET_IFNAME: 'docker0'" in wrong[0].message
+    assert [(finding.check, finding.host) for finding in quiet] == [("env.variables", "node1")]
+    assert "MASTER_ADDR=10.0.0.1" in quiet[0].message
+
+
+def test_a_rank_that_outlived_its_launcher(lab3: Lab) -> None:
+    rank = "TORCHELASTIC_RUN_ID=none RANK=1 MASTER_PORT=29500 LOCAL_RANK=1"
+    lab3[2].run(f"{rank} setsid sh -c 'sleep 4711 >/dev/null 2>&1 & exec true'")
+    fault = one(lab3, "job.leftovers", "warning", "node2")
+    assert "sleep 4711" in fault.message
+    prefix = "ssh node2 "
+    assert (fault.fix or "").startswith(prefix)
+    lab3[2].run((fault.fix or "")[len(prefix) :])
+    assert found(lab3) == ([], [])
+
+
+def test_the_master_port_is_taken_and_by_whom(lab3: Lab) -> None:
+    for host in lab3:
+        host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")
+    _listen(lab3[0])
+    fault = one(lab3, "port.master", "error", "node0", jobs=TRAIN)
+    assert f"port {PORT} is taken by pid " in fault.message
+    assert "socket.create_server" in fault.message
+    prefix = "ssh node0 "
+    lab3[0].run((fault.fix or "")[len(prefix) :].split(";")[0])
+    _wait_free(lab3[0])
+    assert found(lab3, jobs=TRAIN) == ([], [])
+
+
+def test_a_script_that_is_missing_or_another_one(lab3: Lab) -> None:
+    text = "import torch.distributed as dist\ndist.init_process_group()\n"
+    for host in lab3:
+        host.write("/root/train.py", text)
+    assert found(lab3, jobs=TRAIN) == ([], [])
+    lab3[1].write("/root/train.py", text + "# an older version\n")
+    one(lab3, "job.script", "error", "node1", jobs=TRAIN)
+    lab3[1].run("rm /root/train.py")
+    assert "is not there" in one(lab3, "job.script", "error", "node1", jobs=TRAIN).message
+
+
+def test_data_that_is_missing(lab3: Lab) -> None:
+    for host in lab3:
+        host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")
+        host.run("mkdir -p /srv/data && echo x > /srv/data/a")
+    jobs = {"train": {**TRAIN["train"], "requires": {"data": ["/srv/data"]}}}
+    assert found(lab3, jobs=jobs) == ([], [])
+    lab3[2].run("echo y > /srv/data/b")
+    one(lab3, "job.data", "warning", "node2", jobs=jobs)
+    lab3[2].run("rm -r /srv/data")
+    one(lab3, "job.data", "error", "node2", jobs=jobs)
+
+
+def _listen(host: Host) -> None:
+    program = f"import socket, time; s = socket.create_server(('', {PORT})); time.sleep(600)"
+    host.popen(["/usr/bin/python3", "-c", program])
+    for _ in range(200):
+        if not host.port_free(PORT):
+            return
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
+def _wait_free(host: Host) -> None:
+    for _ in range(200):
+        if host.port_free(PORT):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the port is still taken")

@@ -1,0 +1,130 @@
+"""Addresses, routes, packet sizes and speed among real hosts: each fault gives exactly its finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import MakeLab
+from tests.lab import Lab
+from tests.lab_preflight.preflight import infos, preflight, run_fix, trouble, where
+
+
+@pytest.fixture(autouse=True)
+def _tidy(lab3: Lab) -> Iterator[None]:
+    yield
+    for host in lab3:
+        host.run("ip route flush table main proto static; ip link del docker0", check=False)
+        host.run("ip link set dev eth0 mtu 1500")
+
+
+@pytest.fixture(scope="module")
+def fabric_lab_module(make_module_lab: MakeLab) -> Lab:
+    return make_module_lab(3, fabric=True)
+
+
+@pytest.fixture
+def fabric_lab(fabric_lab_module: Lab) -> Iterator[Lab]:
+    yield fabric_lab_module
+    fabric_lab_module.heal()
+    for host in fabric_lab_module:
+        host.run("ip link set dev eth1 mtu 1500")
+
+
+def test_no_route_though_the_controller_reaches_both(lab3: Lab) -> None:
+    lab3[1].run(f"ip route add unreachable {lab3[2].address} proto static")
+    (found,) = trouble(preflight(lab3))
+    assert where([found]) == [("mesh.route", "error", "node1", "node2")]
+    assert lab3[2].address in found.message
+
+
+def test_no_route_to_anybody(lab3: Lab) -> None:
+    lab3[1].run(f"for a in {lab3[0].address} {lab3[2].address}; do ip route add unreachable $a proto static; done")
+    (found,) = trouble(preflight(lab3))
+    assert where([found]) == [("mesh.route", "error", "node1", None)]
+
+
+def test_nobody_answers_on_the_local_network(fabric_lab: Lab) -> None:
+    fabric_lab[2].run("ip link set eth1 arp off")
+    (found,) = trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))
+    fabric_lab[2].run("ip link set eth1 arp on")
+    assert where([found]) == [("mesh.route", "error", "node2", None)]
+    assert "nobody answers" in found.message
+
+
+def test_interface_without_a_cable(fabric_lab: Lab) -> None:
+    fabric_lab[2].cable(False, interface="eth1")
+    (found,) = trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))
+    assert where([found]) == [("fabric.interface", "error", "node2", None)]
+    assert "down" in found.message
+
+
+def test_interface_that_there_is_not(lab3: Lab) -> None:
+    report = preflight(lab3, hosts={"node1": {"interface": "eth9"}})
+    (found,) = trouble(report)
+    assert where([found]) == [("fabric.interface", "error", "node1", None)]
+    assert "eth0" in str(found.fix)
+
+
+def test_interface_that_leads_nowhere(lab3: Lab) -> None:
+    """docker0 has the same address on every machine: whoever dials it reaches himself."""
+    for host in lab3:
+        host.run("ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip link set docker0 up")
+    assert where(trouble(preflight(lab3))) == []
+    (found,) = trouble(preflight(lab3, hosts={"node1": {"interface": "docker0"}}))
+    assert where([found]) == [("fabric.address", "error", "node1", None)]
+    assert "eth0" in str(found.fix)
+
+
+def test_fabric_address_of_another_host(lab3: Lab) -> None:
+    (found,) = trouble(preflight(lab3, hosts={"node1": {"fabric_address": lab3[2].address}}))
+    assert where([found]) == [("fabric.address", "error", "node1", None)]
+    assert lab3[1].address in str(found.fix)
+
+
+def test_fabric_address_by_name(lab3: Lab) -> None:
+    report = preflight(lab3, hosts={"node1": {"fabric_address": "node1"}})
+    assert where(trouble(report)) == []
+    assert report.fabric["node1"].address == lab3[1].address
+    (found,) = trouble(preflight(lab3, hosts={"node1": {"fabric_address": "nosuchname"}}))
+    assert where([found]) == [("fabric.address", "error", "node1", None)]
+
+
+def test_mtu_black_hole(fabric_lab: Lab) -> None:
+    fabric_lab[1].mtu_black_hole(1300, interface="eth1")
+    (found,) = trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))
+    assert where([found]) == [("mesh.mtu", "error", "node1", None)]
+    assert sorted(found.evidence["peers"]) == ["node0", "node2"]
+    run_fix(found, fabric_lab[1])
+    assert where(trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))) == []
+
+
+def test_big_packets_lost_in_one_direction(lab3: Lab) -> None:
+    for host in lab3:
+        host.run("ip link set eth0 gso_max_segs 1")
+    lab3[1].firewall(f"ip saddr {lab3[2].address} meta length > 1300 drop")
+    (found,) = trouble(preflight(lab3))
+    lab3[1].clear_firewall()
+    assert where([found]) in ([("mesh.mtu", "error", "node2", "node1")], [("mesh.mtu", "error", "node1", "node2")])
+    assert found.evidence["directions"] == [["node2", "node1"]]
+
+
+def test_slow_link(lab3: Lab) -> None:
+    lab3[2].slow("20mbit")
+    report = preflight(lab3)
+    (found,) = trouble(report)
+    assert where([found]) == [("mesh.bandwidth", "warning", "node2", None)]
+    assert report.exit_code == 0
+
+
+def test_addresses_found_on_a_second_network(fabric_lab: Lab) -> None:
+    """SSH comes in by eth0, and the nodes keep each other out there."""
+    for host in fabric_lab:
+        host.firewall(*(f'iifname "eth0" ip saddr {peer.address} drop' for peer in fabric_lab if peer is not host))
+    report = preflight(fabric_lab)
+    assert where(trouble(report)) == []
+    assert {host: entry.interface for host, entry in report.fabric.items()} == dict.fromkeys(
+        ("node0", "node1", "node2"), "eth1"
+    )
+    assert {finding.check for finding in infos(report)} == {"fabric.address"}
