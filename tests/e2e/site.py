@@ -16,19 +16,6 @@ from tests.lab.disk import CHECKOUT
 
 SMALL_SET = ("--data_dir", "synthetic", "--train_size", "960", "--test_size", "200")
 SMALL_NETWORK = ("--width", "8", "--batch_size", "8", "--learning_rate", "0.02")
-    "--data_dir",
-    "synthetic",
-    "--width",
-    "8",
-    "--train_size",
-    "960",
-    "--test_size",
-    "200",
-    "--batch_size",
-    "8",
-    "--learning_rate",
-    "0.02",
-]
 WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-deputy"}
 
 
@@ -72,8 +59,8 @@ class Site:
         """A job of the training program that ships with ddpctl, on a small synthetic set."""
         for path in (CHECKOUT / "worker" / "jobs").glob("*.py"):
             shutil.copy(path, self.code)
-        env = {"OMP_NUM_THREADS": "1"}
-        self.jobs[name] = {"script": "resnet_ddp.py", "code": "code", "args": [*SMALL_SET, *SMALL_NETWORK, *args], "env": env, **keys}
+        keys = {"script": "resnet_ddp.py", "code": "code", "env": {"OMP_NUM_THREADS": "1"}, **keys}
+        self.jobs[name] = {"args": [*SMALL_SET, *SMALL_NETWORK, *args], **keys}
         return name
 
     def elsewhere(self, name: str) -> Site:

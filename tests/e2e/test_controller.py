@@ -1,0 +1,114 @@
+"""The job does not care whether the controller lives; who follows it misses nothing and sees nothing twice."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+
+from tests.e2e.programs import NUMBERS
+from tests.e2e.site import Site, assert_nothing_runs, launcher, of_run, ranks, until
+from tests.lab import Host, Lab
+from tests.lab.command import Running
+
+NUMBER = re.compile(r"^node(\d):(\d) .*rank (\d) number (\d+)$", re.MULTILINE)
+LAST = re.compile(r"^node\d:(\d) .*rank \d last (\d+)$", re.MULTILINE)
+
+
+def test_the_controller_is_killed_and_attach_goes_on_with_the_next_line(site: Site, lab: Lab) -> None:
+    job = site.job("counting", NUMBERS)
+    outputs = []
+    up = site.start("up", "--job", job)
+    see_more(up)
+    run = next(process.environ["DDPCTL_RUN"] for process in lab[0].processes() if "DDPCTL_RUN" in process.environ)
+    pids = pids_of(lab, run)
+    assert all(len(found) >= 2 for found in pids)
+    up.kill()
+    outputs.append(up.stdout)
+    for _ in range(2):  # and whoever attached is killed too
+        attach = site.start("attach", job)
+        see_more(attach)
+        attach.kill()
+        outputs.append(attach.stdout)
+    assert pids_of(lab, run) == pids
+    attach = site.start("attach", job)
+    see_more(attach)
+    attach.signal(signal.SIGINT)  # detaches
+    done = attach.wait(20)
+    assert done.rc == 130, done.stderr
+    outputs.append(done.stdout)
+    assert pids_of(lab, run) == pids
+    attach = site.start("attach", job)
+    for host in lab:
+        host.write("/root/enough", "")
+    done = attach.wait(60)
+    assert done.rc == 0, done.stderr
+    outputs.append(done.stdout)
+    for host in lab:
+        host.run("rm /root/enough")
+    assert_nothing_runs(lab)
+
+    seen = Counter(match.groups() for text in outputs for match in NUMBER.finditer(text))
+    last = {rank: int(count) for text in outputs for rank, count in LAST.findall(text)}
+    assert set(last) == {"0", "1", "2"}
+    missing = [(r, n) for r in last for n in range(last[r]) if not seen[(r, r, r, str(n))]]
+    assert missing == []
+    twice = [line for line, count in seen.items() if count > 1]
+    assert twice == []
+    assert site.status(job)["state"] == "succeeded"
+    whole = site("tail", job, "--rank", "1").ok().stdout
+    assert [int(match[3]) for match in NUMBER.findall(whole)] == list(range(last["1"]))
+
+
+def test_the_connection_breaks_and_the_lines_go_on(site: Site, lab: Lab) -> None:
+    """A short break heals by itself; the run ends while nobody can be reached over SSH, and its end is seen."""
+    site.only(0, 1)
+    job = site.job("counting", NUMBERS)
+    up = site.start("up", "--job", job)
+    see_more(up, hosts=2)
+    for host in lab.hosts[:2]:
+        kill_sessions(host)
+    see_more(up, hosts=2)
+    for host in lab.hosts[:2]:
+        host.write("/root/enough", "")
+    done = up.wait(60)
+    for host in lab.hosts[:2]:
+        host.run("rm /root/enough")
+    assert done.rc == 0, done.stderr
+    last = {rank: int(count) for rank, count in LAST.findall(done.stdout)}
+    for rank in "01":
+        assert [int(match[3]) for match in NUMBER.findall(done.stdout) if match[2] == rank] == list(range(last[rank]))
+
+
+def lines_of_all(run: Running, hosts: int) -> int:
+    """The fewest numbered lines of any host."""
+    seen = Counter(match[1] for match in NUMBER.finditer(run.stdout))
+    return min((seen[str(index)] for index in range(hosts)), default=0)
+
+
+def see_more(run: Running, *, hosts: int = 3, lines: int = 300) -> None:
+    """Until so many more lines of every host have come."""
+    before = lines_of_all(run, hosts)
+
+    def there() -> bool:
+        assert run.process.poll() is None, run.stdout[-2000:] + run.stderr
+        return lines_of_all(run, hosts) > before + lines
+
+    until(there, 60, lambda: run.stdout[-2000:] + run.stderr, 0.2)
+
+
+def pids_of(lab: Lab, run: str) -> list[set[tuple[int, int]]]:
+    """Launcher and ranks of every host, each with its start time."""
+    found = []
+    for host in lab:
+        own = [*ranks(host, run).values(), *filter(None, [launcher(host, run)])]
+        assert {process.pid for process in own} <= {process.pid for process in of_run(host, run)}
+        found.append({(process.pid, process.start) for process in own})
+    return found
+
+
+def kill_sessions(host: Host) -> None:
+    """End every SSH session, as a firewall or a restarted sshd would; its listener stays."""
+    sessions = [one for one in host.processes(system=True) if one.system and one.pid not in (1, host.sshd_pid())]
+    assert sessions
+    host.run(["kill", "-KILL", *(str(one.pid) for one in sessions)], check=False)
