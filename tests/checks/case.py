@@ -92,7 +92,7 @@ def _target(rank: int, given: str | dict[str, Any]) -> Target:
 
 def _want(given: dict[str, Any]) -> Want:
     tuples = {field.name for field in fields(Want) if "tuple" in str(field.type)}
-    made = {key: tuple(value) if key in tuples else value for key, value in given.items()}
+    made: dict[str, Any] = {key: tuple(value) if key in tuples else value for key, value in given.items()}
     if isinstance(made.get("imports"), list):
         made["imports"] = frozenset(made["imports"])
     return Want(**made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -37,9 +38,7 @@ def tricks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions that misbehave."""
     folder = Path(__file__).parent / "tricks"
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    import tricky
-
-    monkeypatch.setitem(sys.modules, "ddpctl_worker.facts.tricky", tricky)
+    monkeypatch.setitem(sys.modules, "ddpctl_worker.facts.tricky", importlib.import_module("tricky"))
     for name in ("hang", "fail", "crash", "child", "big"):
         monkeypatch.setitem(facts.QUESTIONS, name, "tricky")
 

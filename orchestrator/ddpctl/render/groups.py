@@ -75,7 +75,9 @@ class HostRow:
 
 
 def one_line(text: str) -> str:
-    return " ".join(text.split())
+    """On one line, and without control characters: what a host said must not steer this terminal."""
+    line = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
 def template(text: str, finding: Finding) -> str:

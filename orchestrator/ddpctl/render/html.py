@@ -161,9 +161,11 @@ def heat(link: Link, median: float | None) -> str:
 
 
 def _tip(link: Link) -> str:
+    if link.status != OK:
+        return f"{link.dialer} to {link.peer}: {link.status.replace('_', ' ')}"
     speed = "" if link.mbit is None else f", {link.mbit:.0f} Mbit/s"
     trip = "" if link.rtt_ms is None else f", round trip {link.rtt_ms:.2f} ms"
-    return f"{link.dialer} to {link.peer}: {link.status.replace('_', ' ')}{speed}{trip}"
+    return f"{link.dialer} to {link.peer}{speed}{trip}"
 
 
 def _legend(shown: Matrix) -> str:
