@@ -115,12 +115,18 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
             fix=f"leave `{key}:` of {network.host} out, or set it to {where if network.interface else better[0]}",
             evidence={"tried": tried, "reached": list(better)},
         )
-    elif chosen and network.ssh_address and chosen.address != network.ssh_address and not network.wanted:
+    elif (
+        chosen
+        and network.ssh_address not in (None, chosen.address)
+        and not network.wanted
+        and network.interface is None
+        and len(mesh.hosts) > 1
+    ):
         yield Finding(
             "fabric.address",
             Severity.INFO,
-            f"SSH comes in at {network.ssh_address}, but the nodes use {chosen.address} on {chosen.interface}: "
-            f"{'as the inventory says' if network.interface else 'the others do not all reach the former'}",
+            f"SSH comes in at {network.ssh_address}, which the other nodes do not all reach; they use {chosen.address} "
+            f"on {chosen.interface}",
             network.host,
             evidence={"ssh": network.ssh_address, "chosen": chosen.address},
         )

@@ -208,6 +208,8 @@ def _mesh(
 ) -> Mesh:
     """What was seen on the address of each host that turned out to be the right one."""
     fabric = choose_fabric(plan.networks, dials)
+    dialled = [d for d in dials if d.dialer in fabric and d.peer in fabric and fabric[d.peer].address == d.address]
+    kept = {(dial.dialer, dial.peer, dial.address) for dial in dialled}
     ports: dict[str, dict[int, str]] = {}
     for host, said in listening.ready.items():
         roles = dict.fromkeys(said["samples"], "sample")
@@ -218,9 +220,9 @@ def _mesh(
         master=plan.master,
         master_port=plan.master_port,
         fabric=fabric,
-        dials=tuple(d for d in dials if d.peer in fabric and fabric[d.peer].address == d.address),
+        dials=tuple(dialled),
         reached=_reached_elsewhere(plan.networks, fabric, dials),
-        speeds=tuple(s for s in speeds if s.peer in fabric and fabric[s.peer].address == s.address),
+        speeds=tuple(s for s in speeds if (s.dialer, s.peer, s.address) in kept),
         ports=ports,
         taken={
             host: tuple(e["port"] for e in said["taken"]) for host, said in listening.ready.items() if said["taken"]
