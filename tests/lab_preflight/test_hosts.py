@@ -183,6 +183,16 @@ def test_a_script_that_is_missing_or_another_one(lab3: Lab) -> None:
     assert "is not there" in one(lab3, "job.script", "error", "node1", jobs=TRAIN).message
 
 
+def test_how_a_script_on_the_nodes_wants_its_local_rank(lab3: Lab) -> None:
+    text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', type=int)\n"
+    for host in lab3:
+        host.write("/root/train.py", text)
+    report = preflight(lab3, only=("job",), jobs=TRAIN)
+    assert where(trouble(report)) == []
+    assert [finding.check for finding in infos(report)] == ["job.script"]
+    assert {report.facts.node(host.name).local_rank_arg for host in lab3} == {"--local_rank"}
+
+
 def test_data_that_is_missing(lab3: Lab) -> None:
     for host in lab3:
         host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")

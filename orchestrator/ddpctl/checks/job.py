@@ -61,7 +61,7 @@ def _judge_packages(view: View) -> Iterable[Finding]:
 # --- script and data -------------------------------------------------------------------------------------------------
 
 
-def _script(want: Want) -> Question | None:
+def script_question(want: Want) -> Question | None:
     """The script where it lies on the nodes already: code that is sent is looked at before it is sent."""
     if want.script is None:
         return None
@@ -70,12 +70,12 @@ def _script(want: Want) -> Question | None:
 
 
 def _ask_script(target: Target, want: Want) -> Iterable[Question]:
-    question = _script(want)
+    question = script_question(want)
     return (question,) if question else ()
 
 
 def _judge_script(view: View) -> Iterable[Finding]:
-    question = _script(view.want)
+    question = script_question(view.want)
     if question is None:
         return
     found = view.values_of(question)

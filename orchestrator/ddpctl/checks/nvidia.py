@@ -120,18 +120,6 @@ def smis(view: View) -> dict[str, Smi]:
     return {target.name: smi for target in view.targets if (smi := smi_of(view, target.name)) is not None}
 
 
-def gpus_of(answers: Mapping[str, Answer]) -> int | None:
-    """How many GPUs a host has, from its answers; None where that is not known. For the launch plan."""
-    smi, kernel = answers.get(SMI.key), answers.get(KERNEL.key)
-    if smi is not None:
-        found = read(smi)
-        if found.state == OK:
-            return found.count
-        if found.state in (ABSENT, NO_DRIVER, NO_DEVICES):
-            return len(kernel.value["driver_gpus"]) if kernel is not None and kernel.ok else 0
-    return None
-
-
 def read(answer: Answer) -> Smi:
     """The worker's ``nvidia_smi`` answer as a value."""
     if not answer.ok:

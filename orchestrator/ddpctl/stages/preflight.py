@@ -15,6 +15,7 @@ from typing import Any
 from ddpctl.checks import judge, subject
 from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Want
 from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.job import script_question
 from ddpctl.checks.network import MESH_IDS, hosts_to_read, network_of, network_question
 from ddpctl.checks.torch import versions_question
 from ddpctl.errors import ConnectError, DdpctlError
@@ -26,6 +27,7 @@ from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
+from ddpctl.spec.script import read_script
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.transport.base import Fleet, Transport
 
@@ -140,7 +142,8 @@ def _ask(
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
-    return (network_question(want), versions_question(target))
+    script = script_question(want)
+    return (network_question(want), versions_question(target), *((script,) if script else ()))
 
 
 def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:
@@ -214,4 +217,5 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
         interface=fabric.interface if fabric else None,
         torch=torch.get("version"),
         has_launch=value("versions").get("has_launch") if torch else None,
+        local_rank_arg=read_script(value("script").get("text") or "").local_rank_arg,
     )
