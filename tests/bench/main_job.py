@@ -118,7 +118,9 @@ def _project(lab: Lab, folder: Path, script: str) -> Path:
         "master_port": PORT,
         "env": {"OMP_NUM_THREADS": "1"},
     }
-    lab.inventory(place / "inventory.yaml", defaults={"python": str(interpreters.python213())}, jobs={"train": job})
+    keys = {"ssh_config": str(lab.ssh_config), "known_hosts": str(lab.known_hosts)}
+    python = {"python": str(interpreters.python213())}
+    lab.inventory(place / "inventory.yaml", defaults=python, jobs={"train": job}, **keys)
     return place
 
 
