@@ -45,7 +45,7 @@ def _judge_shm(view: View) -> Iterable[Finding]:
             fix = f"ssh {host} sudo mount -t tmpfs -o size=50% tmpfs /dev/shm"
             yield Finding("host.shm", Severity.ERROR, message, host, fix=fix, evidence=fs)
             continue
-        fix = f"ssh {host} sudo mount -o remount,size=50% /dev/shm (in a container: --shm-size=8g or --ipc=host)"
+        fix = f"ssh {host} sudo mount -o remount,size=50% /dev/shm"
         if fs["write_error"] and "ENOSPC" not in fs["write_error"]:
             message = f"/dev/shm cannot be written: {fs['write_error']}"
             fix = f"ssh {host} sudo chmod 1777 /dev/shm"
@@ -60,7 +60,7 @@ def _judge_shm(view: View) -> Iterable[Finding]:
         elif fs["total"] < SHM_A_RANK * ranks(targets[host]):
             message = (
                 f"/dev/shm has {size(fs['total'])} for {ranks(targets[host])} process(es): little for "
-                "DataLoader workers"
+                "DataLoader workers (a container wants --shm-size=8g or --ipc=host)"
             )
             yield Finding("host.shm", Severity.WARNING, message, host, fix=fix, evidence=fs)
 

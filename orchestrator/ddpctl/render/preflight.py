@@ -78,7 +78,7 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
     """Each on a line of its own, so that it can be copied whole."""
     lines: list[RenderableType] = []
     for number, (group, fix) in enumerate(fixes, 1):
-        lines.append(Text(f"{number:>3}. {group.where} ({group.first.check})", style="dim"))
+        lines.append(Text(f"{number:>3}. {groups.named(group.hosts) or 'all'} ({group.first.check})", style="dim"))
         lines.append(Text(f"     {fix}"))
     return lines
 

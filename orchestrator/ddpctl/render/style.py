@@ -5,7 +5,7 @@ CSS = """
   --paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --soft: #5b6470; --line: #d9dde3;
   --error: #b3261e; --warning: #8a5a00; --info: #1f5fa8; --ok: #23713b;
   --error-bg: #fbe4e2; --warning-bg: #fdf0d3; --info-bg: #e3eefb; --ok-bg: #e2f3e6;
-  --h5: #cfe3f7; --h4: #a5c9ee; --h3: #72a5dd; --h2: #3f7cc2; --h1: #1d4f8f;
+  --h5: #cfe3f7; --h4: #a5c9ee; --h3: #86b3e4; --h2: #3f7cc2; --h1: #1d4f8f;
   --h-dark: #0f2440; --h-light: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
@@ -57,7 +57,7 @@ table { border-collapse: collapse; }
 .heat.small thead th span { writing-mode: vertical-rl; }
 .h5 { background: var(--h5); color: var(--h-dark); }
 .h4 { background: var(--h4); color: var(--h-dark); }
-.h3 { background: var(--h3); color: var(--h-light); }
+.h3 { background: var(--h3); color: var(--h-dark); }
 .h2 { background: var(--h2); color: var(--h-light); }
 .h1 { background: var(--h1); color: var(--h-light); }
 .heat .broken, .legend .broken { background: var(--error-bg); color: var(--error); font-weight: 700;
