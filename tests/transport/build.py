@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.transport.base import Frame
 from tests.lab import Lab
 
 
@@ -21,3 +24,22 @@ def plain(folder: Path, *hosts: Host, config: str = "", known: str = "") -> Inve
     (folder / "ssh_config").write_text(config)
     (folder / "known_hosts").write_text(known)
     return Inventory(hosts=hosts, ssh_config=str(folder / "ssh_config"), known_hosts=str(folder / "known_hosts"))
+
+
+class OnFifth:
+    """Does something to a host when a stream's fifth frame has come: whatever comes first, the stream runs by then."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+        self._at = 0.0
+
+    def __call__(self, frame: Frame) -> None:
+        if frame.data["n"] == 4:
+            self._action()
+            self._at = time.monotonic()
+
+    @property
+    def since(self) -> float:
+        """Seconds since then."""
+        assert self._at, "the stream ended before its fifth frame"
+        return time.monotonic() - self._at

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from ddpctl.spec.inventory import Host
 from ddpctl.stages import trust
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from tests.lab import Lab
-from tests.transport.build import of_lab
+from tests.transport.build import OnFifth, of_lab
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_six_hosts_over_one_connection(lab: Lab, fleet: SSHFleet) -> None:
 
 def test_the_jump_host_as_an_inventory_key(lab: Lab, tmp_path: Path) -> None:
     """No ssh_config: `jump:` names a host of the inventory; a chain takes two."""
-    key = {"user": "root", "identity_file": str(lab.key)}
+    key: dict[str, Any] = {"user": "root", "identity_file": str(lab.key)}
     hosts = [
         Host(name="gate", address=lab[0].address, **key),
         Host(name="a", address=lab[1].address, jump="gate", **key),
@@ -113,11 +113,10 @@ def test_forwarding_forbidden(lab: Lab, fleet: SSHFleet) -> None:
 
 def test_the_link_behind_the_jump_host_is_cut(lab: Lab, fleet: SSHFleet) -> None:
     """No TCP connection of ours dies; the missing heartbeat shows it."""
-    threading.Timer(1.0, lambda: lab[1].cable(False)).start()
-    begun = time.monotonic()
+    hurt = OnFifth(lambda: lab[1].cable(False))
     with pytest.raises(LinkLost):
-        fleet.transport("node1").call("echo", {"frames": 600, "every": 0.1}, timeout=None)
-    assert time.monotonic() - begun < 1 + 18
+        fleet.transport("node1").call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
+    assert hurt.since < 18
     assert fleet.transport("node2").call("echo", {"text": 1})["text"] == 1
 
 

@@ -34,7 +34,7 @@ from ddpctl.transport.base import Frame, Transport
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl.transport.payload import payload
 from tests.lab import Lab
-from tests.transport.build import of_lab
+from tests.transport.build import OnFifth, of_lab
 
 BASE = "~/.local/state/ddpctl"
 
@@ -520,11 +520,10 @@ def test_a_noexec_base_dir_will_do(lab3: Lab) -> None:
 
 
 def test_a_link_cut_in_mid_call(lab3: Lab, node0: Transport) -> None:
-    threading.Timer(1.0, lambda: lab3[0].cable(False)).start()
-    begun = time.monotonic()
+    hurt = OnFifth(lambda: lab3[0].cable(False))
     with pytest.raises(LinkLost) as caught:
-        node0.call("echo", {"frames": 600, "every": 0.1}, timeout=None)
-    assert time.monotonic() - begun < 1 + 16
+        node0.call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
+    assert hurt.since < 16
     one_line(caught.value, "node0: ")
 
 
@@ -543,11 +542,10 @@ def test_a_link_cut_while_sending(lab3: Lab, node0: Transport) -> None:
 
 def test_a_frozen_machine(lab3: Lab, node0: Transport) -> None:
     """Its kernel still answers TCP; only the missing heartbeat shows it."""
-    threading.Timer(1.0, lab3[0].freeze).start()
-    begun = time.monotonic()
+    hurt = OnFifth(lab3[0].freeze)
     with pytest.raises(LinkLost):
-        node0.call("echo", {"frames": 600, "every": 0.1}, timeout=None)
-    assert time.monotonic() - begun < 1 + 18
+        node0.call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
+    assert hurt.since < 18
 
 
 def test_a_connection_that_died_while_idle(lab3: Lab, node0: Transport) -> None:
@@ -562,9 +560,9 @@ def test_an_sshd_that_ends_the_session(lab3: Lab, node0: Transport) -> None:
             if process.argv[0].startswith("sshd: root"):
                 lab3[0].run(f"kill -9 {process.pid}", check=False)
 
-    threading.Timer(1.0, kill).start()
+    hurt = OnFifth(kill)
     with pytest.raises(LinkLost):
-        node0.call("echo", {"frames": 600, "every": 0.1}, timeout=None)
+        node0.call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
 
 
 def test_a_worker_that_is_killed(lab3: Lab, node0: Transport) -> None:
@@ -573,8 +571,8 @@ def test_a_worker_that_is_killed(lab3: Lab, node0: Transport) -> None:
             if "ddpctl=" in " ".join(process.argv) and process.argv[0].endswith("python3"):
                 lab3[0].run(f"kill -9 {process.pid}")
 
-    threading.Timer(1.0, kill).start()
+    hurt = OnFifth(kill)
     with pytest.raises(RemoteError) as caught:
-        node0.call("echo", {"frames": 600, "every": 0.1}, timeout=None)
+        node0.call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
     assert caught.value.kind == "died"
     assert node0.call("echo", {"text": 2})["text"] == 2

@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 from ddpctl.errors import ConnectError, NameUnknown, Unreachable
@@ -18,12 +17,14 @@ from ddpctl.transport.limits import (
     KEEPALIVE_COUNT,
     KEEPALIVE_EVERY_S,
     KEEPALIVE_IDLE_S,
+    NAMES,
+    RESOLVE_DEAD_S,
     RESOLVE_S,
     USER_TIMEOUT_MS,
 )
 from ddpctl.transport.route import Hop
 
-Address = tuple[Any, ...]
+Target = tuple[int, tuple[Any, ...]]  # family, and what connect() takes
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
@@ -38,13 +39,46 @@ class Dropped(Exception):
         self.said = said
 
 
-def dial(hop: Hop) -> socket.socket:
+class Names:
+    """The name server: not too many questions at once, and no long waits for one that is dead."""
+
+    def __init__(self) -> None:
+        self._turn = threading.BoundedSemaphore(NAMES)
+        self._unanswered = 0
+
+    def resolve(self, hop: Hop) -> list[Target]:
+        """Every address of the server, in the resolver's order.
+
+        Raises:
+            NameUnknown: it has none, or the name server does not answer.
+        """
+        literal = _literal(hop)
+        if literal is not None:
+            return [literal]
+        with self._turn:
+            patience = RESOLVE_DEAD_S if self._unanswered > NAMES else RESOLVE_S
+            answer: list[list[Target] | OSError] = []
+            # On a thread of its own: the C library's deadline is longer than ours.
+            asking = threading.Thread(target=_ask_name, args=(answer, hop), daemon=True, name=f"ddpctl-{hop.label}")
+            asking.start()
+            asking.join(patience)
+        hint = f"check the name, or give `address:` for {hop.label} in the inventory"
+        if not answer:
+            self._unanswered += 1
+            raise NameUnknown(f"the name server does not answer for {hop.address} ({patience:g} s)", hint=hint)
+        self._unanswered = 0
+        if isinstance(answer[0], OSError):
+            raise NameUnknown(f"the name {hop.address} has no address ({answer[0].strerror})", hint=hint)
+        return answer[0]
+
+
+def dial(hop: Hop, names: Names) -> socket.socket:
     """A TCP connection to ``hop`` on which the server has begun to speak.
 
     Raises:
         ConnectError: no address, no route, refused, no answer, or accepted and silent. Dropped: hung up at once.
     """
-    sock = _connect(hop, resolve(hop))
+    sock = _connect(hop, names.resolve(hop))
     try:
         tune(sock)
         await_first_byte(sock, hop)
@@ -54,25 +88,18 @@ def dial(hop: Hop) -> socket.socket:
     return sock
 
 
-def resolve(hop: Hop) -> list[tuple[int, Address]]:
-    """(family, address) of the server, in the resolver's order."""
-    with suppress(ValueError):
-        address = ipaddress.ip_address(hop.address.partition("%")[0])
-        if "%" not in hop.address:
-            return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, (hop.address, hop.port))]
-    answer: list[list[tuple[int, Address]] | OSError] = []
-    asking = threading.Thread(target=_resolve_into, args=(answer, hop), daemon=True, name=f"ddpctl-name-{hop.label}")
-    asking.start()  # a name server that is down must not hold us beyond our deadline: the C library has its own
-    asking.join(RESOLVE_S)
-    hint = f"check the name, or give `address:` for {hop.label} in the inventory"
-    if not answer:
-        raise NameUnknown(f"the name server does not answer for {hop.address} ({RESOLVE_S:g} s)", hint=hint)
-    if isinstance(answer[0], OSError):
-        raise NameUnknown(f"the name {hop.address} has no address ({answer[0].strerror})", hint=hint)
-    return answer[0]
+def _literal(hop: Hop) -> Target | None:
+    """The address itself, where the host is given by one."""
+    try:
+        version = ipaddress.ip_address(hop.address).version
+    except ValueError:
+        return None
+    if "%" in hop.address:  # fe80::1%eth0: the resolver knows the number of the interface
+        return None
+    return (socket.AF_INET if version == 4 else socket.AF_INET6, (hop.address, hop.port))
 
 
-def _resolve_into(answer: list[list[tuple[int, Address]] | OSError], hop: Hop) -> None:
+def _ask_name(answer: list[list[Target] | OSError], hop: Hop) -> None:
     try:
         found = socket.getaddrinfo(hop.address, hop.port, _FAMILIES.get(hop.family, 0), socket.SOCK_STREAM)
         answer.append([(int(family), address) for family, _, _, _, address in found])
@@ -80,7 +107,7 @@ def _resolve_into(answer: list[list[tuple[int, Address]] | OSError], hop: Hop) -
         answer.append(error if isinstance(error, OSError) else OSError(0, "not a valid name"))
 
 
-def _connect(hop: Hop, addresses: list[tuple[int, Address]]) -> socket.socket:
+def _connect(hop: Hop, addresses: list[Target]) -> socket.socket:
     until = time.monotonic() + CONNECT_S
     failure: OSError = TimeoutError()
     for number, (family, address) in enumerate(addresses):

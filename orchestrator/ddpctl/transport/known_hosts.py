@@ -77,7 +77,7 @@ class Names:
 
     def match(self, name: str) -> bool:
         if self._hashed is None:
-            return self._patterns.match((name,))
+            return self._patterns.match((name.lower(),))
         salt, digest = self._hashed
         return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 RESOLVE_S = 10.0  # a name server's answer
+RESOLVE_DEAD_S = 1.0  # the same, once several questions in a row found no server alive
 CONNECT_S = 10.0  # TCP, all addresses of a host together
 FIRST_BYTE_S = 10.0  # from the TCP connection to the server's first byte
 HANDSHAKE_S = 20.0  # key exchange
@@ -16,6 +17,7 @@ USER_TIMEOUT_MS = 8_000  # unacknowledged bytes this old end a TCP connection
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 5, 3, 3
 
 DIALS = 512  # TCP connections being made at once: they cost nothing but waiting
+NAMES = 64  # questions to the name server at once: hundreds would drown a small one
 LOGINS = 32  # key exchanges and logins at once, all hosts
 LOGINS_BEHIND_JUMP = 8  # of these behind one jump host, or sent to one: sshd drops more (MaxStartups)
 TUNNELS = 64  # tunnels being opened at once through one jump host: they too only wait

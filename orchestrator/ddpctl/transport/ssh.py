@@ -15,7 +15,7 @@ from ddpctl.spec.command import Command
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.base import OnFrame, Result
 from ddpctl.transport.bootstrap import command_line, last_line
-from ddpctl.transport.dial import Dropped, dial
+from ddpctl.transport.dial import Dropped, Names, dial
 from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.limits import CHANNEL_S, DIALS, DROPPED_RETRIES, LOGINS, LOGINS_BEHIND_JUMP, TUNNELS
 from ddpctl.transport.link import ChannelPipe, Link
@@ -70,6 +70,7 @@ class Connector:
     def __init__(self, ring: KeyRing) -> None:
         self._ring = ring
         self._gates = Gates()
+        self._names = Names()
         self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
         self._lock = threading.Lock()
         self.closed = threading.Event()
@@ -130,7 +131,7 @@ class Connector:
 
             return ProxySocket(hop)
         with self._gates.dials:
-            return dial(hop)
+            return dial(hop, self._names)
 
     def _via(self, hop: Hop) -> Link | None:
         """The connection to the jump host, made once for all that are behind it."""

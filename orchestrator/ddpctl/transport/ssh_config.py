@@ -30,7 +30,10 @@ ReadInclude = Callable[[str], Iterable[tuple[str, str]]]
 
 
 class Patterns:
-    """The patterns of one Host line, or of one criterion of a Match line."""
+    """The patterns of one Host line, of one criterion of a Match line, or of a line of known_hosts.
+
+    Letters count as they are, as OpenSSH reads its configuration; who wants otherwise lowers both sides.
+    """
 
     def __init__(self, words: Iterable[str]) -> None:
         self._literal: set[str] = set()
@@ -42,20 +45,19 @@ class Patterns:
             elif _WILD.search(word):
                 self._positive.append(_compile(word))
             else:
-                self._literal.add(word.lower())
+                self._literal.add(word)
 
     def match(self, names: Sequence[str]) -> bool:
         """True when a name fits and none is excluded."""
-        lower = [name.lower() for name in names]
-        if any(pattern.fullmatch(name) for pattern in self._negative for name in lower):
+        if any(pattern.fullmatch(name) for pattern in self._negative for name in names):
             return False
-        if not self._literal.isdisjoint(lower):
+        if not self._literal.isdisjoint(names):
             return True
-        return any(pattern.fullmatch(name) for pattern in self._positive for name in lower)
+        return any(pattern.fullmatch(name) for pattern in self._positive for name in names)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern.lower())
+    text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
     return re.compile(text, re.DOTALL)
 
 
@@ -67,6 +69,13 @@ class Asked:
     local_user: str
     final: bool = False
     options: Options = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What the host is called now: by HostName, once there is one."""
+        if "hostname" not in self.options:
+            return self.names
+        return (expand(self.options["hostname"][0], {}, self.names[0]),)
 
     def first(self, key: str, default: str) -> str:
         values = self.options.get(key)
@@ -225,9 +234,7 @@ def _criterion(name: str, value: str) -> Condition:
         return lambda asked: _exec(expand(value, asked.options, asked.names[0]))
     patterns = Patterns(value.split(","))
     if name == "host":
-        return lambda asked: patterns.match(
-            (asked.options["hostname"][0],) if "hostname" in asked.options else asked.names
-        )
+        return lambda asked: patterns.match(asked.hosts)
     if name == "originalhost":
         return lambda asked: patterns.match(asked.names)
     if name == "user":

@@ -1,0 +1,115 @@
+"""Many hosts at once, on tables instead of connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ddpctl.errors import DdpctlError, RemoteError, Unreachable, UsageError
+from ddpctl.spec.command import Command
+from ddpctl.transport.base import Frame, Result, Transport
+from ddpctl.transport.dry import DryFleet, DryTransport, Stream
+from ddpctl.transport.limits import WORKERS
+
+
+def fleet(count: int = 4) -> DryFleet:
+    return DryFleet(DryTransport(f"n{n}", {"echo": {"n": n}}) for n in range(count))
+
+
+def test_every_host_finishes_and_is_reported_in_order() -> None:
+    hosts = DryFleet(
+        [
+            DryTransport("slow", {"status": lambda _asked: time.sleep(0.2) or {"state": "running"}}),  # type: ignore[func-returns-value]
+            DryTransport("gone", unreachable=Unreachable("no answer")),
+            DryTransport("bad", {"status": RemoteError("no such run", kind="no_such_run")}),
+            DryTransport("good", {"status": {"state": "failed"}}),
+        ]
+    )
+    outcome = hosts.map(lambda transport: transport.call("status", {"run": "r"})["state"])
+    assert list(outcome.results.items()) == [("slow", "running"), ("good", "failed")]
+    assert list(outcome.errors) == ["gone", "bad"]
+    assert str(outcome.errors["gone"]) == "gone: no answer"
+    assert [(asked.host, asked.verb, asked.args) for asked in hosts.calls] == [
+        ("slow", "status", {"run": "r"}),
+        ("bad", "status", {"run": "r"}),
+        ("good", "status", {"run": "r"}),
+    ]
+
+
+def test_none_is_a_result() -> None:
+    assert dict(fleet(2).map(lambda _transport: None).results) == {"n0": None, "n1": None}
+
+
+def test_on_done_is_called_on_the_calling_thread() -> None:
+    seen: list[tuple[str, object, bool]] = []
+    here = threading.current_thread()
+
+    def done(host: str, result: object) -> None:
+        seen.append((host, result, threading.current_thread() is here))
+
+    fleet(3).map(lambda transport: transport.call("echo")["n"], on_done=done)
+    assert sorted(seen) == [("n0", 0, True), ("n1", 1, True), ("n2", 2, True)]
+
+
+def test_a_bug_is_raised_when_all_are_done() -> None:
+    finished: list[str] = []
+
+    def work(transport: Transport) -> None:
+        if transport.host == "n0":
+            raise ZeroDivisionError
+        time.sleep(0.1)
+        finished.append(transport.host)
+
+    with pytest.raises(ZeroDivisionError):
+        fleet(4).map(work)
+    assert sorted(finished) == ["n1", "n2", "n3"]
+
+
+def test_map_works_on_so_many_at_once_and_together_on_all() -> None:
+    count, lock, now, most = 2 * WORKERS, threading.Lock(), 0, 0
+
+    def work(_transport: Transport) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+
+    fleet(count).map(work)
+    assert most <= WORKERS
+    barrier = threading.Barrier(count)
+    assert len(fleet(count).together(lambda _transport: barrier.wait(20)).results) == count
+
+
+def test_chosen_hosts_and_unknown_ones() -> None:
+    hosts = fleet(4)
+    assert list(hosts.map(lambda transport: transport.host, ["n2", "n0", "n2"]).results) == ["n2", "n0"]
+    assert dict(hosts.map(lambda transport: transport.host, []).results) == {}
+    with pytest.raises(UsageError, match="n9"):
+        hosts.map(lambda transport: transport.host, ["n9"])
+
+
+def test_the_table_answers_streams_functions_and_plain_commands() -> None:
+    host = DryTransport(
+        "h",
+        {
+            "tail": Stream([Frame({"n": 1}), Frame({"n": 2}, b"raw")], {"end": True}),
+            "twice": lambda a: {"v": a.args["v"] * 2},
+        },
+        {"uname": Result(0, b"Linux\n", b"")},
+    )
+    frames: list[Frame] = []
+    assert host.call("tail", on_frame=frames.append) == {"end": True}
+    assert [frame.raw for frame in frames] == [b"", b"raw"]
+    assert host.call("twice", {"v": 4}, body=[b"a", b"b"]) == {"v": 8}
+    assert host.calls[-1].body == b"ab"
+    assert host.run(Command(("uname",))).ok
+    assert host.run(Command(("other",))).exit_code == 127
+    with pytest.raises(DdpctlError):
+        host.call("unknown")
+    with pytest.raises(DdpctlError):
+        host.call("tail", cancel=lambda: True)

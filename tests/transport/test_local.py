@@ -1,0 +1,119 @@
+"""This machine as a host, for real: the protocol over a child's pipes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpctl.errors import Interrupted, PythonMissing, RemoteError, ShellBroken
+from ddpctl.spec.command import Command
+from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.transport.base import Frame
+from ddpctl.transport.fleet import open_fleet
+from ddpctl.transport.local import LocalTransport
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalTransport]:
+    transport = LocalTransport(Host(name="me", address="me", connection="local", base_dir=str(tmp_path / "base")))
+    yield transport
+    transport.close()
+
+
+def workers() -> list[int]:
+    """Workers that are our own children."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if b"ddpctl=json" in line and int(parent) == os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_plain_command(local: LocalTransport) -> None:
+    result = local.run(Command(("sh", "-c", 'cat; echo "$A" >&2; pwd; exit 3'), {"A": "x"}, "/usr"), stdin=b"in\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"in\n/usr\n", b"x\n")
+
+
+def test_a_missing_program_is_what_a_shell_says(local: LocalTransport) -> None:
+    assert local.run(Command(("/no/such/program",))).exit_code == 127
+    assert local.run(Command(("/etc",))).exit_code == 126
+
+
+def test_a_signal_is_128_and_its_number(local: LocalTransport) -> None:
+    assert local.run(Command(("sh", "-c", "kill -9 $$"))).exit_code == 137
+
+
+def test_a_command_that_does_not_end(local: LocalTransport) -> None:
+    begun = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        local.run(Command(("sleep", "100")), timeout=0.5)
+    assert caught.value.kind == "timeout"
+    assert time.monotonic() - begun < 5
+
+
+def test_secrets_are_refused(local: LocalTransport) -> None:
+    with pytest.raises(ValueError, match="secrets"):
+        local.run(Command(("true",), secrets={"TOKEN": "x"}))
+
+
+def test_body_and_frames_at_once(local: LocalTransport) -> None:
+    frames: list[Frame] = []
+    result = local.call(
+        "echo", {"size": 8 << 20, "frames": 8, "raw": 1 << 20}, body=[b"x" * (1 << 20)] * 8, on_frame=frames.append
+    )
+    assert result["got"] == 8 << 20
+    assert [len(frame.raw) for frame in frames] == [1 << 20] * 8
+
+
+def test_cancel_ends_the_worker(local: LocalTransport) -> None:
+    begun = time.monotonic()
+    with pytest.raises(Interrupted):
+        local.call("echo", {"frames": 99, "every": 1}, timeout=None, cancel=lambda: time.monotonic() - begun > 0.3)
+    assert time.monotonic() - begun < 4
+    assert workers() == []
+
+
+def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+    for python in ("/no/python", "no-such-python", str(tmp_path)):
+        host = Host(name="me", address="me", connection="local", python=python, base_dir=str(tmp_path / "b"))
+        with pytest.raises(PythonMissing, match=python):
+            LocalTransport(host).call("echo")
+
+
+def test_an_interpreter_that_says_something_else(tmp_path: Path) -> None:
+    host = Host(name="me", address="me", connection="local", python="/bin/cat", base_dir=str(tmp_path / "b"))
+    with pytest.raises(ShellBroken) as caught:
+        LocalTransport(host).call("echo")
+    assert str(caught.value).startswith("me: ")
+    assert "/bin/cat" in str(caught.value)
+
+
+def test_a_request_the_worker_does_not_know(local: LocalTransport) -> None:
+    with pytest.raises(RemoteError) as caught:
+        local.call("no-such-verb")
+    assert caught.value.kind == "bad_request"
+
+
+def test_the_worker_sees_host_and_base_dir_of_the_host(local: LocalTransport) -> None:
+    """Whatever the caller's arguments say."""
+    assert local.call("echo", {"host": "other", "text": "t"})["text"] == "t"
+
+
+def test_a_fleet_of_local_hosts(tmp_path: Path) -> None:
+    hosts = [
+        Host(name=f"l{n}", address="localhost", connection="local", base_dir=str(tmp_path / str(n))) for n in range(3)
+    ]
+    fleet = open_fleet(Inventory(hosts=tuple(hosts), ssh_config=str(tmp_path / "none")))
+    outcome = fleet.together(lambda transport: transport.call("echo", {"text": transport.host})["text"])
+    fleet.close()
+    assert dict(outcome.results) == {"l0": "l0", "l1": "l1", "l2": "l2"}
