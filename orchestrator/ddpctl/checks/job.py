@@ -228,8 +228,9 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], wa
             evidence=evidence,
         )
     if kind == "ours" and job and job == wanted:
-        message = f"the job {job} is running here already ({who})"
-        return Finding("job.leftovers", Severity.WARNING, message, host, fix=f"ddpctl kill {job}", evidence=evidence)
+        # Started twice, the name would mean the newer run only, and the older one be forgotten.
+        message = f"the job {job} is running here already ({who}); follow it with ddpctl attach {job}, or end it"
+        return Finding("job.leftovers", Severity.ERROR, message, host, fix=f"ddpctl kill {job}", evidence=evidence)
     what = f"the ddpctl job {job}" if kind == "ours" else "a job of torchrun"
     return Finding(
         "job.leftovers",
