@@ -57,8 +57,7 @@ class Trio:
         return [node.wait_state(self.run, seconds=seconds) for node in self.nodes]
 
     def supervisors_end(self) -> None:
-        for node in self.nodes:
-            eventually(lambda node=node: not _alive(node, self.run), f"the supervisor of {node.host} ends")
+        eventually(lambda: not any(_alive(node, self.run) for node in self.nodes), "the supervisors end")
 
 
 def _alive(node: Node, run: str) -> bool:

@@ -90,7 +90,7 @@ def test_very_long_lines_are_cut_between_characters() -> None:
     for body, _ in pieces:
         body.decode()
     assert [end for _, end in pieces][-1] == b"\n"
-    assert set(end for _, end in pieces[:-1]) == {b""}
+    assert {end for _, end in pieces[:-1]} == {b""}
 
 
 def test_lines_that_are_no_records() -> None:

@@ -39,7 +39,8 @@ def numbers(records: list[tuple[int, bytes]]) -> list[int]:
 
 
 def read_all(folder: Path, offset: int = 0, limit: int = 1 << 20) -> list[tuple[int, bytes]]:
-    reader, found = logs.Reader(str(folder)), []
+    reader = logs.Reader(str(folder))
+    found: list[tuple[int, bytes]] = []
     while True:
         batch = reader.read(offset, limit)
         if not batch.records:
@@ -171,7 +172,7 @@ def test_a_full_disk_costs_lines_that_are_counted_and_told(small_disk: Path) -> 
 def test_a_disk_that_takes_nothing_is_waited_for_and_then_given_up(tmp_path: Path) -> None:
     """The writer's thread hangs in a write: submit says "later" until the stall is over, and then drops."""
     hang = threading.Event()
-    writer = logs.Writer(str(tmp_path), hang.wait, stall=0.3)  # its first pulse never returns
+    writer = logs.Writer(str(tmp_path), lambda: (hang.wait(), None)[1], stall=0.3)  # its first pulse never returns
     writer.start()
     big = encode(1.0, 0, STDOUT, b"x" * 1000, b"\n") * 20_000
     while writer.submit(big, 20_000) and writer.dropped == 0:

@@ -21,6 +21,8 @@ _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+# The launcher's own traceback: it only says that a rank failed.
+_AGENT_ERROR = re.compile(r"torch\.distributed\.elastic\.\S*ChildFailedError|subprocess\.CalledProcessError")
 _PREFIX = re.compile(
     r"^\[(?:\w+-)?rank\d+\]:\s?", re.M
 )  # torch puts "[rank0]: " before the lines of its own tracebacks
@@ -128,7 +130,7 @@ def last_traceback(text: str) -> Optional[str]:
         if not line.startswith(_TRACEBACK) or (index and lines[index - 1].startswith("Exception ignored in")):
             continue
         end = _end_of_block(lines, index)
-        if end is None:
+        if end is None or _AGENT_ERROR.match(lines[end - 1]):
             continue
         if blocks and any(link in lines[blocks[-1][1] : index] for link in _CHAIN):
             blocks[-1] = (blocks[-1][0], end)

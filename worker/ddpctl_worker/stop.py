@@ -11,10 +11,11 @@ from ddpctl_worker import processes, record
 from ddpctl_worker.contract import NO_SUCH_RUN
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
-from ddpctl_worker.status import judge, node_status, remains, watchers
+from ddpctl_worker.status import STALE_S, judge, node_status, remains, watchers
 from ddpctl_worker.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
+HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
 def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
@@ -53,7 +54,9 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
 def _ask_supervisor(paths: RunPaths, grace: float, by: str) -> None:
     """Have the supervisor stop the run, and wait for its exit record while it is alive."""
     record.write_json(paths.stop, {"grace": grace, "by": by, "time": record.now_iso()})
-    deadline = time.monotonic() + grace + GIVE_UP_S + 5.0
+    pulse = record.read_heartbeat(paths.heartbeat)
+    hangs = pulse is not None and record.boottime() - pulse.at > STALE_S
+    deadline = time.monotonic() + grace + (HANGS_S if hangs else GIVE_UP_S + 5.0)
     told = None
     while time.monotonic() < deadline:
         if record.read_json(paths.exit) is not None:

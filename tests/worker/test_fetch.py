@@ -1,0 +1,73 @@
+"""What comes back from a node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.worker.node import Node
+
+SCRIPT = """
+import os
+if os.environ["RANK"] == "0":
+    os.makedirs("saved_models/deep", exist_ok=True)
+    open("saved_models/a.pt", "wb").write(bytes(range(256)) * 10_000)
+    open("saved_models/deep/b.pt", "wb").write(b"b")
+    open("loss.csv", "w").write("1,2")
+    os.symlink("/etc/passwd", "saved_models/link")
+    os.symlink("/etc", "outside")
+    open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "out"), "w").write("o")
+    os.mkfifo("saved_models/pipe")
+print("rank", os.environ["RANK"])
+"""
+
+
+def test_logs_records_and_outputs(node: Node) -> None:
+    run = node.start(SCRIPT, node.record(outputs=["saved_models", "*.csv", "none", "outside/hostname", "../../secret"]))
+    node.wait_state(run)
+    (node.base.parent / "secret").write_text("not for you")
+    files, result = node.files(run)
+    assert files["outputs/saved_models/a.pt"] == bytes(range(256)) * 10_000
+    assert files["outputs/saved_models/deep/b.pt"] == b"b"
+    assert files["outputs/loss.csv"] == b"1,2"
+    assert files["output/out"] == b"o"
+    assert files["logs/rank-0.log"] == b"rank 0\n"
+    assert files["logs/rank-1.log"] == b"rank 1\n"
+    assert b'"succeeded"' in files["record/exit.json"]
+    assert not any("passwd" in name or "hostname" in name or "link" in name for name in files)
+    assert result["files"] == len(files)
+    assert "none" in result["missing"]
+    assert "outside/hostname" in result["missing"]
+
+
+def test_a_file_that_grows_comes_with_the_size_that_was_told(node: Node) -> None:
+    script = """
+import time
+with open("growing", "wb", buffering=0) as file:
+    print("here", flush=True)
+    while True:
+        file.write(b"x" * 65536)
+        time.sleep(0.001)
+"""
+    run = node.start(script, node.record(nproc=1, ranks=[0], outputs=["growing"]))
+    node.wait_state(run, "running")
+    stream = node.open("fetch", run=run)
+    stream.result()
+    told = [frame["file"] for frame in stream.frames if "file" in frame]
+    sizes: dict[str, int] = {}
+    name = ""
+    for frame, raw in zip(stream.frames, stream.raw, strict=True):
+        name = frame["file"]["path"] if "file" in frame else name
+        sizes[name] = sizes.get(name, 0) + len(raw)
+    assert {one["path"]: one["size"] for one in told} == {one["path"]: sizes[one["path"]] for one in told}
+
+
+def test_names_that_are_no_text(node: Node, tmp_path: Path) -> None:
+    run = node.start(
+        "import os; open(os.fsencode(os.environ['DDPCTL_OUTPUT_DIR']) + b'/bad\\xffname', 'w').write('1')",
+        node.record(nproc=1, ranks=[0]),
+    )
+    assert node.wait_state(run)["state"] == "succeeded"
+    files, _ = node.files(run)
+    assert files["output/bad\\xffname"] == b"1"
+    assert os.fsencode(os.listdir(node.folder(run) / "output")[0]) == b"bad\xffname"

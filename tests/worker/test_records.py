@@ -1,0 +1,170 @@
+"""Records that survive SIGKILL, are written once, and are judged against the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpctl_worker import record
+from ddpctl_worker.link import WorkerError
+from tests.worker.node import WORKER, Node, eventually
+
+SLEEP = "import time; print('here', flush=True); time.sleep(300)"
+
+
+def test_a_killed_writer_leaves_the_old_or_the_new_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    code = f"""
+import sys
+sys.path.insert(0, {WORKER!r})
+from ddpctl_worker.record import write_json
+n = 0
+while True:
+    n += 1
+    write_json({str(path)!r}, {{"n": n, "pad": "x" * 5000, "end": n}}, durable=False)
+"""
+    last = 0
+    for turn in range(30):
+        writer = subprocess.Popen([sys.executable, "-c", code])
+        eventually(lambda before=last: path.exists() and (record.read_json(str(path)) or {})["n"] >= 1, "a record")  # type: ignore[misc]
+        time.sleep(0.002 * (turn % 10))
+        writer.kill()
+        writer.wait()
+        found = record.read_json(str(path))
+        assert found is not None
+        assert found["n"] == found["end"]
+        last = found["n"]
+
+
+def test_the_exit_record_is_written_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "exit.json")
+    won = []
+    threads = [
+        threading.Thread(target=lambda n=n: won.append(n) if record.write_once(path, {"n": n}) else None)
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert record.read_json(path) == {"n": won[0]}
+    assert os.listdir(tmp_path) == ["exit.json"]
+
+
+def test_the_exit_record_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = str(tmp_path / "exit.json")
+    assert record.write_once(path, {"n": 1})
+    assert not record.write_once(path, {"n": 2})
+    assert record.read_json(path) == {"n": 1}
+
+
+def test_unreadable_records_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    assert record.read_json(str(path)) is None
+    path.write_text('{"n": 1')
+    with pytest.raises(WorkerError, match="not readable as JSON"):
+        record.read_json(str(path))
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    with pytest.raises(WorkerError, match="symbolic link"):
+        record.read_json(str(path))
+
+
+def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = str(tmp_path / "heartbeat")
+    assert record.read_heartbeat(path) is None
+    heart = record.Heartbeat(path)
+    pulse = record.Pulse(12.5, 0.0, 3, 2)
+    heart.beat(pulse)
+    heart.close()
+    assert record.read_heartbeat(path) == pulse
+    blob = bytearray(Path(path).read_bytes())
+    assert len(blob) == 32
+    blob[3] ^= 1
+    Path(path).write_bytes(blob)
+    assert record.read_heartbeat(path) is None
+
+
+def test_status_fields(node: Node) -> None:
+    run = node.start(SLEEP)
+    status = node.wait_state(run, "running")
+    assert status["ranks"] == [0, 1]
+    assert status["attempt"] == 1
+    assert status["heartbeat_age_s"] < 5
+    assert status["pid"] == node.pid(run, "launcher")
+    assert status["record"]["run"] == run
+    assert (status["cause"], status["exit_code"], status["ended"]) == (None, None, None)
+    eventually(lambda: node.status(run)["last_output_age_s"] is not None, "output is noticed")
+
+
+def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_node: object) -> None:
+    assert callable(make_node)
+    other = make_node("node9")
+    first = node.start("print(1)", node.record("r1", created="2026-01-01T00:00:00Z"))
+    node.wait_state(first)
+    second = node.start(SLEEP, node.record("r2", created="2026-01-02T00:00:00Z", job="other"))
+    third = node.start("print(1)", node.record("r3", created="2026-01-03T00:00:00Z"))
+    node.wait_state(third)
+    assert [one["run"] for one in node.call("status", all=True)["runs"]] == [third, second, first]
+    assert [one["run"] for one in node.call("status")["runs"]] == [third, second]
+    assert [one["run"] for one in node.call("status", job="job", all=True)["runs"]] == [third, first]
+    assert [one["run"] for one in node.call("status", job="r1", all=True)["runs"]] == [first]
+    assert other.call("status", all=True)["runs"] == []
+    assert node.call("status", run="nothing")["runs"] == []
+
+
+def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
+    run = node.start(SLEEP)
+    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    pid = node.pid(run, "supervisor")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = node.wait_state(run, "stale", seconds=40)
+        assert status["heartbeat_age_s"] > 10
+        answer = node.call("stop", run=run, grace=0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert answer["survivors"] == []
+    assert answer["status"]["state"] in ("killed", "lost")
+
+
+def test_a_reboot_is_told_and_nothing_of_the_new_boot_is_touched(node: Node, tmp_path: Path) -> None:
+    """Another boot_id is bound over the kernel's, in a mount namespace of the asking worker alone."""
+    if os.geteuid() != 0:
+        pytest.skip("binding another boot_id needs root")
+    run = node.start(SLEEP)
+    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    other = tmp_path / "boot_id"
+    other.write_text("00000000-1111-2222-3333-444444444444\n")
+    ask = {"verb": "stop", "host": node.host, "base_dir": str(node.base), "run": run, "grace": 0}
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.__main__ import main; main()"
+    bind = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+
+    def answer(verb: str) -> dict[str, object]:
+        argv = ["unshare", "-m", "sh", "-c", bind, str(other), sys.executable, "-I", "-c", code, WORKER]
+        done = subprocess.run(argv, input=json.dumps(ask | {"verb": verb}), capture_output=True, text=True, check=True)
+        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])["result"]
+        return found
+
+    status = answer("status")["runs"][0]  # type: ignore[index]
+    assert status["state"] == "lost"
+    assert status["cause"]["reason"] == "node_rebooted"
+    assert answer("stop")["signalled"] == 0
+    # Terminal stays terminal, also where the boot is the old one.
+    assert node.status(run)["state"] == "lost"
+    os.kill(node.pid(run, "supervisor"), signal.SIGTERM)
