@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -113,3 +115,19 @@ def test_the_table_answers_streams_functions_and_plain_commands() -> None:
         host.call("unknown")
     with pytest.raises(DdpctlError):
         host.call("tail", cancel=lambda: True)
+
+
+def test_nothing_begins_after_ctrl_c() -> None:
+    """And the fleet can be used again: to stop what had begun."""
+    hosts, begun = fleet(3 * WORKERS), []
+
+    def work(transport: Transport) -> None:
+        begun.append(transport.host)
+        time.sleep(0.5)
+
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        hosts.map(work)
+    time.sleep(1.2)
+    assert len(begun) == WORKERS
+    assert hosts.map(lambda transport: transport.call("echo")["n"]).ok

@@ -195,6 +195,7 @@ def test_ctrl_c_ends_a_map_at_once(lab3: Lab) -> None:
     with pytest.raises(KeyboardInterrupt):
         fleet.map(lambda transport: transport.call("echo", {"frames": 60, "every": 1}))
     assert time.monotonic() - begun < 6
+    assert fleet.map(lambda transport: transport.call("echo")).ok
     fleet.close()
 
 

@@ -21,7 +21,8 @@ def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T
     """Run every job (host -> work) on at most ``threads`` threads; ``on_done`` is called on the calling thread.
 
     A DdpctlError of a job is its host's outcome. Any other exception is a bug, and raised when all are done. On Ctrl-C
-    this returns at once: the threads are daemons, and whoever owns their connections closes them.
+    this returns at once and begins no further job; the threads are daemons, and whoever owns their connections closes
+    them.
     """
     waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]] = queue.SimpleQueue()
     for item in jobs.items():
@@ -29,7 +30,12 @@ def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T
     done: queue.SimpleQueue[_Done[T]] = queue.SimpleQueue()
     for number in range(min(threads, len(jobs))):
         threading.Thread(target=_work, args=(waiting, done), daemon=True, name=f"ddpctl-{number}").start()
-    return _collect(tuple(jobs), done, on_done)
+    try:
+        return _collect(tuple(jobs), done, on_done)
+    finally:  # after Ctrl-C no further job begins
+        with suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
 
 
 def _work(

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ddpctl.errors import DdpctlError, UsageError
+from ddpctl.errors import DdpctlError, Interrupted, UsageError
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.fan import fan_out
@@ -78,21 +78,30 @@ class SSHFleet:
     ) -> FleetOutcome[T]:
         chosen = [self._preparable(name) for name in dict.fromkeys(self.hosts if hosts is None else hosts)]
         turn = threading.BoundedSemaphore(at_once) if at_once else nullcontext()
+        interrupted = threading.Event()
 
         def job(transport: Preparable) -> T:
             transport.prepare()
             with turn:
+                if interrupted.is_set():  # nothing is begun after Ctrl-C
+                    raise Interrupted("interrupted")
                 return work(transport)
 
         jobs = {transport.host: partial(job, transport) for transport in chosen}
         try:
             return fan_out(jobs, len(jobs) if at_once is None else DIALS, on_done)
         except KeyboardInterrupt:
-            self.close()  # ends what the threads wait for; they are not waited for themselves
+            interrupted.set()
+            self._hang_up()  # ends what the threads are waiting for; the fleet connects again when it is used
             raise
 
     def close(self) -> None:
-        """Close every connection, side by side; never takes longer than a few seconds."""
+        """Close every connection for good; never takes longer than a few seconds."""
+        self._hang_up()
+        self._close()
+
+    def _hang_up(self) -> None:
+        """Close every connection, side by side."""
         closers = [
             threading.Thread(target=transport.close, daemon=True, name=f"ddpctl-close-{name}")
             for name, transport in self._transports.items()
@@ -102,7 +111,6 @@ class SSHFleet:
         until = time.monotonic() + CLOSE_S
         for closer in closers:
             closer.join(max(0.0, until - time.monotonic()))
-        self._close()
 
 
 def open_fleet(inventory: Inventory, hosts: Iterable[str] | None = None, prompter: Prompter | None = None) -> SSHFleet:
