@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -184,9 +185,18 @@ class BeforeExec:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(self._umask)
+        raise_open_files()
         if self._oom_score is not None:
             with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write(self._oom_score)
+
+
+def raise_open_files() -> None:
+    """As many open files as this user may have: many ranks and data loaders pass the usual soft limit of 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a limit above the kernel's own maximum stays as it was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def protect_from_oom() -> Optional[str]:
