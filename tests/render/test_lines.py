@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ def raw(*lines: Line, colour: bool = False) -> bytes:
     printer = LinePrinter(stream, ["node0", "node1"], colour=colour, world_size=12)
     for one in lines:
         printer.write(one)
+    printer.flush()
     return stream.getvalue()
 
 
@@ -67,3 +69,20 @@ def test_json_lines_keep_every_text(text: str) -> None:
     (row,) = stream.getvalue().splitlines()
     assert json.loads(row)["text"] == text
     assert set(json.loads(row)) == {"host", "rank", "stream", "time", "text"}
+
+
+def test_a_batch_goes_out_in_one_piece() -> None:
+    class Pieces(io.BytesIO):
+        sizes: list[int]
+
+        def write(self, data: Any) -> int:
+            self.sizes.append(len(data))
+            return super().write(data)
+
+    stream = Pieces()
+    stream.sizes = []
+    printer = LinePrinter(stream, ["node0"], colour=False)
+    for _ in range(1000):
+        printer.write(line("x" * 100))
+    printer.flush()
+    assert stream.sizes == [len(stream.getvalue())]

@@ -22,5 +22,5 @@ def attach(
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
-        end = follow_run(run, fleet, offsets=files.load_positions(run.run), remember=True)
+        end = follow_run(run, fleet, offsets=files.load_positions(run.run))
     return conclude(end)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpctl import files
+from ddpctl.cli import session
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter
@@ -18,31 +20,27 @@ from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
 
+SWITCH_S = 0.0001  # Python's own is 5 ms
+
 
 def follow_run(
     run: RunStatus,
     fleet: Fleet,
     *,
     offsets: Mapping[str, int],
-    remember: bool,
     to_stderr: bool = False,
     interrupted: Callable[[], bool] | None = None,
 ) -> RunStatus:
     """Print a run's output until it is over, then read how it ended.
 
-    ``remember``: keep the position on this machine, so that `attach` goes on with the next line even when this process
-    is killed. ``to_stderr``: stdout is kept for a JSON document.
+    The position is kept on this machine, so that `attach` goes on with the next line even when this process is killed.
+    ``to_stderr``: stdout is kept for a JSON document.
 
     Raises:
         Interrupted: see stages.follow.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     printer = LinePrinter(stream.buffer, run.hosts, colour=not is_plain(stream), world_size=run.world_size)
-
-    def save(positions: Mapping[str, int]) -> None:
-        printer.flush()  # printed before it is remembered
-        if remember:
-            files.save_positions(run.run, dict(positions))
 
     held = Held()
 
@@ -51,7 +49,12 @@ def follow_run(
             printer.write(line)
 
     selection = stage.Selection(offsets=offsets)
-    with ProgressView(stderr_console(), on_line=show) as view:
+    with ProgressView(stderr_console(), on_line=show) as view, _kept_positions(run) as keep:
+
+        def save(positions: Mapping[str, int]) -> None:
+            printer.flush()  # printed before it is remembered
+            keep(positions)
+
         errors = stage.follow(
             run.run, run.hosts, fleet, view.tell, selection=selection, save=save, interrupted=interrupted
         )
@@ -63,6 +66,25 @@ def follow_run(
             printer.write(line)
         printer.flush()
     return end
+
+
+@contextlib.contextmanager
+def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
+    """Where the positions go; nowhere, with a warning, when this machine lets us write no record."""
+    try:
+        file = files.Positions(run.run)
+    except OSError as error:
+        session.warn(f"warning: attach will start from the first line, no position can be kept here: {error}")
+        yield lambda positions: None
+        return
+    before = sys.getswitchinterval()
+    # A batch that is printed waits for no reader thread before it is on record: killed in between, it would come again.
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        with file:
+            yield file.save
+    finally:
+        sys.setswitchinterval(before)
 
 
 def print_lines(

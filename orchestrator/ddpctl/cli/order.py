@@ -115,4 +115,7 @@ def _not_for_nodes(job: JobSpec) -> list[Path]:
 def remember(order: Order, plan: Plan) -> None:
     """A hint for later commands on this machine: which file the run came from, and its plan."""
     data: dict[str, Any] = {"inventory": order.inventory.file, "plan": plan.to_json()}
-    files.save_run(order.job.name, order.identity.run, data)
+    try:
+        files.save_run(order.job.name, order.identity.run, data)
+    except OSError as error:
+        session.warn(f"warning: later commands need the inventory named, no record can be kept here: {error}")

@@ -142,9 +142,7 @@ def _follow(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
         offsets = files.load_positions(run.run)
         with _CtrlC() as ctrl_c:
             try:
-                end = follow_run(
-                    run, fleet, offsets=offsets, remember=True, to_stderr=as_json, interrupted=lambda: ctrl_c.pressed
-                )
+                end = follow_run(run, fleet, offsets=offsets, to_stderr=as_json, interrupted=lambda: ctrl_c.pressed)
                 return conclude(end, as_json=as_json)
             except Interrupted:
                 pass

@@ -3,10 +3,11 @@
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.inventory import find_inventory, load_inventory, load_script
 from ddpctl.files.jobs import inspect_script, script_file
-from ddpctl.files.positions import load_positions, save_positions
+from ddpctl.files.positions import Positions, load_positions, save_positions
 from ddpctl.files.records import last_run, save_run, state_dir
 
 __all__ = [
+    "Positions",
     "find_inventory",
     "inspect_script",
     "last_run",

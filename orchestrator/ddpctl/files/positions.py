@@ -10,6 +10,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
+from types import TracebackType
 from typing import NamedTuple
 
 from ddpctl.files.records import folder_of, state_dir
@@ -38,25 +39,57 @@ def load_positions(run: str) -> dict[str, int]:
 
 
 def save_positions(run: str, positions: Mapping[str, int]) -> None:
-    """Remember ``positions``; only hosts whose offset has changed are written.
+    """Remember ``positions`` once.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    handle = _open(run)
-    try:
-        size = os.fstat(handle).st_size
-        known = _records(os.pread(handle, size, 0))
-        end = -(-size // _RECORD) * _RECORD
+    with Positions(run) as file:
+        file.save(positions)
+
+
+class Positions:
+    """The positions of one run, held open while it is followed.
+
+    Between the printing of a batch and its place on record lies one system call: a controller killed there would print
+    the batch again.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._handle = _open(run)
+        size = os.fstat(self._handle).st_size
+        self._known = _records(os.pread(self._handle, size, 0))
+        self._end = -(-size // _RECORD) * _RECORD
+
+    def __enter__(self) -> Positions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)
+
+    def save(self, positions: Mapping[str, int]) -> None:
+        """Only hosts whose offset has changed are written."""
         for host, offset in positions.items():
-            if host not in known:
-                _add(handle, end, host, offset)
-                end += _RECORD
-            elif max(known[host]).offset != offset or not max(known[host]).number:
-                newest, oldest = max(known[host]), min(known[host])
-                os.pwrite(handle, _pack(host, newest.number + 1, offset), oldest.at)
-    finally:
-        os.close(handle)
+            slots = self._known.get(host)
+            if slots is None:
+                self._add(host, offset)
+            elif max(slots).offset != offset or not max(slots).number:
+                self._overwrite(host, offset, max(slots), min(slots))
+
+    def _overwrite(self, host: str, offset: int, newest: _Slot, oldest: _Slot) -> None:
+        os.pwrite(self._handle, _pack(host, newest.number + 1, offset), oldest.at)
+        self._known[host] = (newest, _Slot(newest.number + 1, offset, oldest.at))
+
+    def _add(self, host: str, offset: int) -> None:
+        if not is_name(host):
+            raise ValueError(f"not the name of a host: {host!r}")
+        record = host.encode("ascii").ljust(_NAME, b"\0") + _pack(host, 1, offset)
+        os.pwrite(self._handle, record.ljust(_RECORD, b"\0"), self._end)
+        first = self._end + _NAME
+        self._known[host] = (_Slot(1, offset, first), _Slot(0, 0, first + _SLOT.size))
+        self._end += _RECORD
 
 
 def _open(run: str) -> int:
@@ -67,13 +100,6 @@ def _open(run: str) -> int:
         return os.open(state_dir() / "runs" / run / "positions", flags, 0o600)
     except FileNotFoundError:
         return os.open(folder_of(run) / "positions", flags, 0o600)
-
-
-def _add(handle: int, at: int, host: str, offset: int) -> None:
-    if not is_name(host):
-        raise ValueError(f"not the name of a host: {host!r}")
-    record = host.encode("ascii").ljust(_NAME, b"\0") + _pack(host, 1, offset)
-    os.pwrite(handle, record.ljust(_RECORD, b"\0"), at)
 
 
 def _pack(host: str, number: int, offset: int) -> bytes:

@@ -18,7 +18,8 @@ _BAR_EVERY_S = 1.0
 class LinePrinter:
     """Writes lines to a binary stream, byte for byte as the process wrote them.
 
-    Progress bars (pieces ended by ``\\r``) become a line a second at most.
+    Progress bars (pieces ended by ``\\r``) become a line a second at most. Lines are collected until ``flush``, which
+    hands them to the system in one call: what is killed in the middle of a batch has printed all of it or none.
     """
 
     def __init__(self, stream: BinaryIO, hosts: Sequence[str], *, colour: bool, world_size: int | None = None) -> None:
@@ -27,6 +28,7 @@ class LinePrinter:
         digits = len(str(max(0, (world_size or 1) - 1)))
         self._width = max((len(host) for host in hosts), default=0) + 1 + digits
         self._bars: dict[tuple[str, int | None, str], datetime] = {}
+        self._waiting: list[bytes] = []
 
     def write(self, line: Line) -> None:
         """One line; an empty redraw of a bar is passed over."""
@@ -35,9 +37,12 @@ class LinePrinter:
         where = f"{line.host}:{'-' if line.rank is None else line.rank}".ljust(self._width)
         code = self._colour.get(line.host)
         prefix = f"\x1b[{code}m{where} |\x1b[0m " if code else f"{where} | "
-        self._stream.write(_bytes(f"{prefix}{line.text}\n"))
+        self._waiting.append(_bytes(f"{prefix}{line.text}\n"))
 
     def flush(self) -> None:
+        """Write what was collected."""
+        self._stream.write(b"".join(self._waiting))
+        self._waiting.clear()
         self._stream.flush()
 
     def _is_due(self, line: Line) -> bool:
