@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from filelock import FileLock
 
-from ddpctl.environment.blobs import CHUNK, FileSource, hash_file
+from ddpctl.environment.blobs import FileSource, hash_file
 from ddpctl.environment.locked import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.errors import FileDamaged, ProvisionError
@@ -136,7 +136,7 @@ class Wheelhouse:
                 )
             with part.open("ab" if answer.status_code == httpx.codes.PARTIAL_CONTENT else "wb") as file:
                 part.chmod(0o600)
-                for data in answer.iter_bytes(CHUNK):
+                for data in answer.iter_raw():  # as it comes: what a broken connection leaves is not lost
                     file.write(data)
                     on_bytes(len(data))
 
