@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Iterator, List, Set
 
 from ddpctl_worker import dialer
 from ddpctl_worker.addresses import port_range
@@ -38,17 +38,16 @@ def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     return {"port": found[0] if found else None, "ports": found}
 
 
-def _candidates(prefer: int, avoid: Set[int]) -> List[int]:
+def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
+    """Ports in the order of their fitness; the many last ones are only drawn up when none of the usual ones is free."""
     low, high = port_range()
     first, last = USUAL_PORTS
     prefer = min(max(prefer, first), last)
-    ring = [*range(prefer, last + 1), *range(first, prefer)]
-    usual = [port for port in ring if not low <= port <= high]
-    other = [port for port in range(10000, 65536) if not low <= port <= high and port not in usual]
-    any_port = list(range(10000, 65536))
-    random.shuffle(other)
-    random.shuffle(any_port)
-    return [port for port in usual + other + any_port if port not in avoid]
+    usual = [port for port in [*range(prefer, last + 1), *range(first, prefer)] if not low <= port <= high]
+    yield from (port for port in usual if port not in avoid)
+    others = [port for port in range(10000, 65536) if port not in avoid]
+    random.shuffle(others)
+    yield from sorted(others, key=lambda port: low <= port <= high)  # stable: still shuffled within each part
 
 
 def listen(request: Dict[str, Any], link: Link) -> Dict[str, Any]:

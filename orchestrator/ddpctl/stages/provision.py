@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddpctl.environment.managed import build
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
@@ -36,6 +35,9 @@ def provision(
     if inventory.environment.mode == "existing":
         nodes = {host.name: NodeEnvironment(host.name, host.python) for host in hosts}
         return EnvironmentOutcome("existing", nodes)
+    # Only a managed environment pays for the resolver's and the downloader's libraries.
+    from ddpctl.environment.managed import build
+
     begun = time.monotonic()
     outcome = build(inventory, hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
     return replace(outcome, duration_s=time.monotonic() - begun)
