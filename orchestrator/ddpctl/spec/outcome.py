@@ -210,7 +210,7 @@ def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str]) -> RunSta
 def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
     """The runs that are not over, and the newest of every job.
 
-    Of the others a host tells only when it took part in no newer run of the job, so what was merged of those is in parts.
+    Of the others a host tells only when it took part in no newer run of the job: what was merged of those is in parts.
     """
     last = {run.job: max(one.run for one in runs if one.job == run.job) for run in runs}
     return [run for run in runs if not run.terminal or run.run == last[run.job]]
