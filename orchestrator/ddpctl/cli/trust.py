@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.errors import ConnectError, HostKeyChanged, UsageError
+from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
 from ddpctl.stages.trust import KeyReport, add, survey
 
 
@@ -22,11 +22,18 @@ def trust(
     where = session.load(inventory, option)
     reports = survey(where)
     session.print_view(_table(reports))
-    unknown = [report for report in reports if report.state == "unknown"]
-    if unknown and _confirmed(len(unknown), yes):
-        path = Path(where.known_hosts).expanduser()
-        add(unknown, path)
-        typer.echo(f"added {len(unknown)} keys to {path}")
+    while True:
+        unknown = [report for report in reports if report.state == "unknown"]
+        if not unknown or not _confirmed(len(unknown), yes):
+            break
+        lines = add(unknown, where.known_hosts)
+        typer.echo(f"added {len(lines)} keys to {where.known_hosts}")
+        # What lies behind a jump host shows its key only once that host is trusted.
+        seen = {(report.host, report.address, report.port) for report in unknown}
+        reports = survey(where)
+        if {(report.host, report.address, report.port) for report in reports if report.state == "unknown"} <= seen:
+            break
+        session.print_view(_table(reports))
     _raise_for(reports)
     return 0
 
@@ -65,6 +72,9 @@ def _raise_for(reports: list[KeyReport]) -> None:
             f"the key of {', '.join(changed)} is not the one in known_hosts; it was left as it is",
             hint="find out why; if the machine was made anew: ssh-keygen -R HOST, then ddpctl trust",
         )
+    left = [report.host for report in reports if report.state == "unknown"]
+    if left:
+        raise HostKeyUnknown(f"the key of {', '.join(left)} was not added", hint="run ddpctl trust again")
     silent = [report.host for report in reports if report.state == "unreachable"]
     if silent:
         raise ConnectError(f"no key could be read from {', '.join(silent)}", hint="ddpctl preflight says why")
