@@ -129,7 +129,7 @@ def test_a_symlink_in_the_way_is_refused(tmp_path: Path, where: str) -> None:
         (base / "store" / HASH).symlink_to(elsewhere / "victim")
     answer = call(base, "store_put", DATA, hash=HASH, size=len(DATA))
     assert answer["error"]["kind"] == "unsafe_path"
-    assert "symlink" in answer["error"]["message"]
+    assert "symbolic link" in answer["error"]["message"]
     assert [path.name for path in elsewhere.iterdir()] == ["victim"]
     assert (elsewhere / "victim").read_bytes() == b"precious"
 

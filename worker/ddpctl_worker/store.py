@@ -7,7 +7,6 @@ below the store is followed when it is a symlink, and nothing is used that belon
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import glob
@@ -17,6 +16,7 @@ import re
 import stat
 from typing import Any, Dict, List, Optional, Tuple
 
+from ddpctl_worker import paths
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
 from ddpctl_worker.link import Link, WorkerError
 
@@ -43,31 +43,10 @@ def own_folder(base_dir: str, *names: str) -> str:
     Raises:
         WorkerError: unsafe_path, when a level is a symlink, no folder, or belongs to another user.
     """
-    path = os.path.expanduser(base_dir)
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    # base_dir itself may be reached through a link that the user made (~/.local on another disk), not what is below.
-    _check_folder(path, os.stat(path))
+    path = paths.base_dir(os.path.expanduser(base_dir))
     for name in names:
-        path = os.path.join(path, name)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        _check_folder(path, os.lstat(path))
+        path = paths.private_dir(os.path.join(path, name))
     return path
-
-
-def _check_folder(path: str, info: os.stat_result) -> None:
-    if stat.S_ISLNK(info.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is a symlink" % path, "remove it: ddpctl makes its own folder there")
-    if not stat.S_ISDIR(info.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is not a folder" % path, "move it away")
-    if info.st_uid != os.geteuid():
-        raise WorkerError(
-            UNSAFE_PATH,
-            "%s belongs to uid %d, not to us (uid %d)" % (path, info.st_uid, os.geteuid()),
-            "set another base_dir for this host, or give the folder to the login user",
-        )
-    if info.st_mode & 0o022:
-        raise WorkerError(UNSAFE_PATH, "%s can be written by other users" % path, "chmod 700 %s" % path)
 
 
 def open_blob(base_dir: str, sha256: str) -> Optional[int]:
@@ -78,12 +57,13 @@ def open_blob(base_dir: str, sha256: str) -> Optional[int]:
     """
     path = blob_path(base_dir, sha256)
     try:
+        paths.check_own(os.path.dirname(path))
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise WorkerError(UNSAFE_PATH, "%s is a symlink" % path, "remove it") from None
+            raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it") from None
         raise WorkerError(UNSAFE_PATH, "%s cannot be read: %s" % (path, error.strerror), "remove it") from None
     info = os.fstat(fd)
     if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
