@@ -1,0 +1,195 @@
+"""What gc takes and what it leaves, on a base_dir with real environments."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl.environment.locked import Lock
+from ddpctl_worker import gc as module
+from tests.environment.support import make_wheel
+from tests.worker.test_install import HERE, Node, call, sha
+
+DAY = 86400
+OLD = 30 * DAY
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Two environments that share beta: `alpha beta` and `beta gamma`."""
+    made = Node(tmp_path)
+    made.install()
+    gamma = make_wheel(made.wheels, "gamma", "3.0", ballast=os.urandom(80_000))
+    shutil.copyfile(gamma, made.base / "store" / sha(gamma))
+    first = made.lock
+    made.lock = Lock(HERE, (made.wheel(made.beta), made.wheel(gamma)), "")
+    assert made.install(imports=["gamma"])["ok"]
+    made.lock = first
+    return made
+
+
+def age(path: Path, seconds: float = OLD) -> None:
+    """Everything below ``path`` is that old."""
+    when = time.time() - seconds
+    for one in [path, *path.rglob("*")]:
+        os.utime(one, (when, when), follow_symlinks=False)
+
+
+def environment(node: Node, module_name: str) -> Path:
+    return next(path for path in (node.base / "envs").glob("[0-9a-f]*") if list(path.glob(f"lib/*/*/{module_name}")))
+
+
+def gc(node: Node, **request: Any) -> dict[str, Any]:
+    result: dict[str, Any] = call(node.base, "gc", **request)["result"]
+    return result
+
+
+def named(result: dict[str, Any], kind: str) -> set[str]:
+    return {item["name"] for item in result["items"] if item["kind"] == kind}
+
+
+def add_run(node: Node, name: str, *, over: bool, code: str | None = None, ago: float = OLD, host: str = "n") -> Path:
+    folder = node.base / "runs" / name / host
+    folder.mkdir(parents=True, mode=0o700)
+    created = datetime.datetime.fromtimestamp(time.time() - ago, datetime.timezone.utc).isoformat()
+    record = {"run": name, "job": "j", "cluster": "c", "host": host, "node_rank": 0, "created": created}
+    (folder / "run.json").write_text(json.dumps({**record, "code": {"hash": code} if code else None}))
+    (folder / "log").write_bytes(os.urandom(20_000))
+    if over:
+        (folder / "exit.json").write_text(json.dumps({"state": "succeeded", "exit_code": 0, "ended": created}))
+    age(folder, ago)
+    return folder
+
+
+def test_nothing_that_is_fresh_goes(node: Node) -> None:
+    assert gc(node, days=0)["items"] == []
+
+
+def test_what_is_old_and_unused_is_listed_first_and_goes_when_told(node: Node) -> None:
+    age(node.base)
+    alpha, gamma = environment(node, "alpha"), environment(node, "gamma")
+    os.utime(gamma / module.MARKER)  # used today
+    dry = gc(node)
+    assert named(dry, "environment") == {alpha.name}
+    assert named(dry, "wheel") >= {node.alpha.name}
+    assert dry["freed"] == 0
+    assert alpha.is_dir()
+    before = used(node.base)
+    done = gc(node, delete=True)
+    assert done["items"] == dry["items"]
+    assert not alpha.exists()
+    assert not (node.base / "store" / sha(node.alpha)).exists()
+    assert (node.base / "store" / sha(node.beta)).exists()  # gamma's environment was made from it too
+    assert done["freed"] == sum(item["bytes"] for item in dry["items"])
+    assert before - used(node.base) == pytest.approx(done["freed"], rel=0.2)
+    said = subprocess.run(
+        [gamma / "bin/python", "-c", "import beta, gamma; print(gamma.__version__)"], capture_output=True
+    )
+    assert said.stdout == b"3.0\n"
+    assert gc(node)["items"] == []
+
+
+def used(base: Path) -> int:
+    """Bytes on the disk, each file once."""
+    return sum({info.st_ino: info.st_blocks * 512 for info in map(os.lstat, base.rglob("*"))}.values())
+
+
+def test_what_went_can_come_back(node: Node) -> None:
+    age(node.base)
+    gc(node, delete=True)
+    assert node.environments() == []
+    for path in (*node.paths.values(), node.uv):
+        shutil.copyfile(path, node.base / "store" / sha(path))
+    assert node.install()["ok"]
+
+
+def test_an_environment_that_a_process_runs_from_stays(node: Node) -> None:
+    alpha = environment(node, "alpha")
+    running = subprocess.Popen(
+        [alpha / "bin/python", "-c", "print('up', flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    try:
+        assert running.stdout
+        assert running.stdout.readline() == b"up\n"
+        age(node.base)
+        result = gc(node, delete=True)
+        assert alpha.name in result["kept"]
+        assert alpha.is_dir()
+        assert node.alpha.name not in named(result, "wheel")
+    finally:
+        running.kill()
+        running.wait()
+        assert running.stdout
+        running.stdout.close()
+
+
+def test_a_live_run_keeps_itself_its_code_and_its_environment(node: Node) -> None:
+    """Here another host's run on a shared base_dir: only its exit record could say that it is over."""
+    code = hashlib.sha256(b"code").hexdigest()
+    (node.base / "store" / code).write_bytes(b"code")
+    age(node.base)
+    alpha = environment(node, "alpha")
+    os.utime(alpha / module.MARKER, (time.time() - 20 * DAY + 60,) * 2)
+    run = add_run(node, "live", over=False, code=code, ago=20 * DAY - 120, host="other")
+    result = gc(node, delete=True)
+    assert run.is_dir()
+    assert (node.base / "store" / code).exists()
+    assert result["kept"] == [alpha.name]
+    assert named(result, "run") == set()
+
+
+def test_old_runs_go_with_their_code_and_young_ones_stay(node: Node) -> None:
+    hashes = [hashlib.sha256(text).hexdigest() for text in (b"old", b"young")]
+    for name in hashes:
+        (node.base / "store" / name).write_bytes(b"x" * 5000)
+        age(node.base / "store" / name)
+    add_run(node, "old", over=True, code=hashes[0], ago=30 * DAY)
+    young = add_run(node, "young", over=True, code=hashes[1], ago=2 * DAY)
+    result = gc(node, delete=True)
+    assert named(result, "run") == {"old"}
+    assert young.is_dir()
+    assert not (node.base / "store" / hashes[0]).exists()
+    assert (node.base / "store" / hashes[1]).exists()
+
+
+def test_what_broke_off_goes_but_not_what_is_being_written(node: Node) -> None:
+    store = node.base / "store"
+    dead, alive = store / ("0" * 64 + ".aa.part"), store / ("1" * 64 + ".bb.part")
+    for path in (dead, alive):
+        path.write_bytes(b"x" * 9000)
+        age(path, DAY)
+    with alive.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        result = gc(node, delete=True)
+    assert named(result, "part") == {dead.name}
+    assert alive.exists()
+
+
+def test_nothing_is_taken_while_somebody_installs(node: Node) -> None:
+    age(node.base)
+    with (node.base / "envs" / ".gc.lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        answer = call(node.base, "gc", delete=True)
+    assert answer["error"]["kind"] == "busy"
+    assert len(node.environments()) == 2
+
+
+def test_a_symlink_is_removed_never_followed(node: Node, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    link = node.base / "envs" / ("a" * 40)
+    link.symlink_to(precious)
+    age(node.base)
+    gc(node, delete=True)
+    assert (precious / "file").exists()
