@@ -1,0 +1,112 @@
+"""One big file onto many hosts behind slow links: ddpctl's chain against copies by scp and clush, in the same run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddpctl.environment.spread import bring
+from ddpctl.transport.fleet import open_fleet
+from tests.bench.report import Row
+from tests.lab import Lab
+from tests.lab.process import call
+from tests.lab_environment.scene import BASE, MB, holds, inventory, noise
+
+RATE = "200mbit"
+HOSTS = 8
+SIZE = 192 * MB  # a CPU wheel of torch
+GROWTH = (2, 4, 8, 16)
+GROWTH_SIZE = 64 * MB
+
+
+def all_of(folder: Path) -> Sequence[Row]:
+    return [*against_copies(folder), *growth(folder)]
+
+
+@contextmanager
+def slow_lab(count: int) -> Iterator[Lab]:
+    """Every host's link and this machine's own are capped, both ways."""
+    with Lab(count) as lab:
+        shape = ["root", "tbf", "rate", RATE, "burst", "64kb", "latency", "50ms"]
+        call(["tc", "qdisc", "replace", "dev", lab.claim.device, *shape])
+        lab.switch.call(["tc", "qdisc", "replace", "dev", "uplink", *shape])
+        for host in lab:
+            host.slow(RATE)
+        yield lab
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    work()
+    return time.monotonic() - begun
+
+
+def by_ddpctl(lab: Lab, folder: Path, size: int, seed: int) -> tuple[float, float]:
+    """Seconds until every host has verified it, and how many copies left this machine."""
+    where, source = inventory(lab, folder), noise(size, seed)
+    names = [host.name for host in where.hosts]
+    fleet = open_fleet(where)
+    try:
+        fleet.map(lambda transport: transport.call("hello"), names)  # connected, the worker is there
+        begun = time.monotonic()
+        delivery = bring("bench", [source], fleet, lambda _: None, names)
+        seconds = time.monotonic() - begun
+    finally:
+        fleet.close()
+    assert delivery.ok, delivery.errors
+    assert all(holds(lab, index, source) for index in range(len(lab)))
+    for host in lab:
+        host.run(f"rm -rf {BASE}/store")
+    return seconds, delivery.traffic.sent_by_controller / size
+
+
+def against_copies(folder: Path) -> Iterator[Row]:
+    with slow_lab(HOSTS) as lab:
+        path = folder / "file"
+        path.write_bytes(noise(SIZE, 1).data)
+        config = ["-F", str(lab.ssh_config), "-q"]
+        one = timed(lambda: subprocess.run(["scp", *config, path, "node0:/tmp/one"], check=True))
+        seconds, copies = by_ddpctl(lab, folder, SIZE, 2)
+
+        def parallel_scp() -> None:
+            copies = [subprocess.Popen(["scp", *config, path, f"node{n}:/tmp/many"]) for n in range(HOSTS)]
+            assert [copy.wait() for copy in copies] == [0] * HOSTS
+
+        scp = timed(parallel_scp)
+        what = f"{SIZE // MB} MB to {HOSTS} hosts, every link {RATE}"
+        yield Row("one copy by scp", one, "s", note=f"{SIZE // MB} MB to one host over the same link")
+        yield Row("ddpctl, all hosts verified", seconds, "s", note=what)
+        yield Row("ddpctl / one copy", seconds / one, "x", "1.3 or less", what)
+        yield Row("sent by the controller", copies, "copies", "under 1.2", what)
+        yield Row("parallel scp / one copy", scp / one, "x", note=what)
+        if shutil.which("clush"):
+            nodes = ",".join(host.name for host in lab)
+            command = [
+                "clush",
+                "-S",
+                "-w",
+                nodes,
+                "-o",
+                f"-F {lab.ssh_config}",
+                "--copy",
+                str(path),
+                "--dest",
+                "/tmp/clush",
+            ]
+            yield Row(
+                "clush --copy / one copy", timed(lambda: subprocess.run(command, check=True)) / one, "x", note=what
+            )
+
+
+def growth(folder: Path) -> Iterator[Row]:
+    base = 0.0
+    for count in GROWTH:
+        with slow_lab(count) as lab:
+            seconds, _ = by_ddpctl(lab, folder, GROWTH_SIZE, count)
+        base = base or seconds
+        note = f"{GROWTH_SIZE // MB} MB, every link {RATE}; {seconds / base:.2f}x of {GROWTH[0]} hosts"
+        yield Row(f"ddpctl, {count} hosts", seconds, "s", "close to flat", note)
