@@ -1,0 +1,96 @@
+"""Nothing is wrong and nothing is said to be; and a crowd out of reach, which costs no more than one host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpctl.spec.finding import Severity
+from tests.lab import Lab
+from tests.lab_preflight.preflight import infos, preflight, trouble, where
+
+RUNS = 10
+CROWD = 500
+CROWD_S = 30
+QUIET = {"fabric.address", "mesh.ports"}
+
+# Runs in a network namespace of its own, in which every address of 127/8 is a host. Prints what was found, as JSON.
+PROGRAM = """
+import json, sys, time
+from ddpctl import files
+from ddpctl.stages.preflight import run_preflight
+from ddpctl.transport.fleet import open_fleet
+inventory = files.load_inventory(sys.argv[1])
+fleet = open_fleet(inventory)
+report = run_preflight(inventory, inventory.hosts, None, fleet, lambda event: None)
+fleet.close()
+print(json.dumps({"exit": report.exit_code, **report.to_json()}))
+"""
+NAMESPACE = """
+ip link set lo up
+if [ "$1" = drop ]; then
+  nft 'add table inet t; add chain inet t i { type filter hook input priority 0; }; add rule inet t i tcp dport 2 drop'
+fi
+shift
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def eight(make_module_lab: object) -> Lab:
+    assert callable(make_module_lab)
+    lab: Lab = make_module_lab(8)
+    return lab
+
+
+def test_healthy_hosts_ten_times(eight: Lab) -> None:
+    for _ in range(RUNS):
+        report = preflight(eight, only=("ssh", "python", "torch", "port", "fabric", "mesh"), jobs={})
+        assert where(trouble(report)) == []
+        assert where(infos(report)) == []
+        assert report.exit_code == 0
+        assert report.mesh is not None
+        assert len(report.mesh.links()) == 8 * 7
+        assert report.facts.gang_port not in (None, report.facts.master_port)
+
+
+def test_what_is_harmless_stays_quiet(eight: Lab) -> None:
+    """IPv6 off, a dead DNS server, a chatty profile, a closed ephemeral range where gloo never listens."""
+    eight[1].run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")
+    eight[2].bashrc("echo welcome; echo 'to the machine' >&2")
+    eight[3].write("/etc/resolv.conf", "nameserver 192.0.2.53\n")
+    eight[7].firewall("ct state new tcp dport 32768-60999 drop")
+    report = preflight(eight, only=("ssh", "port", "fabric", "mesh"), jobs={})
+    eight.heal()
+    eight[1].run("sysctl -qw net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.default.disable_ipv6=0")
+    assert where(trouble(report)) == []
+    assert where(infos(report)) == [("mesh.ports", "info", "node7", None)]
+
+
+def test_left_out_checks_are_shown_as_skipped(eight: Lab) -> None:
+    report = preflight(eight, only=("mesh.ports",), jobs={})
+    skipped = {finding.check for finding in report.findings if finding.severity is Severity.SKIPPED}
+    assert "mesh.mtu" in skipped
+    assert "ssh.connect" in skipped
+    assert "mesh.ports" not in skipped
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("way", ["refuse", "drop"])
+def test_crowd_that_cannot_be_reached(tmp_path: Path, way: str) -> None:
+    hosts = [{"name": f"n{i}", "address": f"127.9.{i // 250}.{i % 250 + 1}", "port": 2} for i in range(CROWD)]
+    for name in ("config", "known_hosts"):
+        (tmp_path / name).touch()
+    inventory = tmp_path / "inventory.yaml"
+    keys = {"ssh_config": str(tmp_path / "config"), "known_hosts": str(tmp_path / "known_hosts")}
+    inventory.write_text(json.dumps({"cluster": "crowd", "hosts": hosts, **keys}))
+    command = ["unshare", "--net", "bash", "-c", NAMESPACE, "bash", way, sys.executable, "-c", PROGRAM, str(inventory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CROWD_S, check=True)
+    report = json.loads(done.stdout)
+    assert report["exit"] == 4
+    assert {finding["check"] for finding in report["findings"]} == {"ssh.connect"}
+    assert {finding["host"] for finding in report["findings"]} == {host["name"] for host in hosts}
