@@ -110,7 +110,7 @@ def _judge_import(view: View) -> Iterable[Finding]:
 
 
 def _judge_vision(view: View) -> Iterable[Finding]:
-    needed = view.want.imports is None or "torchvision" in view.want.imports
+    severity, what_for = _need_of_vision(view)
     for host, value in imports(view).items():
         error = value.get("torchvision_error")
         if not error:
@@ -118,13 +118,21 @@ def _judge_vision(view: View) -> Iterable[Finding]:
         vision = ((versions(view).get(host) or {}).get("torchvision") or {}).get("version") or "torchvision"
         yield Finding(
             "torch.vision",
-            Severity.ERROR if needed else Severity.INFO,
-            f"torchvision {vision} cannot be imported beside torch {value['torch']}: {error}"
-            + ("" if needed else "; harmless, the job does not import it"),
+            severity,
+            f"torchvision {vision} cannot be imported beside torch {value['torch']}: {error}{what_for}",
             host=host,
             fix=f"install the torchvision build that belongs to this torch, from the same index; {MANAGED}",
             evidence=value,
         )
+
+
+def _need_of_vision(view: View) -> tuple[Severity, str]:
+    """How bad it is, and why, by what the job imports; code that lies on the nodes only was not read."""
+    if view.want.imports is None:
+        return Severity.WARNING, "; a job that imports it will fail"
+    if "torchvision" in view.want.imports:
+        return Severity.ERROR, ""
+    return Severity.INFO, "; harmless, the job does not import it"
 
 
 VERSIONS = Check(

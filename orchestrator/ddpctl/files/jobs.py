@@ -25,12 +25,15 @@ def script_file(job: JobSpec) -> Path | None:
         raise InventoryError("the code folder is not there", file=job.code, path=f"jobs.{job.name}.code")
     if job.script is None:
         return None
-    path = folder / job.script
+    path, key = folder / job.script, f"jobs.{job.name}.script"
+    if ".." in Path(job.script).parts or not path.is_relative_to(folder):
+        hint = "only that folder is sent to the nodes: set code to one that holds the script"
+        raise InventoryError(f"{job.script!r} lies outside of the code folder", file=job.code, path=key, hint=hint)
     if path.is_file():
         return path
     close = nearest(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else None
     hint = f"did you mean {close}?" if close else "script is relative to the job's code folder"
-    raise InventoryError(f"there is no script {job.script!r} in the code folder", file=job.code, hint=hint)
+    raise InventoryError(f"there is no script {job.script!r} in the code folder", file=job.code, path=key, hint=hint)
 
 
 def inspect_script(job: JobSpec) -> ScriptFacts | None:
