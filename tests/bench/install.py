@@ -71,7 +71,18 @@ def all_of(folder: Path) -> Sequence[Row]:
 def by_pip(place: Path, links: Path, pins: Sequence[str]) -> None:
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
-    command = [python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--find-links", links, *pins]
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--find-links",
+        links,
+        *pins,
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     subprocess.run(command, check=True, env={**env, "PIP_CONFIG_FILE": os.devnull})
     said = subprocess.run(

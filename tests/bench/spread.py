@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from ddpctl.environment.spread import bring
 from ddpctl.transport.fleet import open_fleet
-from tests.bench.report import Row
+from tests.bench.report import Row, spread
 from tests.lab import Lab
 from tests.lab.process import call
 from tests.lab_environment.scene import BASE, MB, holds, inventory, noise
@@ -29,13 +30,18 @@ def all_of(folder: Path) -> Sequence[Row]:
 
 @contextmanager
 def slow_lab(count: int) -> Iterator[Lab]:
-    """Every host's link and this machine's own are capped, both ways."""
+    """Every host's link and this machine's own are capped, both ways.
+
+    The burst holds a whole segment of the kernel's offloading (64 KB and its headers): cutting every segment into
+    packets would take more of two cores than all of the hosts' work.
+    """
     with Lab(count) as lab:
-        shape = ["root", "tbf", "rate", RATE, "burst", "64kb", "latency", "50ms"]
+        shape = ["root", "tbf", "rate", RATE, "burst", "128kb", "latency", "50ms"]
         call(["tc", "qdisc", "replace", "dev", lab.claim.device, *shape])
-        lab.switch.call(["tc", "qdisc", "replace", "dev", "uplink", *shape])
+        for port in ("uplink", *(cable.port for host in lab for cable in host.cables)):
+            lab.switch.call(["tc", "qdisc", "replace", "dev", port, *shape])
         for host in lab:
-            host.slow(RATE)
+            host.run(["tc", "qdisc", "replace", "dev", "eth0", *shape])
         yield lab
 
 
@@ -70,7 +76,8 @@ def against_copies(folder: Path) -> Iterator[Row]:
         path.write_bytes(noise(SIZE, 1).data)
         config = ["-F", str(lab.ssh_config), "-q"]
         one = timed(lambda: subprocess.run(["scp", *config, path, "node0:/tmp/one"], check=True))
-        seconds, copies = by_ddpctl(lab, folder, SIZE, 2)
+        runs = [by_ddpctl(lab, folder, SIZE, seed) for seed in (2, 3, 4)]
+        seconds, copies = statistics.median(run[0] for run in runs), max(run[1] for run in runs)
 
         def parallel_scp() -> None:
             copies = [subprocess.Popen(["scp", *config, path, f"node{n}:/tmp/many"]) for n in range(HOSTS)]
@@ -79,7 +86,7 @@ def against_copies(folder: Path) -> Iterator[Row]:
         scp = timed(parallel_scp)
         what = f"{SIZE // MB} MB to {HOSTS} hosts, every link {RATE}"
         yield Row("one copy by scp", one, "s", note=f"{SIZE // MB} MB to one host over the same link")
-        yield Row("ddpctl, all hosts verified", seconds, "s", note=what)
+        yield Row("ddpctl, all hosts verified", seconds, "s", note=f"{what}; {spread([run[0] for run in runs])}")
         yield Row("ddpctl / one copy", seconds / one, "x", "1.3 or less", what)
         yield Row("sent by the controller", copies, "copies", "under 1.2", what)
         yield Row("parallel scp / one copy", scp / one, "x", note=what)

@@ -6,13 +6,13 @@ import base64
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from ddpctl.environment import wheelhouse as module
 from ddpctl.environment.locked import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.wheelhouse import Wheelhouse
@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     server = Index()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -81,7 +81,8 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def test_a_wheel_is_downloaded_once(index: Index, tmp_path: Path) -> None:
-    house, counted = Wheelhouse(tmp_path / "w", Origins()), []
+    house = Wheelhouse(tmp_path / "w", Origins())
+    counted: list[int] = []
     source = house.fetch([index.wheel()], counted.append)[HASH]
     assert source.path.read_bytes() == DATA
     assert sum(counted) == len(DATA)

@@ -65,8 +65,8 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
         # No route outside: only the lab's own network is known to the kernel.
         assert "default" not in host.run("ip route").stdout
     up = ddpctl("up", str(path), "--job", "train", home=home, timeout=280).ok()
-    for host in ("node0", "node1", "node2"):
-        lines = [line for line in up.stdout.splitlines() if line.startswith(host) and "world" in line]
+    for name in ("node0", "node1", "node2"):
+        lines = [line for line in up.stdout.splitlines() if line.startswith(name) and "world" in line]
         assert len(lines) == 1, up.stdout + up.stderr
         assert "world 3 torch 2.13.0" in lines[0]
         assert f"from {BASE}/envs/" in lines[0]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ddpctl.environment.locked import Lock
-from ddpctl_worker import gc as module
+from ddpctl_worker.install import MARKER
 from tests.environment.support import make_wheel
 from tests.worker.test_install import HERE, Node, call, sha
 
@@ -78,7 +78,7 @@ def test_nothing_that_is_fresh_goes(node: Node) -> None:
 def test_what_is_old_and_unused_is_listed_first_and_goes_when_told(node: Node) -> None:
     age(node.base)
     alpha, gamma = environment(node, "alpha"), environment(node, "gamma")
-    os.utime(gamma / module.MARKER)  # used today
+    os.utime(gamma / MARKER)  # used today
     dry = gc(node)
     assert named(dry, "environment") == {alpha.name}
     assert named(dry, "wheel") >= {node.alpha.name}
@@ -139,7 +139,7 @@ def test_a_live_run_keeps_itself_its_code_and_its_environment(node: Node) -> Non
     (node.base / "store" / code).write_bytes(b"code")
     age(node.base)
     alpha = environment(node, "alpha")
-    os.utime(alpha / module.MARKER, (time.time() - 20 * DAY + 60,) * 2)
+    os.utime(alpha / MARKER, (time.time() - 20 * DAY + 60,) * 2)
     run = add_run(node, "live", over=False, code=code, ago=20 * DAY - 120, host="other")
     result = gc(node, delete=True)
     assert run.is_dir()

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def relay(shelf: Shelf, tmp_path: Path) -> Iterator[Relay]:
     made.close()
 
 
-def fetch(port: int, tls: ssl.SSLContext, request: dict[str, object]) -> bytes:
+def fetch(port: int, tls: ssl.SSLContext, request: Mapping[str, object]) -> bytes:
     """Everything that a request brings."""
     sock = relaywire.connect(("127.0.0.1", port), tls)
     got = b""
