@@ -50,7 +50,7 @@ def fetch(port: int, tls: ssl.SSLContext, request: Mapping[str, object]) -> byte
     sock = relaywire.connect(("127.0.0.1", port), tls)
     got = b""
     try:
-        relaywire.send_line(sock, request)
+        relaywire.send_line(sock, dict(request))
         reader = relaywire.ChunkReader(sock)
         while True:
             data, _ = reader.read()
