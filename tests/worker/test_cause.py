@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.cause import Evidence, Verdict, explain, last_traceback
 
-REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/multiprocessing/api.py] failed (exitcode: {code}) local_rank: 1
+REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
 Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/torch/distributed/launch.py", line 207, in <module>
     main()
@@ -99,7 +99,7 @@ def test_a_full_disk(text: str) -> None:
         "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.9.0.11]:39583",
         "RuntimeError: [../gloo/pair.cc:598] Connection reset by peer",
         "RuntimeError: Timed out waiting 12000ms for recv operation to complete",
-        "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.9.0.10, 29500).",
+        "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (h, 1).",
         "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
     ],
 )
@@ -183,3 +183,29 @@ def test_any_output_gets_a_cause_of_one_line(launcher: str, rank: str, status: i
     assert "\n" not in found.message
     assert len(found.message) <= 400
     assert found.reason
+
+
+def test_a_victim_that_torch_names_first_gives_way_to_the_culprit() -> None:
+    """torch 1.13 looks every few seconds, finds both dead, and calls the lower local rank the root cause."""
+    victim = "Traceback (most recent call last):\n  File\nRuntimeError: Connection closed by peer [127.0.0.1]:2485\n"
+    report = REPORT.format(code=1).replace("exitcode  : -15", "exitcode  : 1")
+    found = explained(launcher=report, ranks={1: victim, 0: BOOM})
+    assert (found.rank, found.victim) == (4, False)
+    assert found.message == "rank 4 exited with code 1: ValueError: boom"
+
+
+def test_of_two_culprits_the_earlier_one() -> None:
+    report = REPORT.format(code=1).replace("exitcode  : -15", "exitcode  : 1")
+    found = explained(launcher=report, ranks={1: BOOM, 0: BOOM}, tracebacks={0: 100.0, 1: 100.5})
+    assert (found.rank, found.when) == (4, 100.0)
+
+
+def test_ranks_ended_by_the_launcher_are_no_culprits() -> None:
+    deaths = {0: (signal.SIGTERM, 100.0), 1: (256, 101.0)}
+    found = explained(launcher=REPORT.format(code=1), ranks={1: BOOM}, deaths=deaths)
+    assert (found.rank, found.exit_code) == (5, 1)
+
+
+def test_a_dead_rank_whose_launcher_says_nothing() -> None:
+    found = explained(status=None, ranks={0: "", 1: ""}, deaths={0: (signal.SIGKILL, 100.0)})
+    assert (found.rank, found.signal, found.when) == (4, "SIGKILL", 100.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -43,11 +44,13 @@ _VICTIM = re.compile(
 class Evidence(NamedTuple):
     """What is known when a launcher has ended."""
 
-    status: int  # wait status of the launcher, as os.waitpid gives it
+    status: Optional[int]  # wait status of the launcher, as os.waitpid gives it; None: it still runs
     tails: Mapping[Tuple[Optional[int], str], str]  # (local rank or None, stream) -> the end of its output
     ranks: Mapping[int, int]  # local rank -> rank
     error_file: Optional[Dict[str, Any]]  # what torch wrote to TORCHELASTIC_ERROR_FILE
     oom_kills: int  # how many processes the kernel killed for memory since the start, as far as it can be told
+    deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> wait status (None: not known), wall clock
+    tracebacks: Mapping[int, float] = {}  # local rank -> when it wrote its last traceback, wall clock
 
 
 class Verdict(NamedTuple):
@@ -60,27 +63,66 @@ class Verdict(NamedTuple):
     message: str
     traceback: Optional[str]
     victim: bool
+    when: Optional[float] = None  # wall clock of the failure itself, where it is known
+
+
+class _Failed(NamedTuple):
+    """A rank that failed here."""
+
+    local: int
+    rank: Optional[int]
+    code: Optional[int]  # negative for a signal
+    root: bool  # torch's report calls it the root cause
+    when: Optional[float]
+    victim: bool
 
 
 def explain(seen: Evidence) -> Verdict:
-    """The best that can be said about a launcher that did not end with 0."""
-    report = seen.tails.get((None, STDERR), "")
-    own_code, own_signal = split_status(seen.status)
-    rank, local, code = _from_report(report)
-    if rank is None and own_signal is not None:
-        who = "the launcher was killed by %s" % own_signal
-        return _finish(None, None, own_signal, who, _text_of(seen, None), seen)
-    if code is None:
-        code = own_code
-    if rank is None:
-        local = _guess_local(seen)
-        rank = None if local is None else seen.ranks.get(local)
-    text = _text_of(seen, local)
-    name = signal_name(-code) if code is not None and code < 0 else None
+    """The best that can be said about a launcher that did not end with 0, or about a rank that died."""
+    failed = _failed_ranks(seen)
+    if failed:
+        # Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
+        first = min(failed, key=lambda one: (one.victim, one.when if one.when is not None else math.inf, not one.root))
+        who = "the launcher" if first.rank is None else "rank %d" % first.rank
+        found = _of_code(first.rank, first.code, who, _text_of(seen, first.local), seen)
+        return found._replace(when=first.when)
+    code, name = split_status(seen.status or 0)
+    if name is not None:
+        return _finish(None, None, name, "the launcher was killed by %s" % name, _text_of(seen, None), seen)
+    old = _from_old_report(seen.tails.get((None, STDERR), ""))
+    local = _guess_local(seen)
+    rank = None if local is None else seen.ranks.get(local)
     who = "the launcher" if rank is None else "rank %d" % rank
+    found = _of_code(rank, code if old is None else old, who, _text_of(seen, local), seen)
+    return found._replace(when=None if local is None else seen.tracebacks.get(local))
+
+
+def _of_code(rank: Optional[int], code: Optional[int], who: str, text: str, seen: Evidence) -> Verdict:
+    name = signal_name(-code) if code is not None and code < 0 else None
     if name:
         return _finish(rank, None, name, "%s was killed by %s" % (who, name), text, seen)
     return _finish(rank, code, None, "%s exited with code %s" % (who, code), text, seen)
+
+
+def _failed_ranks(seen: Evidence) -> List[_Failed]:
+    """Every rank that is known to have failed: by torch's report, or by how its process ended."""
+    codes: Dict[int, Tuple[Optional[int], bool]] = {}
+    for local, (status, _) in seen.deaths.items():
+        if status:
+            code, name = split_status(status)
+            codes[local] = (-(status & 0x7F) if name else code, False)
+    numbers = dict(seen.ranks)
+    for rank, local, code, root in _from_report(seen.tails.get((None, STDERR), "")):
+        codes[local] = (code, root)
+        numbers[local] = rank
+    found = []
+    for local, (code, root) in codes.items():
+        times = [at for at in (seen.tracebacks.get(local), seen.deaths.get(local, (0, None))[1]) if at is not None]
+        told = _of_code(None, code, "", _text_of(seen, local), seen)
+        # A launcher that ends the other ranks after a failure does it with SIGTERM.
+        victim = told.victim or (code == -signal.SIGTERM and not root)
+        found.append(_Failed(local, numbers.get(local), code, root, min(times, default=None), victim))
+    return found
 
 
 def _finish(
@@ -165,23 +207,31 @@ def one_line(text: str, limit: int = 400) -> str:
     return found if len(found) <= limit else found[: limit - 3] + "..."
 
 
-def _from_report(report: str) -> Tuple[Optional[int], Optional[int], Optional[int]]:
-    """(rank, local rank, exit code) of the root cause in torch's own report, None where it does not say."""
-    found = None
-    for found in _ROOT.finditer(report):  # noqa: B007  the last one counts: elastic jobs restart
+def _from_report(report: str) -> List[Tuple[int, int, Optional[int], bool]]:
+    """(rank, local rank, exit code, root cause?) of every failure in torch's own report."""
+    root = None
+    for root in _ROOT.finditer(report):  # noqa: B007  the last one counts: elastic jobs restart
         pass
-    if found is None:
-        old = _OLD_EXIT.search(report)
-        if old:
-            return None, None, int(old.group(1))
-        died = _OLD_DIED.search(report)
-        return None, None, -int(died.group(2)) if died else None
-    rank, code = _RANK.search(found.group("block")), _EXITCODE.search(found.group("block"))
-    return (
-        int(rank.group(1)) if rank else None,
-        int(rank.group(2)) if rank else None,
-        int(code.group(1)) if code else None,
-    )
+    if root is None:
+        return []
+    before = report.rfind("\nFailures:", 0, root.start())
+    others = report[before : root.start()] if before >= 0 else ""
+    found = []
+    for text, is_root in ((others, False), (root.group("block"), True)):
+        for block in re.split(r"^\[\d+\]:", text, flags=re.M):
+            rank, code = _RANK.search(block), _EXITCODE.search(block)
+            if rank:
+                found.append((int(rank.group(1)), int(rank.group(2)), int(code.group(1)) if code else None, is_root))
+    return found
+
+
+def _from_old_report(report: str) -> Optional[int]:
+    """The exit code (negative for a signal) that a launcher before torch 1.9 tells of; None where it does not."""
+    old = _OLD_EXIT.search(report)
+    if old:
+        return int(old.group(1))
+    died = _OLD_DIED.search(report)
+    return -int(died.group(2)) if died else None
 
 
 def _guess_local(seen: Evidence) -> Optional[int]:

@@ -113,16 +113,13 @@ class Drain:
         """(local rank or None for the launcher, stream) -> the end of what it said."""
         return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
 
-    def failed_at(self, rank: Optional[int]) -> Optional[float]:
-        """When ``rank`` (None: anyone) wrote its last traceback, wall clock; None when it wrote none."""
-        found = [
-            one.traceback_at
+    def tracebacks(self) -> Dict[int, float]:
+        """local rank -> when it wrote its last traceback, wall clock."""
+        return {
+            one.local_rank: one.traceback_at
             for one in self._sources.values()
-            if one.traceback_at is not None
-            and one.stream == lines.STDERR
-            and (rank is None or (one.local_rank is not None and self._rank_of(one.local_rank) == rank))
-        ]
-        return min(found) if found else None
+            if one.local_rank is not None and one.traceback_at is not None and one.stream == lines.STDERR
+        }
 
     def _finish(self, source: Source) -> None:
         source.open = False

@@ -4,6 +4,7 @@
         run.json        what was asked for; never changes
         state.json      what runs now: state, and the identities of guardian, supervisor and launcher
         exit.json       how it ended; written once
+        claim.json      the supervisor that took the run on, or word that it came too late; written once
         stop.json       somebody asked for a stop
         heartbeat       32 bytes, rewritten in place every second
         processes.json  the ranks and the process tree as last seen
@@ -35,6 +36,7 @@ class RunPaths:
         self.run = os.path.join(node, "run.json")
         self.state = os.path.join(node, "state.json")
         self.exit = os.path.join(node, "exit.json")
+        self.claim = os.path.join(node, "claim.json")
         self.stop = os.path.join(node, "stop.json")
         self.heartbeat = os.path.join(node, "heartbeat")
         self.processes = os.path.join(node, "processes.json")

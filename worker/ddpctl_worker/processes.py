@@ -52,17 +52,36 @@ def boot_id() -> str:
 
 
 def read_stat(pid: int) -> Optional[Stat]:
-    """/proc/PID/stat; None when there is no such process."""
+    """/proc/PID/stat; None when there is no such process, or none that we may see (/proc mounted with hidepid)."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             blob = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name is in parentheses and may itself hold spaces and parentheses.
     left, right = blob.find(b"("), blob.rfind(b")")
     rest = blob[right + 2 :].split()
     name = blob[left + 1 : right].decode("utf-8", "replace")
     return Stat(pid, name, rest[0].decode("ascii"), int(rest[1]), int(rest[19]), int(rest[17]))
+
+
+def exit_status(pid: int, start: int) -> Optional[int]:
+    """The wait status of a process that has died and was not collected yet; None when it was, or still runs."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            rest = file.read().rpartition(b")")[2].split()
+        return int(rest[49]) if rest[0] in (b"Z", b"X") and int(rest[19]) == start else None
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def open_pidfd(pid: int) -> Optional[int]:
+    """A descriptor that becomes readable when ``pid`` dies; None without support for it, or without the process."""
+    opener = getattr(os, "pidfd_open", None)  # Python 3.9, Linux 5.3
+    try:
+        return int(opener(pid)) if opener is not None else None
+    except OSError:
+        return None
 
 
 def identify(pid: int) -> Optional[Identity]:

@@ -46,15 +46,15 @@ def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> Non
     try:
         os.rename(aside, path)
     except OSError:
-        os.unlink(aside)
+        _discard(aside)
         raise
     if durable:
         sync_folder(os.path.dirname(path))
 
 
-def write_once(path: str, value: Dict[str, Any]) -> bool:
+def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> bool:
     """Create ``path`` with ``value`` unless it is there already; False when somebody else was first."""
-    aside = _write_aside(path, value, True)
+    aside = _write_aside(path, value, durable)
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -73,7 +73,8 @@ def write_once(path: str, value: Dict[str, Any]) -> bool:
     finally:
         if os.path.exists(aside):
             os.unlink(aside)
-    sync_folder(os.path.dirname(path))
+    if durable:
+        sync_folder(os.path.dirname(path))
     return True
 
 
@@ -115,11 +116,11 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def make_reserve(path: str) -> None:
-    """Set room aside for the exit record; without room there is none, which is no reason not to start."""
+def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
+    """Set room aside for a record; without room there is none, which is no reason not to start."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(fd, 0, RESERVE_BYTES)
+        os.posix_fallocate(fd, 0, size)
     except OSError:
         pass
     finally:
@@ -127,8 +128,56 @@ def make_reserve(path: str) -> None:
 
 
 def release_reserve(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    """Give the room back: nobody needs it any more."""
+    _discard(path)
+
+
+def _discard(path: str) -> None:
+    with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool = False) -> bool:
+    """Turn a reserve into the record ``path``, in the very room that was set aside: a full disk cannot prevent it, and
+    nobody can take the room in between. False when there is no reserve, or (``once``) a record.
+
+    Raises:
+        OSError: the disk takes nothing at all; the reserve is as it was.
+    """
+    mine = "%s.%d.%s" % (reserve, os.getpid(), os.urandom(4).hex())
+    try:
+        os.rename(reserve, mine)  # whoever comes second finds none
+    except FileNotFoundError:
+        return False
+    try:
+        _overwrite(mine, value)
+        if once:
+            os.link(mine, path)
+        else:
+            os.rename(mine, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(mine, reserve)
+        raise
+    finally:
+        _discard(mine)
+    sync_folder(os.path.dirname(path))
+    return True
+
+
+def _overwrite(path: str, value: Dict[str, Any]) -> None:
+    body = json.dumps(value, indent=1).encode("ascii") + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        done = 0
+        while done < len(body):
+            done += os.pwrite(fd, body[done:], done)
+        os.ftruncate(fd, len(body))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class Pulse(NamedTuple):
@@ -178,6 +227,6 @@ def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
             if durable:
                 os.fsync(file.fileno())
     except OSError:
-        os.unlink(aside)
+        _discard(aside)
         raise
     return aside

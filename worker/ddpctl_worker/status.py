@@ -105,6 +105,11 @@ def judge(paths: RunPaths, run: Dict[str, Any], state: Dict[str, Any], pulse: Op
     if supervisor is None:
         if processes.is_alive(starter):
             return STARTING
+        # The starter is dead. Its supervisor may still be on its way up: the claim decides, once and for all.
+        if not record.write_once(paths.claim, {}, durable=False):
+            claimed = processes.from_json(record.read_json(paths.claim))
+            if processes.is_alive(claimed):
+                return STARTING
         why = outcomes.cause(host, SPAWN_FAILED, "the start was interrupted before the launcher ran; start it again")
         return _end(paths, Outcome(FAILED, why))
     if processes.is_alive(guardian) or remains(paths, state):

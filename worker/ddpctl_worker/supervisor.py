@@ -11,7 +11,7 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from ddpctl_worker import cause as causes
 from ddpctl_worker import outcome as outcomes
@@ -24,10 +24,12 @@ from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.logs import Writer
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.roster import Roster
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.watch import Watch
 
 LEFTOVER_GRACE_S = 3.0  # for what a launcher that has ended left behind
+LAUNCHER_S = 1.0  # how long a launcher may take to tell of a rank that has failed
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
 
@@ -47,18 +49,17 @@ class Supervisor:
         self.candidate: Optional[Outcome] = None  # this node's own view, until the gang has agreed
         self._candidate_until = 0.0
         self._stopper: Optional[Stopper] = None
-        self._ranks: Dict[int, ranks.Rank] = {}  # by local rank
-        self._tree: List[List[int]] = []
         self._scan_at = 0.0
         self._unsaved = False  # the disk was full when the state changed
         self._started = record.now_iso()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
-        self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
+        self._orders = {signal.SIGUSR1: True, signal.SIGTERM: False}  # a stop may have been asked for already
         self._at = record.boottime()
         self._oom_before = ranks.oom_kills()
         heartbeat = record.Heartbeat(self.paths.heartbeat)
         self._writer = Writer(self.paths.logs, lambda: heartbeat.beat(self._pulse()))
+        self._roster = Roster(self.run, self._watch_fd)
         self._drain = Drain(self._writer, self._rank_of, self._watch_fd)
         self._deputy = Deputy(order, guardian_fd)
         self._watch = Watch(self.run)
@@ -71,6 +72,9 @@ class Supervisor:
         for fd in (self._wake_r, self._deputy.guardian_fd):
             self._watch_fd(fd, True)
         refused: Optional[str] = self.order.get("refused")
+        me = processes.identify(os.getpid())
+        if not record.write_once(self.paths.claim, me.to_json() if me else {}, durable=False):
+            raise SystemExit("the start of this run took too long and was given up")
         if refused is None:
             refused = self._spawn()
         self._save_state()
@@ -145,6 +149,8 @@ class Supervisor:
             elif key.fd == self._deputy.guardian_fd:
                 self._watch_fd(key.fd, False)
                 self._deputy.take_over()
+            elif self._roster.owns(key.fd):
+                self._roster.ended(key.fd)
             else:
                 self._drain.ready(key.fd)
         self._drain.flush()
@@ -161,23 +167,27 @@ class Supervisor:
     def _look(self) -> None:
         """See which ranks are there, once in a while."""
         now = time.monotonic()
-        if now < self._scan_at or self.launcher is None or self.status is not None:
-            self._scan_at = max(self._scan_at, now + SCAN_RUNNING_S) if now >= self._scan_at else self._scan_at
+        self._roster.look()
+        if now < self._scan_at or self.launcher is None:
             return
-        self._scan_ranks()
         self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
-        if self._ranks and self.state == STARTING:
+        if self.status is not None:
+            return
+        self._roster.scan(self.launcher.pid)
+        if self._roster.any and self.state == STARTING:
             self.state, self._unsaved = RUNNING, True
         if self._unsaved:
             self._save_state()
         if self.state != STARTING:
-            self._save_tree()
+            self._roster.save(self.paths, [os.getpid(), *self._deputy.pids()])
 
     def _decide(self) -> None:
         """What must end, and why."""
         self._take_orders()
         if self.status is not None and self.outcome is None and self.candidate is None:
             self._launcher_ended()
+        if self.outcome is None and self.candidate is None:
+            self._rank_failed()
         if self.outcome is None and self.candidate is None:
             self._check_deadlines()
         self._agree()
@@ -215,18 +225,31 @@ class Supervisor:
             self.outcome = outcomes.succeeded()
             return
         self._drain.finish(1.0)
-        now = time.time()
+        self._blame(self.status)
+
+    def _rank_failed(self) -> None:
+        """A rank has died, and its launcher takes its time to say so (torch before 2.1 may take minutes)."""
+        since = self._roster.first_failure()
+        if since is not None and time.time() - since > LAUNCHER_S:
+            self._drain.finish(1.0)
+            self._blame(None)
+
+    def _blame(self, status: Optional[int]) -> None:
+        """Find out what happened here and propose it as the cause."""
         error_file = None
         with contextlib.suppress(Exception):  # torch's own file, written by the job: anything may be in it
             error_file = record.read_json(self.paths.error_file)
         seen = causes.Evidence(
-            self.status,
+            status,
             self._drain.tails(),
-            {local: one.rank for local, one in self._known_ranks().items()},
+            self._roster.numbers(),
             error_file,
             ranks.oom_kills() - self._oom_before,
+            {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
+            self._drain.tracebacks(),
         )
         told = causes.explain(seen)
+        when = told.when or time.time()
         why = outcomes.cause(
             self.host,
             told.reason,
@@ -235,12 +258,12 @@ class Supervisor:
             exit_code=told.exit_code,
             signal=told.signal,
             traceback=told.traceback,
-            when=now,
+            when=when,
         )
-        self._propose(outcomes.failed(why, victim=told.victim, when=self._drain.failed_at(told.rank) or now))
+        self._propose(outcomes.failed(why, victim=told.victim, when=when))
 
     def _check_deadlines(self) -> None:
-        found = self._watch.overdue(bool(self._ranks), self._drain.last_output, self._gang)
+        found = self._watch.overdue(self._roster.any, self._drain.last_output, self._gang)
         if found is not None:
             self._propose(found)
 
@@ -269,7 +292,7 @@ class Supervisor:
             grace = float((self.run.get("timeouts") or {}).get("stop") or 10.0)
             if self.status is not None:
                 grace = min(grace, LEFTOVER_GRACE_S)
-        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=bool(self._ranks))
+        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any)
         if self.status is None:
             self.state = STOPPING
             self._save_state()
@@ -294,43 +317,18 @@ class Supervisor:
             signalled=self._stopper.signalled,
             forced=self._stopper.forced,
             survivors=self._stopper.survivors,
-            attempt=self._attempt(),
+            attempt=self._roster.attempt(),
             dropped_lines=self._writer.dropped,
         )
 
     def _pulse(self) -> record.Pulse:
-        return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, self._attempt())
-
-    def _attempt(self) -> int:
-        return max([one.attempt for one in self._ranks.values()] or [1])
-
-    def _known_ranks(self) -> Dict[int, ranks.Rank]:
-        static = self.run.get("rendezvous", "static") == "static"  # otherwise the rendezvous hands out the ranks
-        planned = enumerate(self.run.get("ranks") or []) if static else ()
-        found = {local: ranks.Rank(rank, local, 0, 0, 1) for local, rank in planned}
-        found.update(self._ranks)
-        return found
+        return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, self._roster.attempt())
 
     def _rank_of(self, local: int) -> Optional[int]:
         """The rank behind a pipe; under an elastic rendezvous only the rank's own environment tells."""
-        if local not in self._known_ranks() and self.status is None:
-            self._scan_ranks()
-        known = self._known_ranks().get(local)
-        return known.rank if known else None
-
-    def _scan_ranks(self) -> None:
-        if self.launcher is not None:
-            self._ranks.update({one.local_rank: one for one in ranks.find(self.launcher.pid)})
-
-    def _save_tree(self) -> None:
-        """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""
-        mine = {os.getpid(), *self._deputy.pids()}
-        found = [one for one in ranks.tree(os.getpid()) if one[0] not in mine]  # orphans too: they are adopted here
-        if found != self._tree:
-            self._tree = found
-            listed = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
-            with contextlib.suppress(OSError):  # a full disk: the cookie still finds them
-                record.write_json(self.paths.processes, {"ranks": listed, "tree": found}, durable=False)
+        if self._roster.rank_of(local) is None and self.launcher is not None and self.status is None:
+            self._roster.scan(self.launcher.pid)
+        return self._roster.rank_of(local)
 
     def _save_state(self) -> None:
         me = processes.identify(os.getpid())

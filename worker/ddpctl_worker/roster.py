@@ -1,0 +1,120 @@
+"""The ranks of a run on this node: who they are, when each died and how.
+
+Launchers before torch 2.1 look at their ranks every few seconds only, and then wait up to 300 s for the other nodes
+before they say that one has failed. The kernel tells at once (a pidfd), and a dead rank's wait status can be read from
+/proc until its launcher has collected it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ddpctl_worker import processes, ranks, record
+from ddpctl_worker.paths import RunPaths
+
+NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
+
+
+class Death(NamedTuple):
+    """How a rank ended: wait status (None: its launcher was quicker) and wall clock."""
+
+    status: Optional[int]
+    at: float
+
+
+class Roster:
+    """Knows the ranks; ``watch(fd, on)`` is told which descriptors should wake the supervisor's loop."""
+
+    def __init__(self, run: Dict[str, Any], watch: Callable[[int, bool], None]) -> None:
+        # Any other rendezvous hands out the ranks itself, and restarts them.
+        self._static = run.get("rendezvous", "static") == "static"
+        self._planned: List[int] = list(run.get("ranks") or []) if self._static else []
+        self._watch = watch
+        self._ranks: Dict[int, ranks.Rank] = {}  # by local rank
+        self._pidfds: Dict[int, int] = {}  # descriptor -> local rank
+        self._tree: List[List[int]] = []
+        self._look_at = 0.0
+        self.deaths: Dict[int, Death] = {}  # by local rank
+
+    @property
+    def any(self) -> bool:
+        """Whether a rank was ever seen."""
+        return bool(self._ranks)
+
+    def attempt(self) -> int:
+        return max([one.attempt for one in self._ranks.values()] or [1])
+
+    def rank_of(self, local: int) -> Optional[int]:
+        if local in self._ranks:
+            return self._ranks[local].rank
+        return self._planned[local] if local < len(self._planned) else None
+
+    def numbers(self) -> Dict[int, int]:
+        """local rank -> rank, as planned or, better, as seen."""
+        found = dict(enumerate(self._planned))
+        found.update({local: one.rank for local, one in self._ranks.items()})
+        return found
+
+    def scan(self, launcher: int) -> None:
+        """See who is there."""
+        for one in ranks.find(launcher):
+            if self._ranks.get(one.local_rank) != one:
+                self._ranks[one.local_rank] = one
+                self.deaths.pop(one.local_rank, None)  # restarted
+                self._follow(one)
+
+    def owns(self, fd: int) -> bool:
+        return fd in self._pidfds
+
+    def ended(self, fd: int) -> None:
+        """A pidfd is readable: that rank has died."""
+        self._note(self._pidfds[fd])
+        self._unfollow(fd)
+
+    def look(self) -> None:
+        """For ranks without a pidfd: see whether they have died, once in a while."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + NO_PIDFD_LOOK_S
+        followed = set(self._pidfds.values())
+        for local, one in self._ranks.items():
+            if local not in followed and local not in self.deaths:
+                found = processes.read_stat(one.pid)
+                if found is None or found.start != one.start or not found.alive:
+                    self._note(local)
+
+    def first_failure(self) -> Optional[float]:
+        """When the first rank died of a failure that its launcher will not mend (wall clock); None: none has."""
+        if not self._static:
+            return None
+        return min((death.at for death in self.deaths.values() if death.status), default=None)
+
+    def save(self, paths: RunPaths, keep: List[int]) -> None:
+        """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""
+        found = [one for one in ranks.tree(os.getpid()) if one[0] not in keep]  # with orphans: they are adopted here
+        if found != self._tree:
+            self._tree = found
+            listed = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
+            with contextlib.suppress(OSError):  # a full disk: the cookie still finds them
+                record.write_json(paths.processes, {"ranks": listed, "tree": found}, durable=False)
+
+    def _follow(self, one: ranks.Rank) -> None:
+        for fd in [fd for fd, local in self._pidfds.items() if local == one.local_rank]:
+            self._unfollow(fd)
+        opened = processes.open_pidfd(one.pid)
+        if opened is not None:
+            self._pidfds[opened] = one.local_rank
+            self._watch(opened, True)
+
+    def _unfollow(self, fd: int) -> None:
+        self._watch(fd, False)
+        os.close(fd)
+        del self._pidfds[fd]
+
+    def _note(self, local: int) -> None:
+        one = self._ranks[local]
+        self.deaths[local] = Death(processes.exit_status(one.pid, one.start), time.time())
