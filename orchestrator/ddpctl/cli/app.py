@@ -6,6 +6,7 @@ stderr and an exit code (errors.py); a traceback only with ``--debug``.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -55,11 +56,13 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def root(
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks and what the nodes said on stderr."),
+    inventory: Path = typer.Option(None, "-i", "--inventory", help="Inventory file; also behind the command."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks, and what nodes said on stderr; anywhere."),
     version: bool = typer.Option(False, "--version", help="Print the version and end."),
 ) -> None:
     """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""
-    GLOBAL.debug = debug or bool(os.environ.get("DDPCTL_DEBUG"))
+    GLOBAL.inventory = inventory
+    GLOBAL.debug = GLOBAL.debug or debug or bool(os.environ.get("DDPCTL_DEBUG"))
     if version:
         typer.echo(f"ddpctl {__version__}")
         raise typer.Exit
@@ -67,7 +70,9 @@ def root(
 
 def _needed(argv: Sequence[str]) -> Sequence[str]:
     """The command that is typed; all of them for help, completion and typing mistakes."""
-    word = next((word for word in argv if not word.startswith("-")), None)
+    pairs = zip(["", *argv], argv, strict=False)
+    words = (word for before, word in pairs if not word.startswith("-") and before not in ("-i", "--inventory"))
+    word = next(words, None)
     if word in COMMANDS:
         return (word,)
     return () if list(argv) == ["--version"] else COMMANDS
@@ -75,18 +80,27 @@ def _needed(argv: Sequence[str]) -> Sequence[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits with its code."""
+    _open_streams()
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _open_streams() -> None:
+    """Put the null device where a standard stream is closed: else the next socket gets its number, and our output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def run(argv: list[str]) -> int:
     """Run one command line; returns the exit code of the contract."""
-    GLOBAL.script = None
-    if "up" in argv and "--" in argv:
-        # What follows `--` is the user's own script and arguments: never parsed as ours.
-        cut = argv.index("--")
-        argv, GLOBAL.script = argv[:cut], argv[cut + 1 :]
+    argv = _take_globals(argv)
     try:
         code = make_app(_needed(argv))(argv, prog_name="ddpctl", standalone_mode=False)
+        sys.stdout.flush()
     except DdpctlError as error:
         return _report(error)
     except typer.TyperException as error:
@@ -94,27 +108,59 @@ def run(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("ddpctl: interrupted\n")
         return 130
-    except BrokenPipeError:
-        # The reader of our output is gone (`| head`): end quietly, as a program killed by SIGPIPE would.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # The reader of our output is gone (`| head`; typer makes an exit of it): end quietly, as by SIGPIPE.
+        _drop_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
-        if GLOBAL.debug:
-            raise
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        sys.stderr.write(
-            f"ddpctl: a fault of ddpctl itself: {type(error).__name__}: {error} "
-            f"({Path(where.filename).name}:{where.lineno}); run it again with --debug and report what it shows\n"
-        )
-        return 1
+        return _fault(error)
     return int(code or 0)
 
 
+def _take_globals(argv: list[str]) -> list[str]:
+    """Note what holds for every command; what is left is for the parser."""
+    GLOBAL.script = None
+    ours, theirs = argv, None
+    if "--" in argv:
+        cut = argv.index("--")
+        ours, theirs = argv[:cut], argv[cut:]
+    GLOBAL.debug = "--debug" in ours
+    ours = [word for word in ours if word != "--debug"]
+    if theirs is not None and "up" in ours:
+        # What follows `--` is the user's own script and arguments: never parsed as ours.
+        GLOBAL.script, theirs = theirs[1:], None
+    return ours + (theirs or [])
+
+
+def _fault(error: Exception) -> int:
+    """Something that no command foresaw: a disk that is full, or a mistake of ours."""
+    if GLOBAL.debug:
+        traceback.print_exception(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _drop_stdout()
+        what = f"{error.filename}" if error.filename else "the output or a file on this machine"
+        sys.stderr.write(f"ddpctl: {what} could not be written: {error.strerror}; make room, then run it again\n")
+        return 1
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split())
+    sys.stderr.write(
+        f"ddpctl: a fault of ddpctl itself: {type(error).__name__}: {words} "
+        f"({Path(where.filename).name}:{where.lineno}); run it again with --debug and report what it shows\n"
+    )
+    return 1
+
+
+def _drop_stdout() -> None:
+    """What is still to be flushed at exit can be written nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _usage(error: typer.TyperException) -> int:
-    """A command line that makes no sense: what and where, in one line; without arguments at all, the help."""
+    """A command line that makes no sense: what and where, in one line; without arguments the help is shown already."""
     context = getattr(error, "ctx", None)
-    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(context.get_help())
+    if type(error).__name__ == "NoArgsIsHelpError":
         return 2
     path = context.command_path if context is not None else "ddpctl"
     sys.stderr.write(f"ddpctl: {error.format_message()}; see {path} --help\n")
@@ -124,6 +170,6 @@ def _usage(error: typer.TyperException) -> int:
 def _report(error: DdpctlError) -> int:
     if GLOBAL.debug:
         traceback.print_exception(error)
-    for line in error_lines(error):
-        sys.stderr.write(f"ddpctl: {line}\n")
+    *table, last = error_lines(error)
+    sys.stderr.write("".join(f"{line}\n" for line in table) + f"ddpctl: {last}\n")
     return error.exit_code

@@ -16,7 +16,7 @@ from ddpctl.stages.status import find_run
 
 def fetch(
     job: str = session.JobArgument,
-    dest: Path = typer.Argument(None, metavar="[DEST]", help="Where to; default: ./<run>.", show_default=False),
+    dest: Path = typer.Argument(None, metavar="DEST", help="Where to; default: ./<run>.", show_default=False),
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Bring logs, records and declared outputs of a run from every node to DEST/<host>/."""

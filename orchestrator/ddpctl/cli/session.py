@@ -15,6 +15,7 @@ import typer
 
 from ddpctl import files
 from ddpctl.cli.prompt import TerminalPrompter
+from ddpctl.cli.state import GLOBAL
 from ddpctl.render.console import is_plain, stderr_console, stdout_console
 from ddpctl.spec.inventory import Inventory
 from ddpctl.transport.base import Fleet
@@ -23,7 +24,7 @@ from ddpctl.transport.fleet import open_fleet
 # Options that several commands share.
 InventoryArgument = typer.Argument(
     None,
-    metavar="[INVENTORY]",
+    metavar="INVENTORY",
     help="Inventory file; default: $DDPCTL_INVENTORY, then ./inventory.yaml.",
     show_default=False,
 )
@@ -45,8 +46,18 @@ def load(
     Raises:
         UsageError: there is none, or it is wrong.
     """
-    path = files.find_inventory(argument, option, job=job)
-    return files.load_inventory(path, sets=sets, job=set_job)
+    return files.load_inventory(inventory_file(argument, option, job=job), sets=sets, job=set_job)
+
+
+def inventory_file(argument: Path | None, option: Path | None, *, job: str | None = None) -> Path:
+    """The file that is meant: ``-i`` may stand behind the command (``option``) or before it.
+
+    Raises:
+        UsageError: there is none, or two are named.
+    """
+    if argument is None or option is None:
+        return files.find_inventory(argument or option, GLOBAL.inventory, job=job)
+    return files.find_inventory(argument, option, job=job)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass
@@ -10,6 +11,7 @@ class Globals:
     """Set once by the root command; read by whoever reports errors or runs a script of the user's."""
 
     debug: bool = False
+    inventory: Path | None = None
     script: list[str] | None = None
 
 

@@ -47,7 +47,7 @@ def up(
 
     A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
     """
-    order = _order(inventory or option, job, nodes, nproc, sets)
+    order = _order(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
     for note in order.notes:
         session.warn(f"warning: {note}")
     if dry_run:
@@ -68,13 +68,12 @@ def up(
         return _follow(run, fleet, as_json=as_json)
 
 
-def _order(path: Path | None, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Order:
+def _order(file: Path, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Order:
     """The job meant by the command line."""
     words = GLOBAL.script
     if words is None:
-        inventory = session.load(path, None, job=job, sets=sets, set_job=job)
+        inventory = files.load_inventory(file, sets=sets, job=job)
     else:
-        file = files.find_inventory(path, job=job)
         inventory, spec = files.load_script(file, words, sets=sets, job=job)
         job = spec.name
     return make_order(inventory, job, nodes=nodes, nproc=nproc)

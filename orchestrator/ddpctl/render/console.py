@@ -16,10 +16,16 @@ def is_plain(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
     return not stream.isatty() or bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the program, which ends as one killed by SIGPIPE would; rich would exit with 1."""
+        raise
+
+
 def make_console(stream: TextIO) -> Console:
     """A console that never takes text for markup or emoji codes, and never folds a line of a pipe."""
     plain = is_plain(stream)
-    return Console(
+    return _Console(
         file=stream,
         markup=False,
         emoji=False,

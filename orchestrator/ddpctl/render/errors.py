@@ -1,4 +1,4 @@
-"""An error as lines for stderr: one line, or one a group of hosts that failed alike."""
+"""An error as lines for stderr: one line, after a table where hosts failed in different ways."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddpctl.spec.ranges import fold
 
 
 def error_lines(error: DdpctlError) -> list[str]:
-    """The lines to print; hosts with the same error share one."""
+    """The line to print, as the last; where hosts failed in several ways, before it a line for each way."""
     if not isinstance(error, HostsFailed):
         return [str(error)]
     groups: dict[str, list[str]] = {}
@@ -15,9 +15,11 @@ def error_lines(error: DdpctlError) -> list[str]:
         step = f"; {one.hint}" if one.hint else ""
         text = " ".join(f"{one.message}{step}".replace(host, "{host}").split())
         groups.setdefault(text, []).append(host)
-    lines = [error.message]
+    lines: list[str] = []
     for text, hosts in groups.items():
         where = fold(hosts)
         named = text.replace("{host}", hosts[0] if len(hosts) == 1 else "the host")
         lines.append(f"{where}: {named}" if len(hosts) == 1 else f"{where} ({len(hosts)} hosts): {named}")
-    return lines
+    if len(lines) < 2:
+        return [": ".join([error.message, *lines])]
+    return [*(f"  {line}" for line in lines), f"{error.message}: {lines[0]} ({len(lines) - 1} more above)"]

@@ -53,7 +53,8 @@ class ProgressView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._live:  # where nothing was ever drawn rich would end with an empty line
+            self._progress.stop()
 
     def tell(self, event: Event) -> None:
         """Draw one event."""

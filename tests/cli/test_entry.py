@@ -1,0 +1,104 @@
+"""The installed command at its edges: where options may stand, what a failure prints, streams that are closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.lab.command import PROGRAM
+
+LOCAL = "cluster: here\nhosts:\n  - {name: here, connection: local, base_dir: BASE}\n"
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    path = tmp_path / "machines.yaml"
+    path.write_text(LOCAL.replace("BASE", str(tmp_path / "base")))
+    return path
+
+
+def ddpctl(*args: str, shell: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run in the folder that PWD in ``environ`` names; ``shell`` is appended to the command (a redirection)."""
+    env = {"PATH": os.environ["PATH"], "HOME": environ.get("PWD", "/"), **environ}
+    command = [str(PROGRAM), *args]
+    if shell:
+        command = ["bash", "-c", f'"$@" {shell}', "bash", *command]
+    return subprocess.run(
+        command, env=env, cwd=env.get("PWD"), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ps", "FILE"],
+        ["ps", "-i", "FILE"],
+        ["ps", "--inventory=FILE"],
+        ["-i", "FILE", "ps"],
+        ["--inventory", "FILE", "ps", "--json"],
+        ["ps", "FILE", "--debug"],
+        ["--debug", "ps", "FILE"],
+        ["ps", "-i", "FILE", "FILE"],
+    ],
+)
+def test_the_inventory_and_debug_stand_before_or_behind_the_command(args: list[str], inventory: Path) -> None:
+    done = ddpctl(*(arg.replace("FILE", str(inventory)) for arg in args), PWD=str(inventory.parent))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_two_different_inventories_are_refused(inventory: Path) -> None:
+    other = inventory.with_name("other.yaml")
+    for args in (["up", str(inventory), "-i", str(other)], ["-i", str(other), "ps", str(inventory)]):
+        done = ddpctl(*args, PWD=str(inventory.parent))
+        assert done.returncode == 2
+        assert "two inventories are given" in done.stderr
+
+
+def test_debug_shows_a_traceback_and_nothing_else_does(inventory: Path) -> None:
+    assert "Traceback" not in ddpctl("status", "nope", "-i", str(inventory)).stderr
+    assert "Traceback" in ddpctl("status", "nope", "-i", str(inventory), "--debug").stderr
+
+
+def test_words_behind_the_dashes_are_not_ours(inventory: Path) -> None:
+    script = inventory.with_name("train.py")
+    script.write_text("")
+    done = ddpctl(
+        "up", "--dry-run", "--json", str(inventory), "--", "train.py", "--debug", "-i", "x", PWD=str(inventory.parent)
+    )
+    assert done.returncode == 0, done.stderr
+    argv = json.loads(done.stdout)["nodes"][0]["argv"]
+    assert argv[-4:] == ["train.py", "--debug", "-i", "x"]
+
+
+def test_without_arguments_the_help_is_shown_once() -> None:
+    done = ddpctl()
+    assert done.returncode == 2
+    assert done.stdout.count("Usage: ddpctl") + done.stderr.count("Usage: ddpctl") == 1
+
+
+@pytest.mark.parametrize("command", ["ps", "preflight --only ssh", "schema"])
+def test_a_reader_that_goes_away_is_no_fault(command: str, inventory: Path) -> None:
+    file = [] if command == "schema" else [str(inventory)]
+    done = ddpctl(*command.split(), *file, shell='| true; exit "${PIPESTATUS[0]}"')
+    assert done.returncode in (0, 141)
+    assert "ddpctl:" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_streams_may_be_closed(closed: str, inventory: Path) -> None:
+    for extra in ([], ["--json"]):
+        done = ddpctl("ps", str(inventory), *extra, shell=closed)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written_is_said_in_one_line(inventory: Path) -> None:
+    for extra in ([], ["--json"]):
+        done = ddpctl("ps", str(inventory), *extra, shell="> /dev/full")
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert "No space left on device" in done.stderr
+        assert "fault of ddpctl" not in done.stderr

@@ -1,0 +1,39 @@
+"""A failure is one line: what, where, why, and what to do next."""
+
+from __future__ import annotations
+
+from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable
+from ddpctl.render.errors import error_lines
+
+
+def _refused(host: str) -> Unreachable:
+    return Unreachable(f"{host} port 22: connection refused", hint="is sshd running there?", host=host)
+
+
+def test_an_error_is_its_line() -> None:
+    assert error_lines(NoSuchJob("no job 'x'", hint="look")) == ["no job 'x'; look"]
+
+
+def test_one_host_of_several_is_in_the_same_line() -> None:
+    error = HostsFailed("1 of 3 hosts did not answer", {"node1": _refused("node1")})
+    assert error_lines(error) == [
+        "1 of 3 hosts did not answer: node1: node1 port 22: connection refused; is sshd running there?"
+    ]
+
+
+def test_hosts_that_failed_alike_are_one_line() -> None:
+    error = HostsFailed("2 of 3 hosts did not answer", {name: _refused(name) for name in ("node1", "node2")})
+    assert len(error_lines(error)) == 1
+    assert "node1,node2" in error_lines(error)[0]
+
+
+def test_other_faults_are_listed_before_the_line_that_names_the_first() -> None:
+    gone = Unreachable("no answer within 10 s", hint="is it on?", host="node2")
+    *table, line = error_lines(HostsFailed("2 of 3 hosts did not answer", {"node1": _refused("node1"), "node2": gone}))
+    assert line == (
+        "2 of 3 hosts did not answer: node1: node1 port 22: connection refused; is sshd running there? (1 more above)"
+    )
+    assert table == [
+        "  node1: node1 port 22: connection refused; is sshd running there?",
+        "  node2: no answer within 10 s; is it on?",
+    ]
