@@ -18,7 +18,12 @@ JOB = {"train": {"script": "train.py", "code": None, "master_port": PORT}}
 
 
 def preflight(
-    lab: Lab, *, only: tuple[str, ...] = NETWORK, hosts: dict[str, dict[str, Any]] | None = None, **keys: Any
+    lab: Lab,
+    *,
+    only: tuple[str, ...] = NETWORK,
+    options: Options | None = None,
+    hosts: dict[str, dict[str, Any]] | None = None,
+    **keys: Any,
 ) -> PreflightReport:
     """Preflight of all hosts for a job with a fixed master port. ``hosts``: inventory keys of single hosts."""
     path = lab.folder / "inventory.yaml"
@@ -29,7 +34,8 @@ def preflight(
     job = next(iter(inventory.jobs.values()), None)
     fleet = open_fleet(inventory)
     try:
-        return run_preflight(inventory, inventory.hosts, job, fleet, lambda event: None, options=Options(only=only))
+        wishes = options or Options(only=only)
+        return run_preflight(inventory, inventory.hosts, job, fleet, lambda event: None, options=wishes)
     finally:
         fleet.close()
 

@@ -16,6 +16,7 @@ from ddpctl.checks import (
     network,
     port,
     python,
+    rehearsal,
     torch,
 )
 from ddpctl.checks.base import Check
@@ -35,4 +36,5 @@ CATALOGUE: tuple[Check, ...] = (
     *job.CHECKS,
     *port.CHECKS,
     *network.CHECKS,
+    *rehearsal.CHECKS,
 )

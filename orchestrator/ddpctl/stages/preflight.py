@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpctl.checks import judge, subject
+from ddpctl.checks import judge, rehearsal, subject
 from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Want
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.job import script_question
@@ -21,6 +21,7 @@ from ddpctl.checks.torch import versions_question
 from ddpctl.errors import ConnectError, DdpctlError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
+from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
@@ -29,6 +30,7 @@ from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.script import read_script
 from ddpctl.stages.mesh import MeshPlan, run_mesh
+from ddpctl.stages.rehearse import DEADLINE_S, run_rehearsal
 from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "preflight"
@@ -46,6 +48,7 @@ class Options:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     deep: bool = False
+    deep_s: float = DEADLINE_S  # the rehearsal's, seconds
     mesh: bool = True
 
 
@@ -89,17 +92,34 @@ def run_preflight(
     if wants_mesh and len(networks) > 1 and asked.ports:
         view = _with_mesh(view, networks, asked.ports, fleet, tell)
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
+    facts = _facts(view, fabric, want, asked.ports)
+    findings = judge.verdicts(checks, view, left_out)
+    if options.deep and any(check.id == rehearsal.CHECK for check in checks):
+        reason = _no_rehearsal(findings, want)
+        if reason:
+            findings += (Finding(rehearsal.CHECK, Severity.SKIPPED, f"no rehearsal: {reason}"),)
+        else:
+            told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc, deadline=options.deep_s)
+            findings += judge.verdicts((rehearsal.REHEARSAL,), replace(view, rehearsal=told))
     return PreflightReport(
         cluster=inventory.cluster,
         hosts=tuple(target.name for target in targets),
-        findings=sorted_findings(judge.verdicts(checks, view, left_out), tuple(target.name for target in targets)),
+        findings=sorted_findings(findings, tuple(target.name for target in targets)),
         duration_s=time.monotonic() - begin,
         mesh=view.mesh,
-        facts=_facts(view, fabric, want, asked.ports),
+        facts=facts,
         fabric=fabric,
         open_ports=_open_ports(view.mesh),
         unreachable=tuple(host for host, error in asked.errors.items() if isinstance(error, ConnectError)),
     )
+
+
+def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
+    """Why it would be no use to rehearse, or None."""
+    if want.managed:
+        return "the environment is not on the nodes yet; as a job: `ddpctl up ... -- worker/jobs/init_proc.py`"
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    return f"the errors before it would make it hang ({errors[0].check})" if errors else None
 
 
 # --- round one -------------------------------------------------------------------------------------------------------

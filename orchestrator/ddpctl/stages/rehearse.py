@@ -1,0 +1,94 @@
+"""The deep part of a preflight: every rank rehearses with the job's own interpreter, backend and interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ddpctl
+from ddpctl.errors import DdpctlError
+from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.host import Host
+from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.plan import Facts, Identity, NodePlan, Plan
+from ddpctl.spec.planning import make_plan
+from ddpctl.transport.base import Fleet, Transport
+
+STAGE = "rehearsal"
+SCRIPT = "init_proc.py"
+PHASE_S = 30  # the longest wait in one phase
+DEADLINE_S = 120.0  # imports and all phases
+SLACK_S = 40.0  # connecting, and ending whatever is left
+
+
+def run_rehearsal(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    job: JobSpec | None,
+    facts: Facts,
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    nproc: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """What each host told of it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
+
+    Raises:
+        UsageError: the job cannot be planned on these hosts.
+    """
+    plan = _plan(inventory, hosts, job, facts, nproc)
+    script = program()
+    tell(StageStarted(STAGE, len(plan.nodes)))
+    done = 0
+
+    def rehearse(transport: Transport) -> dict[str, Any]:
+        nonlocal done
+        answer = transport.call(
+            "rehearse", _request(plan, plan.node(transport.host), script), timeout=DEADLINE_S + SLACK_S
+        )
+        done += 1
+        tell(Progress(STAGE, done, len(plan.nodes), transport.host))
+        return answer
+
+    outcome = fleet.together(rehearse, plan.hosts)
+    tell(StageEnded(STAGE, outcome.ok))
+    return {node.host: _told(node, outcome.results, outcome.errors) for node in plan.nodes}
+
+
+def _told(node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping[str, DdpctlError]) -> dict[str, Any]:
+    told: dict[str, Any] = {"expected": list(node.ranks)}
+    if node.host in results:
+        return told | results[node.host]
+    return told | {"error": str(errors[node.host].message), "hint": errors[node.host].hint}
+
+
+def _plan(inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, facts: Facts, nproc: int | None) -> Plan:
+    """The plan of a job like this one, but with our own program."""
+    keys: dict[str, Any] = {"name": "rehearsal", "script": SCRIPT, "args": ("--timeout", str(PHASE_S)), "code": None}
+    if job is not None:
+        keys |= {"env": job.env, "nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
+    identity = Identity("rehearsal", "", "", "")
+    return make_plan(inventory, JobSpec(**keys), list(hosts), identity, facts=facts, nproc=nproc)
+
+
+def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
+    return {
+        "argv": list(node.command.argv),
+        "env": dict(node.command.env),
+        "token_env": list(node.token_env),
+        "port": plan.master_port,
+        "name": SCRIPT,
+        "script": script,
+        "deadline": DEADLINE_S,
+    }
+
+
+def program() -> str:
+    """The source of the test program that ships with ddpctl: beside the package, or in the source tree."""
+    package = Path(ddpctl.__file__).parent
+    for folder in (package / "jobs", package.parents[1] / "worker" / "jobs"):
+        if (folder / SCRIPT).is_file():
+            return (folder / SCRIPT).read_text(encoding="utf-8")
+    raise FileNotFoundError(f"{SCRIPT} did not come with this ddpctl")

@@ -1,0 +1,61 @@
+"""The rehearsal on real hosts: it passes, it names who is stuck, and nothing of it is left."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages.preflight import Options
+from tests.lab import Lab
+from tests.lab_preflight.preflight import preflight, trouble, where
+
+ONLY = ("ssh", "fabric", "mesh", "deep")
+
+
+def rehearsal(report: PreflightReport) -> list[Finding]:
+    return [finding for finding in report.findings if finding.check == "deep.rehearsal"]
+
+
+def leftovers(lab: Lab) -> list[str]:
+    """Processes and files that a rehearsal leaves; the workers themselves have a moment to end."""
+    for _ in range(100):
+        found = [f"{host.name}: {process.argv}" for host in lab for process in host.processes()]
+        if not found:
+            break
+        time.sleep(0.05)
+    return found + [f"{h.name}: {n}" for h in lab if (n := h.run("ls /tmp | grep ddpctl-rehearsal || true").stdout)]
+
+
+@pytest.mark.torch
+def test_all_ranks_get_through(lab3: Lab, python213: str) -> None:
+    report = preflight(lab3, options=Options(only=ONLY, deep=True), defaults={"python": python213, "slots": 2}, jobs={})
+    assert where(trouble(report)) == []
+    (found,) = rehearsal(report)
+    assert found.severity is Severity.OK
+    assert "6 ranks on 3 nodes" in found.message
+    assert leftovers(lab3) == []
+
+
+@pytest.mark.torch
+def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
+    """Its interpreter starts, and its torch never comes up: nothing that a check of one host alone would ask."""
+    lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
+    job = {"train": {"script": "train.py", "code": None}}
+    hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
+    report = preflight(
+        lab3, options=Options(only=ONLY, deep=True), defaults={"python": python213}, hosts=hosts, jobs=job
+    )
+    found = rehearsal(report)
+    assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
+    assert report.exit_code == 3
+    assert leftovers(lab3) == []
+
+
+def test_errors_before_it_spare_the_rehearsal(lab3: Lab) -> None:
+    lab3[0].drop(port=29500)
+    (found,) = rehearsal(preflight(lab3, options=Options(only=ONLY, deep=True)))
+    assert found.severity is Severity.SKIPPED
+    assert "mesh.ports" in found.message

@@ -1,0 +1,191 @@
+"""A rehearsal: the job's own launcher and interpreter run a small test of the process group, and leave nothing behind.
+
+It is no run: no record, no supervisor. Everything it starts stays below this worker (a child subreaper), ends with it,
+and works in a temporary folder that is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ddpctl_worker import processes
+from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.spawn import BeforeExec, environment, login_environment
+from ddpctl_worker.stopper import Stopper, reap, run_to_end
+
+MAX_S = 900.0
+GRACE_S = 3.0
+TAIL_LINES = 40
+_ENTERS = re.compile(r"rank (\d+): (\w+)\s*$")
+_STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
+
+
+def rehearse(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+    """Run ``argv`` beside ``script`` (text, saved as ``name``) until it ends or ``deadline`` seconds are up.
+
+    Returns {"exit_code" (None: it had to be stopped), "timed_out", "seconds", "ranks": {rank: {"phase", "report"}},
+    "tail": the last lines that were no report, "met": whether the launcher had a connection on ``port`` in the end,
+    "survivors"}.
+    """
+    folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
+    try:
+        return _Rehearsal(request, folder, link).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Rehearsal:
+    """One launcher, its output, and its end."""
+
+    def __init__(self, request: Dict[str, Any], folder: str, link: Link) -> None:
+        name = str(request["name"])
+        if os.path.basename(name) != name or name.startswith("."):
+            raise WorkerError(BAD_REQUEST, "%r is no name of a script" % (name,))
+        self._paths = RunPaths(folder)
+        self._request = request
+        self._link = link
+        self._deadline = min(float(request["deadline"]), MAX_S)
+        self._umask = link.login_umask
+        self._buffer = b""
+        self.ranks: Dict[str, Dict[str, Any]] = {}
+        self.tail: List[str] = []
+        for path in (self._paths.code, self._paths.output):
+            os.mkdir(path, 0o700)
+        with open(os.path.join(self._paths.code, name), "w", encoding="utf-8") as file:
+            file.write(str(request["script"]))
+
+    def run(self) -> Dict[str, Any]:
+        started = time.monotonic()
+        processes.become_subreaper()
+        try:
+            child = self._start()
+        except OSError as error:
+            raise WorkerError("spawn_failed", "%s: %s" % (self._request["argv"][0], error.strerror)) from None
+        status = self._follow(child, started + self._deadline)
+        timed_out = status is None and not self._link.closed.is_set()
+        met = status is not None or self._met()
+        stopper = self._stop(child.pid)
+        return {
+            "exit_code": status,
+            "timed_out": timed_out,
+            "seconds": round(time.monotonic() - started, 2),
+            "ranks": self.ranks,
+            "tail": self.tail[-TAIL_LINES:],
+            "met": met,
+            "survivors": stopper.survivors,
+        }
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        run = {"job": "rehearsal", "run": "rehearsal-" + secrets.token_hex(4)}
+        request = dict(self._request, run=run)
+        env = environment(request, login_environment(), self._paths, secrets.token_hex(16))
+        return subprocess.Popen(
+            self._request["argv"],
+            cwd=self._paths.code,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=BeforeExec(None, self._umask),
+        )
+
+    def _follow(self, child: "subprocess.Popen[bytes]", until: float) -> Optional[int]:
+        """Read until the launcher ends; its exit code, or None when time is up or nobody waits for us any more."""
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        while time.monotonic() < until and not self._link.closed.is_set():
+            if select.select([child.stdout], [], [], 0.1)[0]:
+                data = child.stdout.read(1 << 16)
+                self._take(data or b"")
+                if data == b"":
+                    time.sleep(0.05)  # every process has closed it; the launcher's end is near
+            if child.poll() is not None:
+                self._take(child.stdout.read() or b"")
+                return child.returncode
+        return None
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._line(line.decode("utf-8", "replace").rstrip())
+
+    def _line(self, line: str) -> None:
+        """A rank enters a phase, or reports; anything else is what a person reads when it went wrong."""
+        report = _report(line)
+        if report is not None:
+            self.ranks.setdefault(str(report["rank"]), {"phase": None, "report": None})["report"] = report
+            return
+        enters, starts = _ENTERS.match(line), _STARTS.match(line)
+        if enters:
+            self.ranks.setdefault(enters.group(1), {"phase": None, "report": None})["phase"] = enters.group(2)
+        elif starts:
+            self.ranks.setdefault(starts.group(1), {"phase": "import", "report": None})
+        elif line:
+            self.tail = [*self.tail[-TAIL_LINES:], line[:500]]
+
+    def _met(self) -> bool:
+        """Whether a process of ours is connected to the master port, or listens on it."""
+        own = processes.descendants([os.getpid()], processes.snapshot())
+        inodes = {inode for pid in own for inode in _sockets(pid)}
+        port = int(self._request["port"])
+        return any(inode in inodes and port in ports for inode, ports in _connections())
+
+    def _stop(self, launcher: int) -> Stopper:
+        """Whatever is left of the launcher, its ranks and theirs."""
+
+        def left() -> Dict[int, processes.Stat]:
+            reap()
+            among = processes.snapshot()
+            own = processes.descendants([os.getpid()], among)
+            return {pid: among[pid] for pid in own if among[pid].alive}
+
+        return run_to_end(Stopper(left, processes.identify(launcher), GRACE_S))
+
+
+def _report(line: str) -> Optional[Dict[str, Any]]:
+    if not line.startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "rank" in value and "phase" in value else None
+
+
+def _sockets(pid: int) -> List[str]:
+    """The inodes of a process's sockets."""
+    found = []
+    folder = "/proc/%d/fd" % pid
+    try:
+        for fd in os.listdir(folder):
+            match = re.match(r"socket:\[(\d+)\]", os.readlink(os.path.join(folder, fd)))
+            if match:
+                found.append(match.group(1))
+    except OSError:  # it ended meanwhile
+        pass
+    return found
+
+
+def _connections() -> Iterator[Tuple[str, Tuple[int, int]]]:
+    """(inode, (local port, remote port)) of every TCP socket that is connected or listens."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] in ("01", "0A"):
+                yield row[9], (int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16))
