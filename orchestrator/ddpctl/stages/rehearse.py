@@ -32,6 +32,7 @@ def run_rehearsal(
     tell: Tell,
     *,
     nproc: int | None = None,
+    deadline: float = DEADLINE_S,
 ) -> dict[str, dict[str, Any]]:
     """What each host told of it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
 
@@ -45,9 +46,8 @@ def run_rehearsal(
 
     def rehearse(transport: Transport) -> dict[str, Any]:
         nonlocal done
-        answer = transport.call(
-            "rehearse", _request(plan, plan.node(transport.host), script), timeout=DEADLINE_S + SLACK_S
-        )
+        request = _request(plan, plan.node(transport.host), script, deadline)
+        answer = transport.call("rehearse", request, timeout=deadline + SLACK_S)
         done += 1
         tell(Progress(STAGE, done, len(plan.nodes), transport.host))
         return answer
@@ -73,7 +73,7 @@ def _plan(inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, fact
     return make_plan(inventory, JobSpec(**keys), list(hosts), identity, facts=facts, nproc=nproc)
 
 
-def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
+def _request(plan: Plan, node: NodePlan, script: str, deadline: float) -> dict[str, Any]:
     return {
         "argv": list(node.command.argv),
         "env": dict(node.command.env),
@@ -81,7 +81,7 @@ def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
         "port": plan.master_port,
         "name": SCRIPT,
         "script": script,
-        "deadline": DEADLINE_S,
+        "deadline": deadline,
     }
 
 
