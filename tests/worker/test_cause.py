@@ -49,7 +49,9 @@ ValueError: boom
 """
 
 
-def explained(status: int = 256, launcher: str = "", ranks: dict[int, str] | None = None, **more: Any) -> Verdict:
+def explained(
+    status: int | None = 256, launcher: str = "", ranks: dict[int, str] | None = None, **more: Any
+) -> Verdict:
     tails: dict[tuple[int | None, str], str] = {(None, "e"): launcher, (None, "o"): ""}
     tails.update({(local, "e"): text for local, text in (ranks or {}).items()})
     seen: dict[str, Any] = {"error_file": None, "oom_kills": 0, **more}

@@ -180,3 +180,28 @@ def _rank(pid: int) -> str | None:
     except OSError:
         return None
     return found[0][5:].decode() if found else None
+
+
+def test_an_elastic_run_restarts_and_its_ranks_keep_their_names(make_node: MakeNode, python213: str) -> None:
+    """The rendezvous hands out ranks, and a failure that the launcher mends is no failure of the run."""
+    node = make_node()
+    script = """
+import os, sys, time
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("attempt", attempt, "rank", os.environ["RANK"], flush=True)
+time.sleep(1)
+if attempt == 0 and os.environ["RANK"] == "1":
+    sys.exit(5)
+time.sleep(3)
+"""
+    request = node.request(script, node.record(rendezvous="c10d"))
+    argv = [python213, "-m", "torch.distributed.run", "--nnodes", "1:1", "--nproc_per_node", "2", "--max_restarts", "2"]
+    argv += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", "x"]
+    request["argv"] = [*argv, "--local_addr", "127.0.0.1", "--", request["argv"][-1]]
+    run = request["run"]["run"]
+    node.started.append(run)
+    node.call("start", **request)
+    status = node.wait_state(run, seconds=120)
+    assert (status["state"], status["attempt"]) == ("succeeded", 2)
+    said = {(one["rank"], one["text"]) for one in node.lines(run) if one["text"].startswith("attempt")}
+    assert said == {(rank, f"attempt {attempt} rank {rank}") for attempt in (0, 1) for rank in (0, 1)}
