@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable
+from ddpctl.errors import AuthRefused, DdpctlError, HostsFailed, NoSuchJob, Unreachable
 from ddpctl.render.errors import error_lines
 
 
@@ -36,4 +36,23 @@ def test_other_faults_are_listed_before_the_line_that_names_the_first() -> None:
     assert table == [
         "  node1: node1 port 22: connection refused; is sshd running there?",
         "  node2: no answer within 10 s; is it on?",
+    ]
+
+
+def test_hosts_that_differ_by_name_and_address_alone_share_a_line() -> None:
+    errors: dict[str, DdpctlError] = {
+        f"node{n}": AuthRefused(f"root@10.0.0.{n} refuses", hint=f"run `ssh-copy-id root@10.0.0.{n}` for node{n}")
+        for n in range(3)
+    }
+    assert error_lines(HostsFailed("3 hosts failed", errors)) == [
+        "3 hosts failed: node[0-2] (3 hosts): root@<address> refuses; run `ssh-copy-id root@<address>` for the host"
+    ]
+
+
+def test_what_is_the_same_for_all_stays_as_it_is() -> None:
+    errors: dict[str, DdpctlError] = {
+        name: Unreachable("the jump host 10.0.0.9 is down") for name in ("node1", "node2")
+    }
+    assert error_lines(HostsFailed("2 failed", errors)) == [
+        "2 failed: node1,node2 (2 hosts): the jump host 10.0.0.9 is down"
     ]

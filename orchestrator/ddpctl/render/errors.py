@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.spec.ranges import fold
+
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\]")
 
 
 def error_lines(error: DdpctlError) -> list[str]:
@@ -12,14 +16,17 @@ def error_lines(error: DdpctlError) -> list[str]:
         return [str(error)]
     groups: dict[str, list[str]] = {}
     for host, one in error.errors.items():
-        step = f"; {one.hint}" if one.hint else ""
-        text = " ".join(f"{one.message}{step}".replace(host, "{host}").split())
-        groups.setdefault(text, []).append(host)
+        groups.setdefault(_ADDRESS.sub("<address>", _text(one).replace(host, "the host")), []).append(host)
     lines: list[str] = []
     for text, hosts in groups.items():
-        where = fold(hosts)
-        named = text.replace("{host}", hosts[0] if len(hosts) == 1 else "the host")
-        lines.append(f"{where}: {named}" if len(hosts) == 1 else f"{where} ({len(hosts)} hosts): {named}")
+        own = [_text(error.errors[host]) for host in hosts]
+        named = own[0] if len(hosts) == 1 or len(set(own)) == 1 else text
+        lines.append(f"{fold(hosts)}: {named}" if len(hosts) == 1 else f"{fold(hosts)} ({len(hosts)} hosts): {named}")
     if len(lines) < 2:
         return [": ".join([error.message, *lines])]
     return [*(f"  {line}" for line in lines), f"{error.message}: {lines[0]} ({len(lines) - 1} more above)"]
+
+
+def _text(error: DdpctlError) -> str:
+    step = f"; {error.hint}" if error.hint else ""
+    return " ".join(f"{error.message}{step}".split())
