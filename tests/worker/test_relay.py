@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
@@ -106,8 +107,11 @@ def test_junk_gets_nothing_and_harms_nobody(relay: Relay, tmp_path: Path, junk: 
             sock.shutdown(socket.SHUT_WR)
             while piece := sock.recv(4096):
                 got += piece
+        except ConnectionError:
+            pass
         except OSError as error:
-            assert not isinstance(error, TimeoutError)
+            if error.errno != errno.ENOTCONN:
+                raise
     assert len(got) < 100  # a TLS alert at most
     assert DATA[:64] not in got
     assert fetch(relay.port, client(OURS, tmp_path), {"to": "me", "files": [[HASH, 0]]}) == DATA
