@@ -102,3 +102,12 @@ def test_output_that_cannot_be_written_is_said_in_one_line(inventory: Path) -> N
         assert done.stderr.count("\n") == 1
         assert "No space left on device" in done.stderr
         assert "fault of ddpctl" not in done.stderr
+
+
+def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contacted(inventory: Path) -> None:
+    for dest in (str(inventory), f"{inventory}/below"):
+        done = ddpctl("fetch", "job", dest, "-i", str(inventory))
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert dest in done.stderr
+    assert not inventory.with_name("base").exists()

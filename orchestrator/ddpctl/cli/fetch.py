@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import typer
 
 from ddpctl.cli import session
-from ddpctl.errors import HostsFailed
+from ddpctl.errors import HostsFailed, UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
 from ddpctl.stages.fetch import fetch_run
@@ -21,6 +22,8 @@ def fetch(
 ) -> int:
     """Bring logs, records and declared outputs of a run from every node to DEST/<host>/."""
     inventory = session.load(None, option, job=job)
+    if dest is not None:
+        _check(dest)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
         folder = dest if dest is not None else Path(run.run)
@@ -31,6 +34,19 @@ def fetch(
     if outcome.errors:
         raise HostsFailed(f"{len(outcome.errors)} of {len(run.hosts)} hosts could not be fetched from", outcome.errors)
     return 0
+
+
+def _check(dest: Path) -> None:
+    """Refuse a place that cannot be a folder; nothing is made there yet.
+
+    Raises:
+        UsageError: a file is in the way, or nothing may be written there.
+    """
+    there = next(path for path in (dest, *dest.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"nothing can be fetched into {dest}: {there} is not a folder", hint="name another place")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"nothing can be fetched into {dest}: {there} cannot be written", hint="name another place")
 
 
 def print_line(text: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from ddpctl.errors import RemoteError
+from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 
@@ -30,6 +30,9 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
         receiver = _Receiver(dest / transport.host, transport.host, tell)
         try:
             transport.call("fetch", {"run": run}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S)
+        except OSError as error:  # of a file here: the transport has errors of its own
+            what = f"{error.filename or dest} cannot be written on this machine: {error.strerror}"
+            raise DdpctlError(what, hint="mend that or name another folder", host=transport.host) from None
         finally:
             receiver.close()
         return receiver.fetched
