@@ -46,8 +46,15 @@ class MeshPlan:
         return tuple(network.host for network in self.networks)
 
     def ports(self, host: str) -> tuple[int, ...]:
-        """The job's own ports on this host. Every node tries the master's: any of them may be the master next time."""
-        own = (self.master_port, self.gang_port) if host == self.master else (self.master_port,)
+        """The job's own ports on this host. Every node tries the master's: any of them may be the master next time.
+
+        Nodes that are one machine with the master have no such port of their own: it is the master's.
+        """
+        if host == self.master:
+            own: tuple[int | None, ...] = (self.master_port, self.gang_port)
+        else:
+            local = {network.host for network in self.networks if network.local}
+            own = () if {host, self.master} <= local else (self.master_port,)
         return tuple(port for port in own if port is not None)
 
 
