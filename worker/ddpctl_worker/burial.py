@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+import traceback
 from typing import Dict, Optional, Sequence
 
 from ddpctl_worker import outcome as outcomes
@@ -12,6 +15,7 @@ from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.stopper import Stopper, reap, run_to_end
 
 GRACE_S = 10.0
+PAUSES_S = (0.1, 1.0, 5.0, 10.0, 30.0)
 
 
 class Burial:
@@ -24,7 +28,19 @@ class Burial:
         return processes.members(self.cookie, self.roots, self.roots, self.known)
 
 
-def bury(paths: RunPaths, burial: Burial) -> None:
+def bury_surely(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
+    """As ``bury``; a fault that may pass (no memory, no descriptors, a disk that is away) does not end the watch."""
+    for pause in PAUSES_S:
+        try:
+            bury(paths, burial, detail)
+        except Exception:
+            record.note(traceback.format_exc())
+            time.sleep(pause)
+        else:
+            break
+
+
+def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
     """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did."""
     run = record.read_json(paths.run) or {}
     state = record.read_json(paths.state) or {}
@@ -32,10 +48,10 @@ def bury(paths: RunPaths, burial: Burial) -> None:
     launcher = processes.from_json(state.get("launcher"))
     stopper = Stopper(burial.members, launcher, min(limit, GRACE_S))
     run_to_end(stopper, _reap)
-    if record.read_json(paths.exit) is None:
+    if record.read_json(paths.exit) is None and os.path.isdir(paths.node):
         outcomes.write(
             paths,
-            lost(paths, str(run.get("host"))),
+            lost(paths, str(run.get("host")), detail),
             signalled=stopper.signalled,
             forced=stopper.forced,
             survivors=stopper.survivors,

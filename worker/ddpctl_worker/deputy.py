@@ -16,7 +16,7 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker import processes, record
-from ddpctl_worker.burial import Burial, bury
+from ddpctl_worker.burial import Burial, bury_surely
 from ddpctl_worker.paths import RunPaths
 
 RESTART_S = 5.0
@@ -77,7 +77,7 @@ def main() -> None:
     while not select.select([0], [], [], 1.0)[0]:
         if supervisor is not None:
             known = _note(order["cookie"], supervisor.pid)
-    bury(RunPaths(order["node"]), Burial(order["cookie"], sorted(known)))
+    bury_surely(RunPaths(order["node"]), Burial(order["cookie"], sorted(known)))
 
 
 def _note(cookie: str, supervisor: int) -> Set[Tuple[int, int]]:

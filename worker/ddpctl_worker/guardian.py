@@ -14,10 +14,10 @@ import signal
 import subprocess
 import sys
 import traceback
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from ddpctl_worker import processes, record
-from ddpctl_worker.burial import Burial, bury
+from ddpctl_worker.burial import Burial, bury_surely
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.supervisor import Supervisor
 
@@ -72,8 +72,11 @@ def main(reply: int) -> None:
     os.close(reply)
     cookie = order["cookie"]
     del order  # the secrets
-    _wait_for(child)
-    bury(paths, Burial(cookie, (), [os.getpid()]))
+    status = _wait_for(child)
+    detail = None
+    if status is not None and os.WIFEXITED(status):
+        detail = "the supervisor failed (%s); the processes that it left were ended" % _last_words(paths.debug_log)
+    bury_surely(paths, Burial(cookie, (), [os.getpid()]), detail)
 
 
 def _detach(log: str) -> None:
@@ -111,11 +114,23 @@ def _supervise(order: Dict[str, Any], guardian: processes.Identity, guard: int, 
         os._exit(code)
 
 
-def _wait_for(child: int) -> None:
+def _wait_for(child: int) -> Optional[int]:
+    """The wait status of ``child``; whatever else is collected meanwhile is nobody's."""
     while True:
         try:
-            pid, _ = os.waitpid(-1, 0)
+            pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
-            return
+            return None
         if pid == child:
-            return
+            return status
+
+
+def _last_words(log: str) -> str:
+    """The last line of the supervisor's log: what it died of."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().decode("utf-8", "replace").strip().split("\n")
+    except OSError:
+        return "it could not say why"
+    return lines[-1].strip()[:300] or "it did not say why"

@@ -14,6 +14,7 @@ import time
 from typing import Callable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.lines import STDERR, encode
+from ddpctl_worker.record import note
 
 SEGMENT_BYTES = 16 << 20
 TOTAL_BYTES = 512 << 20
@@ -59,6 +60,7 @@ class Writer:
         self._queue: List[Tuple[bytes, int]] = []
         self._queued = 0
         self._closing = False
+        self._beat_at = 0.0
         self._written_at = time.monotonic()
         self.dropped = 0  # lines, ever
         self._untold = 0  # dropped lines that the log does not speak of yet
@@ -96,24 +98,41 @@ class Writer:
         self._untold += lines
 
     def _run(self) -> None:
-        beat_at = 0.0
-        while True:
-            now = time.monotonic()
-            if now >= beat_at:
-                self._pulse()
-                beat_at = now + 1.0
-            with self._cond:
-                if not self._queue and not self._closing:
-                    self._cond.wait(max(0.0, beat_at - now))
-                batch, self._queue = self._queue, []
-                closing = self._closing
-            if batch:
-                self._write(batch)
-            elif closing:
-                break
+        while self._turn():
+            pass
         self._tell_of_loss()
         self._finish_segment()
-        self._pulse()
+        self._beat_at = 0.0
+        self._beat()
+
+    def _turn(self) -> bool:
+        """One round; False when all is written and nothing will follow. A fault costs a round, never the thread."""
+        self._beat()
+        with self._cond:
+            if not self._queue and not self._closing:
+                self._cond.wait(max(0.0, self._beat_at - time.monotonic()))
+            batch, self._queue = self._queue, []
+            closing = self._closing
+        if not batch:
+            return not closing
+        try:
+            self._write(batch)
+        except Exception as error:
+            note("log: %r" % error)
+        finally:
+            with self._cond:
+                self._queued -= sum(len(blob) for blob, _ in batch)
+                self._written_at = time.monotonic()
+        return True
+
+    def _beat(self) -> None:
+        if time.monotonic() < self._beat_at:
+            return
+        self._beat_at = time.monotonic() + 1.0
+        try:
+            self._pulse()
+        except Exception as error:
+            note("heartbeat: %r" % error)
 
     def _write(self, batch: List[Tuple[bytes, int]]) -> None:
         self._tell_of_loss()
@@ -125,11 +144,9 @@ class Writer:
             if size >= self._chunk:
                 self._append(b"".join(pending))
                 pending, size = [], 0
+                self._beat()  # a slow disk is no dead supervisor
         if pending:
             self._append(b"".join(pending))
-        with self._cond:
-            self._queued -= sum(len(blob) for blob, _ in batch)
-            self._written_at = time.monotonic()
 
     def _tell_of_loss(self) -> None:
         if self._untold:
@@ -180,10 +197,11 @@ class Writer:
     def _finish_segment(self) -> None:
         if self._fd < 0:
             return
+        fd, self._fd = self._fd, -1
         with contextlib.suppress(OSError):  # the lines are as safe as this disk lets them be
-            os.fdatasync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
+            os.fdatasync(fd)
+        with contextlib.suppress(OSError):  # NFS tells only here that there was no room
+            os.close(fd)
         path = os.path.join(self._folder, "%020d%s" % (self._start, _SUFFIX))
         self._kept.append((self._start, self._offset - self._start, path))
         while len(self._kept) > 1 and sum(size for _, size, _ in self._kept) + self._segment > self._total:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -65,9 +66,15 @@ def write(
     survivors: Optional[List[Dict[str, Any]]] = None,
     attempt: int = 1,
     dropped_lines: int = 0,
+    patience: float = 10.0,
 ) -> bool:
-    """Write the exit record unless there is one; False when there was one."""
-    record.release_reserve(paths.reserve)
+    """Write the exit record unless there is one; False when there was one.
+
+    ``patience`` is how many seconds a disk that takes nothing is waited for.
+
+    Raises:
+        OSError: it took nothing until then.
+    """
     body = {
         "schema": SCHEMA,
         "state": outcome.state,
@@ -80,11 +87,22 @@ def write(
         "attempt": attempt,
         "dropped_lines": dropped_lines,
     }
-    for attempt_left in (20, 0):
+    deadline = time.monotonic() + patience
+    while True:
         try:
-            return record.write_once(paths.exit, body)
+            return _write(paths, body)
         except OSError:
-            if not attempt_left:
+            if time.monotonic() >= deadline or not os.path.isdir(paths.node):
                 raise
-            time.sleep(0.5)  # the room that the reserve gave back may be taken by a rank that is just ending
-    return False
+            time.sleep(0.5)
+
+
+def _write(paths: RunPaths, body: Dict[str, Any]) -> bool:
+    try:
+        first = record.write_once(paths.exit, body)
+    except OSError:  # a full disk: this is what the reserve is for
+        if not record.write_reserved(paths.reserve, paths.exit, body, once=True) and not os.path.exists(paths.exit):
+            raise
+        return True
+    record.release_reserve(paths.reserve)
+    return first

@@ -8,7 +8,7 @@
         stop.json       somebody asked for a stop
         heartbeat       32 bytes, rewritten in place every second
         processes.json  the ranks and the process tree as last seen
-        reserve         room kept free so that exit.json can be written on a full disk
+        reserve         room kept free so that exit.json can be written on a full disk, and stop.reserve for stop.json
         logs/           segments of the run's log        pipes/   a FIFO for each rank's stdout and stderr
         code/           the unpacked code archive        output/  DDPCTL_OUTPUT_DIR
 
@@ -41,6 +41,7 @@ class RunPaths:
         self.heartbeat = os.path.join(node, "heartbeat")
         self.processes = os.path.join(node, "processes.json")
         self.reserve = os.path.join(node, "reserve")
+        self.stop_reserve = os.path.join(node, "stop.reserve")
         self.logs = os.path.join(node, "logs")
         self.pipes = os.path.join(node, "pipes")
         self.code = os.path.join(node, "code")

@@ -15,13 +15,16 @@ from typing import Any, Dict, Optional
 
 import ddpctl_worker
 from ddpctl_worker import guardian, paths, processes, record, spawn
-from ddpctl_worker.contract import BAD_REQUEST, NO_SPACE, STARTING, TERMINAL
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import BAD_REQUEST, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.status import node_status
 from ddpctl_worker.unpack import unpack
 
 OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
+CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
+STOP_BYTES = 4 << 10  # room for the word of a stop
 
 
 def start(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
@@ -35,8 +38,21 @@ def start(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if not _claim(found, run):
         return {"status": _standing(found, link)}
     order = _order(request, base, found, link.login_umask)
-    guardian.launch(order)
+    refused = guardian.launch(order)["refused"]
+    if refused is not None:
+        _failed(found, str(refused))
     return {"status": node_status(found)}
+
+
+def _failed(found: RunPaths, why: str) -> None:
+    """The run did not begin: make sure that its record says so, and says why."""
+    deadline = time.monotonic() + CLEAN_UP_S
+    while record.read_json(found.exit) is None:
+        if time.monotonic() > deadline:
+            host = os.path.basename(found.node)
+            outcomes.write(found, outcomes.failed(outcomes.cause(host, SPAWN_FAILED, why)))
+            return
+        time.sleep(0.02)
 
 
 def _check(request: Dict[str, Any]) -> None:
@@ -48,6 +64,9 @@ def _check(request: Dict[str, Any]) -> None:
     for text in argv:
         if not isinstance(text, str) or "\0" in text:
             raise WorkerError(BAD_REQUEST, "an argument that is no text, or holds a NUL byte")
+    for key, text in {**(request.get("env") or {}), **(request.get("secrets") or {})}.items():
+        if not isinstance(text, str) or "\0" in key + text or not key or "=" in key:
+            raise WorkerError(BAD_REQUEST, "the environment variable %r is no text, or holds a NUL byte" % key)
 
 
 def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
@@ -62,6 +81,7 @@ def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
         for folder in (aside.logs, aside.output):
             os.mkdir(folder, 0o700)
         record.make_reserve(aside.reserve)
+        record.make_reserve(aside.stop_reserve, STOP_BYTES)
         record.write_json(aside.run, run)
         starter = {"state": STARTING, "starter": me.to_json() if me else None, "boot": processes.boot_id()}
         record.write_json(aside.state, starter)
@@ -80,6 +100,8 @@ def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
 def _standing(found: RunPaths, link: Link) -> Dict[str, Any]:
     """The status of a run that somebody else started; waits while that start is under way."""
     deadline = time.monotonic() + OTHER_START_S
+    if record.read_json(found.run) is None and os.path.exists(found.exit):
+        raise WorkerError(BAD_REQUEST, "the run was stopped before it came to this node", "start a new one")
     while True:
         status = node_status(found)
         settled = status["state"] in TERMINAL or (record.read_json(found.state) or {}).get("supervisor")

@@ -106,10 +106,8 @@ def judge(paths: RunPaths, run: Dict[str, Any], state: Dict[str, Any], pulse: Op
         if processes.is_alive(starter):
             return STARTING
         # The starter is dead. Its supervisor may still be on its way up: the claim decides, once and for all.
-        if not record.write_once(paths.claim, {}, durable=False):
-            claimed = processes.from_json(record.read_json(paths.claim))
-            if processes.is_alive(claimed):
-                return STARTING
+        if not cut_off(paths) and processes.is_alive(processes.from_json(record.read_json(paths.claim))):
+            return STARTING
         why = outcomes.cause(host, SPAWN_FAILED, "the start was interrupted before the launcher ran; start it again")
         return _end(paths, Outcome(FAILED, why))
     if processes.is_alive(guardian) or remains(paths, state):
@@ -131,7 +129,20 @@ def watchers(state: Dict[str, Any]) -> List[Identity]:
     return [who for who in found if who is not None and processes.is_alive(who)]
 
 
+def cut_off(paths: RunPaths) -> bool:
+    """Whether this call has taken the claim: a supervisor that is still on its way up finds that and ends."""
+    try:
+        return record.write_once(paths.claim, {}, durable=False)
+    except OSError as error:  # a full or read-only disk
+        record.note("the claim could not be taken: %s" % error)
+        return False
+
+
 def _end(paths: RunPaths, outcome: Outcome) -> str:
-    outcomes.write(paths, outcome)
+    """Write it down where the disk takes it; whoever looks next will find the same otherwise."""
+    try:
+        outcomes.write(paths, outcome, patience=0.0)
+    except OSError as error:
+        record.note("the run's end could not be written down: %s" % error)
     end = record.read_json(paths.exit)
     return str(end["state"]) if end else outcome.state

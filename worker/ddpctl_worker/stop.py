@@ -1,17 +1,26 @@
-"""The stop verb: ends a run on this node and proves it: nothing of it is left when it answers."""
+"""The stop verb: ends a run on this node and proves it: nothing of it is left when it answers.
+
+A run that has not come here yet is given an exit record all the same, so that a start that is still under way (a slow
+link, a busy disk) finds the run over instead of beginning behind the back of the one who stopped it.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 import signal
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker import paths as places
 from ddpctl_worker import processes, record
 from ddpctl_worker.contract import NO_SUCH_RUN
 from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
-from ddpctl_worker.status import STALE_S, judge, node_status, remains, watchers
+from ddpctl_worker.status import STALE_S, cut_off, node_status, remains, watchers
 from ddpctl_worker.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
@@ -21,27 +30,27 @@ HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grac
 def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     """The verb: {"signalled", "forced", "survivors", "status"}. On a run that has ended it only looks."""
     paths = run_paths(base_of(request), request["run"], request["host"])
+    by = str(request.get("by") or "")
     run = record.read_json(paths.run)
-    if run is None:
+    if run is None and _forestall(paths, str(request["host"]), by):
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    run = run or record.read_json(paths.run) or {}
     limits = run.get("timeouts") or {}
     grace = request.get("grace")
     grace = float(limits.get("stop") or 10.0) if grace is None else max(0.0, float(grace))
+    node_status(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = record.read_json(paths.exit)
     if before is None:
-        _ask_supervisor(paths, grace, str(request.get("by") or ""))
+        _leave_word(paths, {"grace": grace, "by": by, "time": record.now_iso()})
+        if not _cut_off(paths):
+            _ask_supervisor(paths, grace)
     own = _sweep(paths, grace)
+    _wake(paths)
     end = record.read_json(paths.exit)
     if end is None:
         # Nobody is left to write it: the supervisor was gone already, or did not answer and was ended.
-        outcomes.write(
-            paths,
-            outcomes.killed(run["host"], str(request.get("by") or "")),
-            signalled=own.signalled,
-            forced=own.forced,
-            survivors=own.survivors,
-        )
         end = {}
+        _write_end(paths, outcomes.killed(run["host"], by), own)
     counted = end if before is None else {}
     return {
         "signalled": int(counted.get("signalled", 0)) + own.signalled,
@@ -51,9 +60,29 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     }
 
 
-def _ask_supervisor(paths: RunPaths, grace: float, by: str) -> None:
+def _forestall(paths: RunPaths, host: str, by: str) -> bool:
+    """Put an exit record where the run's folder would be; False when a start has made the folder meanwhile.
+
+    A disk that takes nothing takes no start either, so that is no error.
+    """
+    parent = os.path.dirname(paths.node)
+    aside = RunPaths(os.path.join(parent, ".%s.%s" % (host, secrets.token_hex(6))))
+    try:
+        runs = os.path.dirname(parent)
+        places.base_dir(os.path.dirname(runs))
+        places.private_dir(runs)
+        places.private_dir(parent)
+        os.mkdir(aside.node, 0o700)
+        outcomes.write(aside, outcomes.killed(host, by), patience=0.0)
+        os.rename(aside.node, paths.node)
+        record.sync_folder(parent)
+    except OSError:
+        shutil.rmtree(aside.node, ignore_errors=True)
+    return record.read_json(paths.run) is None
+
+
+def _ask_supervisor(paths: RunPaths, grace: float) -> None:
     """Have the supervisor stop the run, and wait for its exit record while it is alive."""
-    record.write_json(paths.stop, {"grace": grace, "by": by, "time": record.now_iso()})
     pulse = record.read_heartbeat(paths.heartbeat)
     hangs = pulse is not None and record.boottime() - pulse.at > STALE_S
     deadline = time.monotonic() + grace + (HANGS_S if hangs else GIVE_UP_S + 5.0)
@@ -67,21 +96,55 @@ def _ask_supervisor(paths: RunPaths, grace: float, by: str) -> None:
         if supervisor in alive and supervisor is not None:
             if told != supervisor:
                 processes.send(supervisor, signal.SIGUSR1)
+                _wake(paths)
                 told = supervisor
-        elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
+        elif not alive and not any(map(processes.is_alive, _beginners(paths, state))):
             return
         time.sleep(LOOK_S)
     for who in watchers(record.read_json(paths.state) or {}):
         processes.send(who, signal.SIGKILL)  # hangs: nothing else can end it, and it must not start anything now
 
 
+def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
+    """Write down what is wanted; where the disk takes nothing the signal alone says it, with the run's own grace."""
+    try:
+        record.write_json(paths.stop, word)
+    except OSError as full:
+        try:
+            record.write_reserved(paths.stop_reserve, paths.stop, word)
+        except OSError:
+            record.note("the stop could not be written down: %s" % full)
+
+
+def _wake(paths: RunPaths) -> None:
+    """Whoever has stopped supervisor or guardian with SIGSTOP, they go on now: otherwise they would never end."""
+    for who in watchers(record.read_json(paths.state) or {}):
+        processes.send(who, signal.SIGCONT)
+
+
+def _cut_off(paths: RunPaths) -> bool:
+    """Whether no supervisor is there and none will ever be: one that is on its way finds the claim taken and ends."""
+    return (record.read_json(paths.state) or {}).get("supervisor") is None and cut_off(paths)
+
+
+def _beginners(paths: RunPaths, state: Dict[str, Any]) -> List[Optional[processes.Identity]]:
+    """Who may still bring the run up: its starter, and the supervisor that took it on."""
+    return [processes.from_json(state.get("starter")), processes.from_json(record.read_json(paths.claim))]
+
+
 def _sweep(paths: RunPaths, grace: float) -> Stopper:
     """Look for what is left by cookie and by the last known tree, and end it; two empty looks are the proof."""
-    run = record.read_json(paths.run) or {}
     state = record.read_json(paths.state) or {}
     same_boot = state.get("boot") in (None, processes.boot_id())
-    if same_boot and record.read_json(paths.exit) is None:
-        judge(paths, run, state, record.read_heartbeat(paths.heartbeat))
     launcher = processes.from_json(state.get("launcher"))
     find = (lambda: remains(paths, state)) if same_boot else dict
     return run_to_end(Stopper(find, launcher, grace))
+
+
+def _write_end(paths: RunPaths, outcome: Outcome, own: Stopper) -> None:
+    try:
+        outcomes.write(
+            paths, outcome, signalled=own.signalled, forced=own.forced, survivors=own.survivors, patience=2.0
+        )
+    except OSError as error:
+        record.note("the run's end could not be written down: %s" % error)

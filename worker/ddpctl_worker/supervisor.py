@@ -19,6 +19,8 @@ from ddpctl_worker import processes, ranks, record, spawn
 from ddpctl_worker.contract import RUNNING, STARTING, STOPPING
 from ddpctl_worker.deputy import Deputy
 from ddpctl_worker.drain import Drain
+from ddpctl_worker.faults import Faults
+from ddpctl_worker.footing import Footing
 from ddpctl_worker.gang import Gang, join
 from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.logs import Writer
@@ -54,7 +56,7 @@ class Supervisor:
         self._started = record.now_iso()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
-        self._orders = {signal.SIGUSR1: True, signal.SIGTERM: False}  # a stop may have been asked for already
+        self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
         self._at = record.boottime()
         self._oom_before = ranks.oom_kills()
         heartbeat = record.Heartbeat(self.paths.heartbeat)
@@ -63,11 +65,13 @@ class Supervisor:
         self._drain = Drain(self._writer, self._rank_of, self._watch_fd)
         self._deputy = Deputy(order, guardian_fd)
         self._watch = Watch(self.run)
+        self._footing = Footing(self.paths, self.host)
         self._gang: Optional[Gang] = None
 
     def start(self) -> Optional[str]:
         """Spawn the launcher; returns None, or why it could not be."""
         self._catch_signals()
+        self._orders[signal.SIGUSR1] = os.path.exists(self.paths.stop)  # asked for before anybody could be told
         processes.become_subreaper()
         for fd in (self._wake_r, self._deputy.guardian_fd):
             self._watch_fd(fd, True)
@@ -121,14 +125,22 @@ class Supervisor:
     def supervise(self) -> None:
         """Until the launcher has ended, nothing of it is left, and that is written down; then leave the gang."""
         if self.launcher is not None:
+            faults = Faults()
             while not self._over():
-                self._wait()
-                self._collect()
-                self._look()
-                self._decide()
-            self._conclude()
-        if self._gang and self.outcome:
-            self._gang.leave(self.outcome)
+                faults.survive(self._turn)
+        try:
+            if self.launcher is not None:
+                self._conclude()
+        finally:  # the other nodes need not suffer for a disk that takes no record
+            if self._gang and self.outcome:
+                self._gang.leave(self.outcome)
+            processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
+
+    def _turn(self) -> None:
+        self._wait()
+        self._collect()
+        self._look()
+        self._decide()
 
     def _over(self) -> bool:
         if self.outcome is None or self._stopper is None or not self._stopper.done:
@@ -158,11 +170,11 @@ class Supervisor:
 
     def _collect(self) -> None:
         """Reap; note how the launcher ended."""
-        for pid, status in reap().items():
-            if self.launcher is not None and pid == self.launcher.pid and self.status is None:
-                self.status = status
-            elif self._deputy.ended(pid):
-                self._deputy.take_over()
+        ended = reap()
+        if self.launcher is not None and self.status is None:
+            self.status = ended.get(self.launcher.pid)
+        if any(self._deputy.ended(pid) for pid in ended):
+            self._deputy.take_over()
 
     def _look(self) -> None:
         """See which ranks are there, once in a while."""
@@ -184,6 +196,9 @@ class Supervisor:
     def _decide(self) -> None:
         """What must end, and why."""
         self._take_orders()
+        lost = self._footing.lost() if self.outcome is None else None
+        if lost is not None:
+            self._end_with(lost)
         if self.status is not None and self.outcome is None and self.candidate is None:
             self._launcher_ended()
         if self.outcome is None and self.candidate is None:
@@ -207,17 +222,21 @@ class Supervisor:
         if not self._orders[signal.SIGUSR1]:
             return
         self._orders[signal.SIGUSR1] = False
-        request = record.read_json(self.paths.stop)
-        if request is None:
-            return
-        grace = float(request.get("grace") or 0.0)
+        request = record.read_json(self.paths.stop) or {}  # nothing: a disk that took no word, so the signal alone
         if self.outcome is None and (self.candidate is None or self.candidate.victim):
-            self.outcome = outcomes.killed(self.host, str(request.get("by") or ""))
-            if self._gang:
-                self._gang.down(self.outcome)
-            self._begin_stop(grace)
-        elif self._stopper is not None:
-            self._stopper.shorten(grace)
+            self._end_with(outcomes.killed(self.host, str(request.get("by") or "")))
+        elif self.outcome is None:
+            self.outcome = self.candidate  # it had failed before; whoever stops it need not wait for the others' word
+        grace = request.get("grace")
+        self._begin_stop(None if grace is None else float(grace))
+        if self._stopper is not None and grace is not None:
+            self._stopper.shorten(float(grace))
+
+    def _end_with(self, outcome: Outcome) -> None:
+        """That is how it ends, whatever the other nodes think; they are told."""
+        self.outcome = outcome
+        if self._gang:
+            self._gang.down(outcome)
 
     def _launcher_ended(self) -> None:
         assert self.status is not None
