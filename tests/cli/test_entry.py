@@ -111,3 +111,24 @@ def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contac
         assert done.stderr.count("\n") == 1
         assert dest in done.stderr
     assert not inventory.with_name("base").exists()
+
+
+@pytest.fixture
+def job(inventory: Path) -> Path:
+    """The inventory with a job whose data is not there, so that preflight refuses it."""
+    inventory.with_name("train.py").write_text("")
+    inventory.write_text(
+        inventory.read_text() + "jobs:\n  train: {script: train.py, requires: {data: [/data/nowhere]}}\n"
+    )
+    return inventory
+
+
+def test_a_refused_up_prints_the_report_as_its_one_document(job: Path) -> None:
+    done = ddpctl("up", str(job), "--json")
+    assert done.returncode == 3
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["ok"]) == (1, False)
+    assert any("/data/nowhere" in finding["message"] for finding in report["findings"])
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ddpctl: nothing was started")
+    assert "/data/nowhere" in last

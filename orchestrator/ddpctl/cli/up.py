@@ -26,6 +26,7 @@ from ddpctl.render.status import status_view
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Way, go_up
 from ddpctl.transport.base import Fleet
@@ -58,7 +59,7 @@ def up(
             session.print_view(plan_view(plan))
         return 0
     with session.fleet_of(order.inventory, [host.name for host in order.hosts]) as fleet:
-        run = _start(order, fleet, skip_preflight)
+        run = _start(order, fleet, skip_preflight, as_json=as_json)
         if detach:
             if as_json:
                 session.print_json(run.to_json())
@@ -79,8 +80,11 @@ def _order(file: Path, job: str | None, nodes: int | None, nproc: int | None, se
     return make_order(inventory, job, nodes=nodes, nproc=nproc)
 
 
-def _start(order: Order, fleet: Fleet, skip_preflight: bool) -> RunStatus:
-    """Everything up to the last confirmed start. Ctrl-C on the way leaves nothing running."""
+def _start(order: Order, fleet: Fleet, skip_preflight: bool, *, as_json: bool) -> RunStatus:
+    """Everything up to the last confirmed start. Ctrl-C on the way leaves nothing running.
+
+    Where preflight refuses, its report is the one document that ``as_json`` promises.
+    """
     way = Way()
     wanted = order.wanted(FACTS_ONLY if skip_preflight else None)
     with ProgressView(stderr_console()) as view:
@@ -89,6 +93,8 @@ def _start(order: Order, fleet: Fleet, skip_preflight: bool) -> RunStatus:
         except PreflightFailed:
             if way.report is not None:
                 stderr_console().print(report_view(way.report))
+                if as_json:
+                    session.print_json(way.report.to_json())
             raise
         except (KeyboardInterrupt, Interrupted):
             _take_back(order, way, fleet)
@@ -97,7 +103,7 @@ def _start(order: Order, fleet: Fleet, skip_preflight: bool) -> RunStatus:
         _tell_warnings(way.report)
     assert way.plan is not None
     assert way.status is not None
-    remember(order, way.plan)
+    remember(order, way.plan, way.environment.lock if way.environment else None)
     return way.status
 
 
@@ -165,6 +171,6 @@ def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
     grace = float((run.record.get("timeouts") or {}).get("stop") or DEFAULT_GRACE_S)
     outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
     if as_json:
-        session.print_json(outcome.to_json())
+        session.print_json(read_run(fleet, run).to_json())
     require_proof(outcome)
     raise Interrupted(f"interrupted: {run.job} was killed on {len(run.hosts)} hosts, nothing is left (run {run.run})")
