@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets as random_source
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -112,9 +113,9 @@ def _not_for_nodes(job: JobSpec) -> list[Path]:
     return [Path(job.env_file)] if job.env_file else []
 
 
-def remember(order: Order, plan: Plan) -> None:
-    """A hint for later commands on this machine: which file the run came from, and its plan."""
-    data: dict[str, Any] = {"inventory": order.inventory.file, "plan": plan.to_json()}
+def remember(order: Order, plan: Plan, lock: Mapping[str, str] | None = None) -> None:
+    """A hint for later commands on this machine: which file the run came from, its plan, and its locked packages."""
+    data: dict[str, Any] = {"inventory": order.inventory.file, "plan": plan.to_json(), "lock": dict(lock or {})}
     try:
         files.save_run(order.job.name, order.identity.run, data)
     except OSError as error:

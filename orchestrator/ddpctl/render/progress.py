@@ -13,10 +13,15 @@ from rich.text import Text
 from ddpctl.spec.event import Event, Line, NodeState, Note, StageEnded, StageStarted
 from ddpctl.spec.event import Progress as Step
 
+MOST_BARS = 16
+
 _TITLES = {
     "preflight": "preflight",
     "mesh": "network mesh",
+    "lock": "lock",
+    "wheels": "wheels",
     "environment": "environment",
+    "install": "install",
     "push": "push",
     "code": "code",
     "launch": "launch",
@@ -45,6 +50,8 @@ class ProgressView:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._per_host: dict[tuple[str, str], TaskID] = {}
+        self._bytes: set[str] = set()
         self._begun: dict[str, float] = {}
 
     def __enter__(self) -> ProgressView:
@@ -82,18 +89,34 @@ class ProgressView:
             self._progress.start()
         title = _TITLES.get(event.stage, event.stage)
         self._tasks[event.stage] = self._progress.add_task(title, total=event.total, note="")
+        if event.unit == "bytes":
+            self._bytes.add(event.stage)
 
     def _step(self, event: Step) -> None:
         task = self._tasks.get(event.stage)
         if task is None:
             return
-        if event.host is None or event.total is None or event.total > 0:
+        if event.host is not None and event.stage in self._bytes:
+            self._step_of_host(event, event.host)
+        elif event.host is None or event.total is None or event.total > 0:
             self._progress.update(task, completed=event.done, note=event.host or event.note)
+
+    def _step_of_host(self, event: Step, host: str) -> None:
+        """Bytes arrive on every node at its own pace: a bar each, as many as fit."""
+        key = (event.stage, host)
+        if key not in self._per_host:
+            if len(self._per_host) >= MOST_BARS:
+                return
+            self._per_host[key] = self._progress.add_task(f"  {host}", total=event.total, note="")
+        self._progress.update(self._per_host[key], completed=event.done, total=event.total)
 
     def _end(self, event: StageEnded) -> None:
         task = self._tasks.pop(event.stage, None)
         if task is not None:
             self._progress.remove_task(task)
+            for key in [key for key in self._per_host if key[0] == event.stage]:
+                self._progress.remove_task(self._per_host.pop(key))
+            self._bytes.discard(event.stage)
             if not self._tasks:
                 self._progress.stop()
         seconds = time.monotonic() - self._begun.pop(event.stage, time.monotonic())

@@ -25,6 +25,7 @@ class NodeFacts:
     torch: str | None = None
     has_launch: bool | None = None
     python: str | None = None  # the interpreter of a managed environment, once it stands
+    environment: str | None = None  # and the hash of its lock
     local_rank_arg: str | None = None  # how a script that lies on the node wants its local rank
 
 
@@ -70,6 +71,8 @@ class NodePlan:
     command: Command
     token_env: tuple[str, ...]
     secret_names: tuple[str, ...] = ()
+    torch: str | None = None
+    environment: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         env = dict(self.command.env) | dict.fromkeys(self.secret_names, REDACTED)
@@ -158,6 +161,8 @@ class Plan:
             "controller": self.controller,
             "created": self.created,
             "code": self.code.to_json() if self.code else None,
+            "torch": node.torch,
+            "environment": node.environment,
             "outputs": list(self.outputs),
             "timeouts": dict(self.timeouts),
             "gang": self._gang(node),

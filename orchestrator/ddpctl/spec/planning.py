@@ -176,6 +176,8 @@ def _node(
         command=Command(argv=argv, env=env, cwd=shared.job.workdir or contract.CODE_DIR_TOKEN),
         token_env=tokens,
         secret_names=shared.secret_names,
+        torch=facts.torch,
+        environment=facts.environment,
     )
 
 

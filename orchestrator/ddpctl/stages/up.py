@@ -115,7 +115,8 @@ def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
         python = environment.python(host)
         if python is not None:
             torch = environment.nodes[host].versions.get("torch")
-            nodes[host] = replace(facts.node(host), python=python, torch=torch, has_launch=None)
+            env_hash = environment.nodes[host].env_hash
+            nodes[host] = replace(facts.node(host), python=python, torch=torch, has_launch=None, environment=env_hash)
     return replace(facts, nodes=nodes)
 
 
