@@ -44,3 +44,23 @@ if len(sys.argv) == 1:
 while True:
     time.sleep(0.2)
 """
+
+# The rank named on the command line ends in the way named there; all others wait for ever, as in a collective, and do
+# not even notice that a peer is gone: the gang has to stop them.
+ONE_FAILS = """\
+import os, signal, sys, time
+way, rank, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+print("rank", os.environ["RANK"], "is up", flush=True)
+if os.environ["RANK"] != rank:
+    while True:
+        time.sleep(0.2)
+time.sleep(seconds)
+if way == "raise":
+    def deep():
+        raise ValueError("weights are nan\\n[/red] $(id)")
+    deep()
+elif way == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+else:
+    sys.exit(int(way))
+"""

@@ -1,0 +1,115 @@
+"""Jobs that fail: in seconds the whole job is over, and the cause names the host and rank that failed first."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.programs import ONE_FAILS, SLEEP
+from tests.e2e.site import Site, assert_nothing_runs, one_line
+from tests.lab import Lab
+
+
+@pytest.mark.parametrize(
+    ("way", "rank", "exit_code", "signal", "message"),
+    [
+        ("7", 1, 7, None, "exited with code 7"),
+        ("raise", 2, 1, None, "ValueError: weights are nan"),
+        ("kill", 0, None, "SIGKILL", "killed by SIGKILL"),
+    ],
+)
+def test_one_rank_fails_and_the_others_wait_for_ever(
+    site: Site, lab: Lab, way: str, rank: int, exit_code: int | None, signal: str | None, message: str
+) -> None:
+    job = site.job("fails", ONE_FAILS, way, str(rank), "1")
+    done = site("up", "--job", job, timeout=60)
+    assert done.rc == 1
+    assert_nothing_runs(lab)
+    line = one_line(done)
+    assert "\n" not in line
+    assert f"node{rank}" in line
+    assert message in line
+    assert "ddpctl tail" in line
+    status = site.elsewhere("second").status(job)
+    assert status["state"] == "failed"
+    assert {node["state"] for node in status["nodes"]} == {"failed"}
+    cause = status["cause"]
+    assert (cause["host"], cause["rank"]) == (f"node{rank}", rank)
+    assert (cause["exit_code"], cause["signal"]) == (exit_code, signal)
+    assert cause["reason"] == ("signaled" if signal else "exited")
+    assert message in cause["message"]
+    if way == "raise":
+        assert cause["traceback"].startswith("Traceback (most recent call last)")
+        assert "in deep" in cause["traceback"]
+        assert "[/red] $(id)" in cause["traceback"]
+        assert "in deep" in done.stderr
+        assert "[/red] $(id)" in done.stderr
+    for node in status["nodes"]:  # each host's own end, told alike from everywhere
+        assert node["exit_code"] != 0
+
+
+def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
+    job = site.job("early", "import sys; sys.exit(7)\n")
+    done = site("up", "--job", job, "--json", timeout=60)
+    assert done.rc == 1
+    document = done.json()
+    assert document["state"] == "failed"
+    assert document["cause"]["exit_code"] == 7
+    assert "exited with code 7" in one_line(done)
+    assert_nothing_runs(lab)
+    detached = site("up", "--job", job, "-d", "--json", timeout=60)
+    assert detached.rc == 0  # every node has confirmed its start
+    assert site.wait_for_state(job, "failed")["run"] == detached.json()["run"]
+    assert site("attach", job).rc == 1
+
+
+def test_the_script_is_missing(site: Site, lab: Lab) -> None:
+    """Here, where nothing is contacted for it; and on one node, where the code lies already."""
+    job = site.job("missing", SLEEP)
+    (site.code / "missing.py").rename(site.code / "misssing.py")
+    done = site("up", "--job", job, env={"PATH": "/none"})
+    assert done.rc == 2
+    assert re.search(r"jobs\.missing\.script: .*'missing\.py'.*; did you mean misssing\.py\?", one_line(done))
+
+    for host in lab.hosts[:2]:
+        host.write("/srv/there/train.py", SLEEP)
+    site.jobs[job].update(code=None, workdir="/srv/there", script="train.py")
+    done = site("up", "--job", job)
+    assert done.rc == 3, done.stderr
+    assert "node2: " in one_line(done)
+    assert "/srv/there" in one_line(done)
+    assert_nothing_runs(lab)
+    done = site("up", "--job", job, "--skip-preflight", timeout=60)
+    assert done.rc == 1, done.stderr
+    assert "node2" in one_line(done)
+    assert "/srv/there" in one_line(done)
+    assert_nothing_runs(lab)
+    lab[2].write("/srv/there/other.py", SLEEP)
+    done = site("up", "--job", job, "--skip-preflight", timeout=60)
+    assert done.rc == 1, done.stderr
+    assert "node2" in one_line(done)
+    assert "train.py" in one_line(done)
+    assert_nothing_runs(lab)
+
+
+def test_preflight_finds_an_error_and_nothing_is_started(site: Site, lab: Lab) -> None:
+    job = site.job("never", SLEEP, master_port=29517)
+    lab[0].popen(["python3", "-c", "import socket,time; s=socket.create_server(('',29517)); time.sleep(600)"])
+    lab[0].run("for i in $(seq 100); do ss -ltn | grep -q :29517 && break; sleep 0.05; done")
+    done = site("up", "--job", job)
+    assert done.rc == 3, done.stderr
+    line = one_line(done)
+    assert "node0: " in line
+    assert "29517" in line
+    assert "; " in line
+    lab[0].kill_processes()
+    assert_nothing_runs(lab)
+    assert site("status", job).rc == 7
+    lab[2].drop(port=29517)
+    lab[0].drop(port=29517, from_=lab[1])
+    done = site("up", "--job", job)
+    assert done.rc == 3, done.stderr
+    assert "node1" in one_line(done)
+    assert site("status", job).rc == 7
+    assert_nothing_runs(lab)
