@@ -6,10 +6,12 @@ import os
 import secrets
 import signal
 import socket
+import time
 from typing import Any
 
 import pytest
 
+from ddpctl_worker.council import SILENT_S
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually
 
@@ -211,3 +213,44 @@ def test_strangers_get_nothing(trio: Trio) -> None:
                 answer = b""
             assert answer == b""
     assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
+
+
+def watchers(node: Node, run: str) -> list[int]:
+    return [node.pid(run, "guardian"), node.pid(run, "supervisor")]
+
+
+def test_machines_that_were_suspended_together_go_on(trio: Trio) -> None:
+    """Nobody was listening, so nobody's silence counts."""
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    pids = [pid for node in trio.nodes for pid in watchers(node, trio.run)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(SILENT_S + 3)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(4)
+    assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
+
+
+@pytest.mark.parametrize("frozen", [0, 1], ids=["hub", "member"])
+def test_who_stood_still_too_long_ends_with_the_others_and_all_name_it(trio: Trio, frozen: int) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    gone = trio.nodes[frozen]
+    pids = watchers(gone, trio.run)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for node in trio.nodes:
+            if node is not gone:
+                assert node.wait_state(trio.run, seconds=60)["cause"]["host"] == gone.host
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    status = gone.wait_state(trio.run, "failed", seconds=20)
+    assert status["cause"]["host"] == gone.host
+    assert status["cause"]["reason"] == "node_lost"
+    trio.supervisors_end()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -149,7 +148,7 @@ def test_an_environment_that_cannot_be_is_refused(node: Node, env: dict[str, Any
 
 def test_a_run_whose_folder_was_removed_does_not_run_on_unseen(node: Node) -> None:
     run = running(node)
-    shutil.rmtree(node.base)
+    node.base.rename(node.base.parent / "elsewhere")
     eventually(lambda: not processes_of(run), "nobody could stop it any more, so it ends", 60)
 
 

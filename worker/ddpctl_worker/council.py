@@ -7,7 +7,7 @@ earliest. A node that falls silent is a failure of its own; a kill by the user e
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
@@ -46,7 +46,7 @@ class Council:
         self._hub = hub
         self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
         self._candidates: List[Candidate] = []
-        self._reported: Dict[str, bool] = {}
+        self._slept = 0.0  # the longest that the hub stood still
         self.verdict: Optional[Outcome] = None
 
     def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
@@ -86,6 +86,16 @@ class Council:
         outputs = [seat.output for seat in self.seats.values() if seat.joined and not seat.finished]
         return min([now - one for one in outputs] or [0.0])
 
+    def slept(self, seconds: float) -> None:
+        """The hub itself stood still for so long (a suspended or starved machine): nobody's silence in that time
+        counts, for nobody was listening."""
+        self._slept = max(self._slept, seconds)
+        for seat in self.seats.values():
+            seat.heard += seconds
+            seat.output += seconds
+            seat.gone = None if seat.gone is None else seat.gone + seconds
+        self._candidates = [one._replace(heard=one.heard + seconds) for one in self._candidates]
+
     def tick(self, now: float) -> Optional[Outcome]:
         """Look for lost nodes, and decide when it is time; the verdict, once there is one."""
         self._find_lost(now)
@@ -110,14 +120,19 @@ class Council:
             if host == self._hub or seat.finished or not seat.joined:
                 continue
             if seat.gone is not None and now - seat.gone > REJOIN_S:
-                text = "the supervisor on %s is gone; the host itself still answers" % host
-                self._give_up(host, seat, SUPERVISOR_LOST, text, seat.gone, now)
+                self._give_up(host, seat, self._why_gone(host), seat.gone, now)
             elif now - seat.heard > SILENT_S:
                 text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
-                self._give_up(host, seat, NODE_LOST, text, seat.heard, now)
+                self._give_up(host, seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
 
-    def _give_up(self, host: str, seat: Seat, reason: str, text: str, since: float, now: float) -> None:
+    def _why_gone(self, host: str) -> Dict[str, Any]:
+        if self._slept >= SILENT_S:
+            text = "%s stood still for %d s (suspended, or starved): the others gave it up" % (self._hub, self._slept)
+            return outcomes.cause(self._hub, NODE_LOST, text)
+        text = "the supervisor on %s is gone; the host itself still answers" % host
+        return outcomes.cause(host, SUPERVISOR_LOST, text)
+
+    def _give_up(self, host: str, seat: Seat, why: Dict[str, Any], since: float, now: float) -> None:
         seat.finished = True
         if self.verdict is None:
-            lost = outcomes.failed(outcomes.cause(host, reason, text))
-            self._candidates.append(Candidate(lost, since, now))
+            self._candidates.append(Candidate(outcomes.failed(why), since, now))

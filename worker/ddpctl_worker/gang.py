@@ -22,6 +22,7 @@ from ddpctl_worker.record import boottime, note
 
 BEAT_S = 1.0
 LEAVE_S = 5.0  # how long a goodbye waits for its answer
+NAP_S = 4.0  # a loop that turns ten times a second and stood still for so long was asleep
 Wake = Callable[[], None]
 
 
@@ -46,6 +47,7 @@ class Gang:
         for fd in (self._wake_r, self._wake_w):
             os.set_blocking(fd, False)
         self._output: Optional[float] = None  # seconds since boot
+        self._turned: Optional[float] = None  # when the loop last came around (monotonic)
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
         self._thread = threading.Thread(target=self._guarded, name="gang", daemon=True)
@@ -100,6 +102,11 @@ class Gang:
         with self._lock:
             found, self._inbox = self._inbox, []
         return [(one, max(0.0, boottime() - happened)) for one, happened in found]
+
+    def _nap(self, now: float) -> float:
+        """How long this loop stood still since it was last asked (monotonic seconds); 0.0 for an ordinary turn."""
+        before, self._turned = self._turned, now
+        return now - before if before is not None and now - before > NAP_S else 0.0
 
     def _output_age(self) -> Optional[float]:
         return None if self._output is None else max(0.0, boottime() - self._output)

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.contract import KILLED
+from ddpctl_worker.contract import FAILED, KILLED, LOST
 from ddpctl_worker.council import Council
 from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import HubWire, Stranger
@@ -56,6 +56,7 @@ class HubGang(Gang):
         leave_by: Optional[float] = None
         while True:
             now = time.monotonic()
+            self._council.slept(self._nap(now))
             if self._listener is None and now >= self._listen_at:
                 self._listen(now)
             if now >= beat_at:
@@ -190,6 +191,8 @@ class HubGang(Gang):
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "bye":
             self._council.goodbye(host)
+            if message.get("state") in (FAILED, KILLED, LOST):
+                self._council.report(from_wire(message), 0.0, now)  # it decided alone: nothing was heard from here
             self._send(line, line.wire.pack({"k": "bye"}))
 
     def _tell_all(self, message: Dict[str, Any]) -> None:

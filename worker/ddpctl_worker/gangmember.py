@@ -17,6 +17,7 @@ from ddpctl_worker.outcome import Outcome
 
 CONNECT_S = 3.0
 RETRY_S = 0.3
+RECONNECT_S = 4.0  # without a word of the hub
 ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
 
 
@@ -28,11 +29,13 @@ class MemberGang(Gang):
         self._sock: Optional[socket.socket] = None
         self._wire: Optional[MemberWire] = None
         self._joined = False  # ever
-        self._heard = time.monotonic()
+        self._heard = self._since = time.monotonic()  # the hub's last word; when this connection was made
+        self._parked: List[socket.socket] = []
         self._refused_since: Optional[float] = None
         self._hub_done = False
         self._left = False  # the hub has acknowledged our goodbye
         self._unsaid: List[Tuple[Outcome, float]] = []  # reports, with their monotonic time, not yet on the wire
+        self._said: List[Tuple[Outcome, float]] = []  # on this connection; only the verdict shows that they arrived
 
     def missing(self) -> List[str]:
         return [] if self._joined else [self.hub_host]
@@ -48,16 +51,23 @@ class MemberGang(Gang):
         beat_at = retry_at = 0.0
         while not self._hub_done:
             now = time.monotonic()
+            nap = self._nap(now)
+            self._heard += nap
+            self._refused_since = None if nap else self._refused_since
             self._unsaid += [(outcome, now - age) for outcome, age in self._reports()]
             if self._sock is None and now >= retry_at:
                 self._connect()
-                retry_at = time.monotonic() + RETRY_S
+                self._turned = time.monotonic()  # waiting for an answer is no sleep
+                retry_at = self._turned + RETRY_S
             if self._wire is not None and self._wire.open:
                 self._report(now)
                 if now >= beat_at:
                     beat_at = now + BEAT_S
                     self._send({"k": "beat", "out": self._output_age()})
             self._miss_hub(now)
+            if self._sock is not None and now - max(self._heard, self._since) > RECONNECT_S:
+                self._park()
+                retry_at = 0.0
             if self._leaving is not None:
                 if leave_by is None:
                     leave_by = now + (LEAVE_S if self._joined else ALONE_S)
@@ -66,18 +76,19 @@ class MemberGang(Gang):
                     break
             self._receive(0.1 if leave_by is None else 0.02)
         self._close()
+        self._unpark()
 
     def _report(self, now: float) -> None:
         while self._unsaid and self._sock is not None:
             outcome, happened = self._unsaid[0]
             if not self._send(dict(to_wire(outcome, now - happened), k="down")):
                 return
-            self._unsaid.pop(0)
+            self._said.append(self._unsaid.pop(0))
 
     def _farewell(self) -> None:
         assert self._leaving is not None
         if self._wire is not None and self._wire.open:
-            self._send({"k": "bye", "state": self._leaving.state})
+            self._send(dict(to_wire(self._leaving, 0.0), k="bye"))
 
     def _connect(self) -> None:
         try:
@@ -90,6 +101,7 @@ class MemberGang(Gang):
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(CONNECT_S)
+        self._since = time.monotonic()
         self._sock, self._wire = sock, MemberWire(self.key, self.run_id, self.host, self.hub_host)
         try:
             sock.sendall(self._wire.hello())
@@ -115,6 +127,7 @@ class MemberGang(Gang):
             self._joined = True
             self._heard, self._refused_since = time.monotonic(), None
             if fresh:
+                self._unpark()
                 self._send({"k": "beat", "out": self._output_age()})
                 if self._leaving is not None:
                     self._farewell()
@@ -152,7 +165,21 @@ class MemberGang(Gang):
             text = "nothing was heard of %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
             self._decided(outcomes.failed(outcomes.cause(self.hub_host, NODE_LOST, text)))
 
+    def _park(self) -> None:
+        """Try a new connection: a cut that has ended shows there at once, on the old one only when TCP tries again.
+        The old one stays open, for its end would tell the hub that this supervisor is gone."""
+        if self._sock is not None:
+            self._parked.append(self._sock)
+        self._sock = None
+        self._close()
+
+    def _unpark(self) -> None:
+        while self._parked:
+            self._parked.pop().close()
+
     def _close(self) -> None:
         if self._sock is not None:
             self._sock.close()
         self._sock = self._wire = None
+        if self.verdict is None:
+            self._unsaid, self._said = self._said + self._unsaid, []

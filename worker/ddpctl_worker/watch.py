@@ -10,6 +10,7 @@ from ddpctl_worker.gang import Gang
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime
 
+NAP_S = 10.0  # asked every second; whoever was not asked for so long was asleep
 HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
 
 
@@ -21,10 +22,14 @@ class Watch:
         self._host: str = run["host"]
         self._start: Optional[float] = limits.get("start")
         self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
-        self._begun = boottime()
+        self._begun = self._looked = boottime()
 
     def overdue(self, ranks_up: bool, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
         """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet."""
+        now = boottime()
+        nap, self._looked = now - self._looked, now
+        if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
+            self._begun = now if ranks_up else self._begun + nap
         if not ranks_up:
             return self._not_started(gang)
         return self._silent(last_output, gang)
