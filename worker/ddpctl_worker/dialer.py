@@ -2,7 +2,8 @@
 
 A target is ``{"peer", "address", "ports": [port]}``; a peer may come several times, with several addresses. The answer:
 
-    {"links": [{"peer", "address", "port", "status", "errno", "detail", "local", "interface", "ms"}],
+    {"open": [[peer, address, local, interface, [port]]],    all that answered as they should
+     "links": [{"peer", "address", "port", "status", "errno", "detail", "local", "interface", "ms"}],    all others
      "speeds": [{"peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}]}
 
 ``status`` is one of the words below; ``push`` and ``pull`` are ``ok``, ``slow`` (broken off, with the rate so far),
@@ -16,12 +17,12 @@ import os
 import selectors
 import socket
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker import meshwire
 from ddpctl_worker.addresses import addresses, silent_neighbour, source_address
 from ddpctl_worker.link import Link
-from ddpctl_worker.speed import Measure, measure_all
+from ddpctl_worker.speed import WAYS, Measure, measure_all
 
 OK = "ok"
 REFUSED = "refused"  # a reset came back
@@ -88,10 +89,21 @@ def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
                 float(request.get("stall_s", 5.0)),
                 int(request.get("repeat", 1)),
                 bool(request.get("find_mtu")),
+                tuple(request.get("ways") or WAYS),
             ),
             link,
         )
-    return {"links": links, "speeds": speeds}
+    return {"open": _open(links), "links": [entry for entry in links if entry["status"] != OK], "speeds": speeds}
+
+
+def _open(links: List[Dict[str, Any]]) -> List[List[Any]]:
+    """What was reached, in few bytes: a big mesh is nearly all of it. [peer, address, local, interface, [port]]."""
+    found: Dict[Tuple[Any, ...], List[int]] = {}
+    for entry in links:
+        if entry["status"] == OK:
+            key = (entry["peer"], entry["address"], entry["local"], entry["interface"])
+            found.setdefault(key, []).append(entry["port"])
+    return [[*key, ports] for key, ports in found.items()]
 
 
 def _one_address_each(links: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 from ddpctl_worker import meshwire
 from ddpctl_worker.link import Link
 
+WAYS = ("push", "pull")
 ECHOES = 5
 PATIENCE_S = 0.5  # how long the next target waits for this one
 MAX_THREADS = 32
@@ -28,13 +29,14 @@ _BLOCK = os.urandom(_CHUNK)
 
 class Measure(NamedTuple):
     """What to measure: ``size`` bytes each way, the best of ``repeat``; a transfer without progress for ``stall_s``
-    seconds is stalled, and then ``find_mtu`` looks for the largest packets that do pass."""
+    seconds is stalled, and then ``find_mtu`` looks for the largest packets that pass. ``ways``: push, pull or both."""
 
     key: bytes
     size: int
     stall_s: float
     repeat: int
     find_mtu: bool
+    ways: Tuple[str, ...]
 
 
 def measure_all(links: Iterable[Dict[str, Any]], what: Measure, link: Link) -> List[Dict[str, Any]]:
@@ -63,7 +65,7 @@ def measure_all(links: Iterable[Dict[str, Any]], what: Measure, link: Link) -> L
 def _measure(result: Dict[str, Any], what: Measure) -> None:
     """Fill ``result`` in; never raises."""
     trips: List[float] = []
-    for way in ("push", "pull"):
+    for way in what.ways:
         rates: List[float] = []
         state = "failed"
         for _ in range(what.repeat):

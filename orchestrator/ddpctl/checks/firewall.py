@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpctl.checks import firewall_fix, iptables, nftables
-from ddpctl.checks.rules import Block, Chain, Packet, Rule, walk
+from ddpctl.checks.rules import POLICY, Block, Chain, Packet, Rule, Verdict, walk
 
 Dump = Mapping[str, Any]
 Span = tuple[int, int]
@@ -52,7 +52,7 @@ def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = N
         if verdict is not None:
             found.append(
                 Block(
-                    tool=_tool(dump, chain, verdict.path),
+                    tool=_tool(dump, chain, verdict),
                     family=chain.family,
                     table=chain.table,
                     chain=chain.name,
@@ -84,10 +84,12 @@ def _chains(dump: Dump, packet: Packet) -> Iterable[Chain]:
         yield from iptables.base_chains(text, "ip6" if six else "ip")
 
 
-def _tool(dump: Dump, chain: Chain, path: Sequence[str]) -> str:
+def _tool(dump: Dump, chain: Chain, verdict: Verdict) -> str:
+    """Who made the chain that blocks. A rule put before ufw's own chains is none of ufw's, and it cannot undo it."""
     if chain.table == "firewalld" or (manager(dump) == "firewalld" and chain.iptables):
         return "firewalld"
-    if manager(dump) == "ufw" and any(name.startswith(("ufw-", "ufw6-")) for name in path):
+    own = any(name.startswith(("ufw-", "ufw6-")) for name in verdict.path) or verdict.text == POLICY
+    if manager(dump) == "ufw" and chain.iptables and own:
         return "ufw"
     return "iptables" if chain.iptables else "nft"
 

@@ -123,7 +123,7 @@ def judge_bandwidth(view: View) -> Iterable[Finding]:
     if mesh is None or not any(speed.push_mbit for speed in mesh.speeds):
         return
     slow = {pair: value for pair, value in slow_links(mesh).items() if pair in mesh.again or _back(pair) in mesh.again}
-    rates = [link.mbit for link in mesh.links() if link.mbit is not None]
+    rates = list(mesh.rates().values())
     middle = statistics.median(rates)
     for host, pairs in _worst_hosts(mesh, slow).items():
         yield _outlier("mesh.bandwidth", mesh, host, pairs, "Mbit/s", min(pairs.values()), middle)

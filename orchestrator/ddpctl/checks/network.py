@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.links import judge_bandwidth, judge_bulk, judge_latency
-from ddpctl.checks.ports import judge_identity, judge_ports, judge_route
+from ddpctl.checks.ports import judge_ports
+from ddpctl.checks.strangers import judge_identity, judge_route
 from ddpctl.spec.fabric import HostNetwork, host_network, is_literal
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh

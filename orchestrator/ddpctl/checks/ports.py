@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import firewall
 from ddpctl.checks.base import View
-from ddpctl.checks.blame import Fault, faults, wrong_address
+from ddpctl.checks.blame import Fault, faults
 from ddpctl.checks.firewall import Block
+from ddpctl.checks.meshwords import dial_json, fine, names
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.mesh import OK, Dial, Mesh
+from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
 
 HOW = {
@@ -27,7 +27,7 @@ HARMLESS = (
     "would be an error"
 )
 DEFAULT_RANGE = (32768, 60999)
-STRANGERS = {"wrong_host", "foreign", "silent", "closed"}
+CROWD = 3  # hosts
 
 
 # --- the job's own ports ---------------------------------------------------------------------------------------------
@@ -43,12 +43,18 @@ def judge_ports(view: View) -> Iterable[Finding]:
     gloo = uses_gloo(view)
     used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
     guilty = {fault.host for fault in used}
-    for group in _grouped([fault for fault in needed if fault.host in guilty]):
-        yield _finding(Severity.ERROR, group, view)
+    groups = _grouped([fault for fault in needed if fault.host in guilty])
+    crowd = _without_a_rule(groups)
+    if crowd:
+        yield _between(view, mesh, crowd)
+    for group in groups:
+        if group not in crowd:
+            yield _finding(Severity.ERROR, group, view)
     for group in _grouped([fault for fault in needed if fault.host not in guilty]):
-        yield _finding(Severity.INFO, group, view)
+        if group.blocks or not crowd:
+            yield _finding(Severity.INFO, group, view)
     if not needed:
-        yield from _fine(
+        yield from fine(
             "mesh.ports",
             mesh,
             "{links} links among {hosts} nodes pass on port {port} of {master} and on ephemeral ports{note}",
@@ -128,13 +134,6 @@ def _rules(found: Sequence[Fault]) -> set[Block]:
     return {block for fault in found for block in fault.blocks}
 
 
-def _names(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
-    """Names folded into ranges; "every other node" for all that there are beside one."""
-    if len(hosts) > 1 and set(hosts) == set(mesh.hosts) - {beside}:
-        return "every other node"
-    return fold(hosts)
-
-
 def _ports_words(mesh: Mesh, group: Group) -> str:
     """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
     own = sorted({f.dial.port for f in group.faults if _role(mesh, f.dial) != "sample"})
@@ -153,7 +152,7 @@ def _ports_words(mesh: Mesh, group: Group) -> str:
 def _finding(severity: Severity, group: Group, view: View) -> Finding:
     mesh = view.mesh
     assert mesh is not None
-    who, ports, how = _names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
+    who, ports, how = names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
     if group.outgoing:
         text = f"connections from {group.host} to {who} fail on {ports}: {how}"
     else:
@@ -172,14 +171,40 @@ def _finding(severity: Severity, group: Group, view: View) -> Finding:
             "peers": list(group.others),
             "ports": list(group.ports),
             "rules": [block.to_json() for block in group.blocks],
-            "dials": [_dial_json(fault.dial) for fault in group.faults[:20]],
+            "dials": [dial_json(fault.dial) for fault in group.faults[:20]],
         },
     )
 
 
-def _dial_json(dial: Dial) -> dict[str, Any]:
-    keys = ("dialer", "peer", "address", "port", "status", "errno", "detail", "local", "interface")
-    return {key: getattr(dial, key) for key in keys if getattr(dial, key) is not None}
+def _without_a_rule(groups: Sequence[Group]) -> list[Group]:
+    """Many hosts at which no rule explains it: one filter between them all, told once."""
+    found = [group for group in groups if not group.blocks]
+    return found if len({group.host for group in found}) >= CROWD else []
+
+
+def _between(view: View, mesh: Mesh, crowd: Sequence[Group]) -> Finding:
+    """A security group or a switch that keeps the nodes apart (or rules that only root may read)."""
+    hosts = tuple(dict.fromkeys(name for group in crowd for name in (group.host, *group.others)))
+    everything = Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
+    pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
+    links = len({(dial.dialer, dial.peer) for dial in mesh.dials})
+    hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
+    ports = {span for host in hosts for span in _spans(everything, mesh, host)}
+    spans = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in sorted(ports))
+    cause = (
+        "their firewalls can only be read by root"
+        if hidden
+        else "no firewall rule on them does it, so it is a filter between the nodes (switch, security group)"
+    )
+    return Finding(
+        "mesh.ports",
+        Severity.ERROR,
+        f"{len(pairs)} of {links} links among {fold(hosts)} fail on {_ports_words(mesh, everything)}: "
+        f"{HOW[everything.status]}; {cause}",
+        fix=f"let the nodes' addresses reach each other on TCP {spans}: in the security group, the switch or their own "
+        f"firewalls",
+        evidence={"hosts": list(hosts), "status": everything.status, "links": len(pairs), "of": links},
+    )
 
 
 def _cause(group: Group, dump: Any) -> str:
@@ -214,106 +239,3 @@ def _spans(group: Group, mesh: Mesh, host: str) -> list[tuple[int, int]]:
     if any(_role(mesh, dial) == "sample" for dial in blocked):
         spans.append(mesh.ranges.get(host, DEFAULT_RANGE))
     return spans
-
-
-def _fine(check: str, mesh: Mesh, text: str) -> Iterable[Finding]:
-    if not any(dial.status == OK for dial in mesh.dials):
-        return
-    links = len({(dial.dialer, dial.peer) for dial in mesh.dials})
-    note = f" ({mesh.note})" if mesh.note else ""
-    words = text.format(port=mesh.master_port, master=mesh.master, links=links, hosts=len(mesh.hosts), note=note)
-    yield Finding(check, Severity.OK, words)
-
-
-# --- no route, and somebody else -------------------------------------------------------------------------------------
-
-
-def judge_route(view: View) -> Iterable[Finding]:
-    """A node without a way to another's address."""
-    mesh = view.mesh
-    if mesh is None:
-        return
-    lost: dict[tuple[str, str], Dial] = {}
-    for dial in mesh.dials:
-        if dial.status == "no_route" and not wrong_address(mesh, dial.peer):
-            lost.setdefault((dial.dialer, dial.peer), dial)
-    for host, dials in _by_culprit(lost).items():
-        yield _no_route(mesh, host, dials)
-    if not lost:
-        yield from _fine("mesh.route", mesh, "every node has a route to every other")
-
-
-def _by_culprit(lost: Mapping[tuple[str, str], Dial]) -> dict[str, list[Dial]]:
-    """A node that several others cannot get to, or that cannot get to several, once; any other pair by its dialer."""
-    left = dict(lost)
-    groups: dict[str, list[Dial]] = {}
-    while left:
-        arriving = Counter(peer for _, peer in left)
-        leaving = Counter(dialer for dialer, _ in left)
-        peer, count = arriving.most_common(1)[0]
-        dialer, other = leaving.most_common(1)[0]
-        side, host = (1, peer) if count > other else (0, dialer)
-        groups[host] = groups.get(host, []) + [dial for pair, dial in left.items() if pair[side] == host]
-        left = {pair: dial for pair, dial in left.items() if pair[side] != host}
-    return groups
-
-
-def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
-    leaving = dials[0].dialer == host
-    others = tuple(dict.fromkeys(dial.peer if leaving else dial.dialer for dial in dials))
-    who = _names(others, host, mesh)
-    addresses = ", ".join(dict.fromkeys(dial.address for dial in dials))
-    text = f"{host} cannot get to {who}" if leaving else f"{who} cannot get to {host}"
-    return Finding(
-        "mesh.route",
-        Severity.ERROR,
-        f"{text} at {addresses}: {dials[0].detail or 'no route'}",
-        host,
-        peer=others[0] if len(others) == 1 else None,
-        fix=f"on {dials[0].dialer}: `ip route get {dials[0].address}` shows the way; add the route that is missing, or "
-        f"set `fabric_address:` to addresses in a network that all nodes share",
-        evidence={"peers": list(others), "dials": [_dial_json(dial) for dial in dials[:20]]},
-    )
-
-
-def judge_identity(view: View) -> Iterable[Finding]:
-    """Another node or another program behind a node's address."""
-    mesh = view.mesh
-    if mesh is None:
-        return
-    groups: dict[tuple[str, str, str], list[Dial]] = {}
-    for dial in mesh.dials:
-        if dial.status in STRANGERS and not wrong_address(mesh, dial.peer):
-            groups.setdefault((dial.peer, dial.status, dial.detail or ""), []).append(dial)
-    for (peer, status, detail), dials in groups.items():
-        yield _stranger(mesh, peer, status, detail, dials)
-    if not groups:
-        yield from _fine("mesh.identity", mesh, "the right node answers at every address")
-
-
-def _stranger(mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[Dial]) -> Finding:
-    dialers = tuple(dict.fromkeys(dial.dialer for dial in dials))
-    ports = ", ".join(str(port) for port in sorted({dial.port for dial in dials}))
-    address = dials[0].address
-    who = _names(dialers, peer, mesh)
-    words = {
-        "wrong_host": f"another node answers {who} at {address}, the address of {peer}: {detail}",
-        "foreign": f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
-        "silent": f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
-        "closed": f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
-    }[status]
-    fix = (
-        f"find who else has {address} (`ip neigh show {address}` on {dialers[0]}), or set `fabric_address:` of {peer}"
-        if status == "wrong_host"
-        else f"on {peer}: look for a forwarding of port {ports} (`sudo nft list ruleset | grep -e redirect -e dnat`, "
-        f"`docker ps`) or for another machine with {address}; or use another master_port"
-    )
-    return Finding(
-        "mesh.identity",
-        Severity.ERROR,
-        words,
-        peer,
-        peer=dialers[0] if len(dialers) == 1 else None,
-        fix=fix,
-        evidence={"status": status, "peers": list(dialers), "dials": [_dial_json(dial) for dial in dials[:20]]},
-    )

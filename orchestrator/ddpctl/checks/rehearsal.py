@@ -102,7 +102,7 @@ def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, b
 
 
 def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiting: Sequence[_Rank]) -> Finding:
-    names = fold([f"rank{rank.rank}" for rank in ranks]).replace("rank", "rank ", 1)
+    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank.rank) for rank in ranks)}"
     first = ranks[0]
     where = f"in {first.phase}" if first.phase and first.phase != "import" else "before init_process_group"
     if first.error is not None:

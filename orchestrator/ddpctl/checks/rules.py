@@ -10,6 +10,7 @@ from typing import Any
 MAX_DEPTH = 20
 ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return", "jump", "goto"
 STOPS = frozenset({DROP, REJECT})
+POLICY = "policy drop"
 
 PortSpan = tuple[int, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -149,7 +150,7 @@ def walk(chain: Chain, packet: Packet, hook: str, interface: str | None) -> Verd
     doubts: list[_End] = []
     end = _run(chain.rules, (chain.name,), chain, packet, interfaces, doubts)
     if end.verdict is None or end.verdict == RETURN:
-        end = _End(DROP, "policy drop", True, (chain.name,)) if chain.policy == DROP else _End(ACCEPT)
+        end = _End(DROP, POLICY, True, (chain.name,)) if chain.policy == DROP else _End(ACCEPT)
     if end.verdict in STOPS and end.certain and not doubts:
         return Verdict(end.text, True, end.path)
     if doubts:

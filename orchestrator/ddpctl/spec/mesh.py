@@ -85,16 +85,28 @@ class Mesh:
     again: frozenset[Pair] = frozenset()
     reached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def rates(self) -> dict[Pair, float]:
+        """Mbit/s of every direction that was measured: the better of the sender's push and the receiver's pull."""
+        found: dict[Pair, float] = {}
+        for speed in self.speeds:
+            there, back = (speed.dialer, speed.peer), (speed.peer, speed.dialer)
+            if speed.push_mbit:
+                found[there] = max(speed.push_mbit, found.get(there, 0.0))
+            if speed.pull_mbit:
+                found[back] = max(speed.pull_mbit, found.get(back, 0.0))
+        return found
+
     def links(self) -> tuple[Link, ...]:
-        """Every direction that was tried, with its speed: the better of the dialer's push and the peer's pull."""
+        """Every direction that was tried."""
         worst: dict[Pair, str] = {}
         for dial in self.dials:
             pair = (dial.dialer, dial.peer)
             if worst.get(pair, OK) == OK:
                 worst[pair] = dial.status
         pushed = {(speed.dialer, speed.peer): speed for speed in self.speeds}
+        rates = self.rates()
         return tuple(
-            Link(*pair, _bulk(status, pushed.get(pair)), _rtt(pushed, pair), rate(pushed, pair))
+            Link(*pair, _bulk(status, pushed.get(pair)), _rtt(pushed, pair), rates.get(pair))
             for pair, status in worst.items()
         )
 
@@ -106,10 +118,3 @@ def _bulk(status: str, speed: Speed | None) -> str:
 def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
     speed = speeds.get(pair)
     return speed.rtt_ms if speed else None
-
-
-def rate(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
-    """Mbit/s from the first of the pair to the second, the better of two measurements."""
-    there, back = speeds.get(pair), speeds.get((pair[1], pair[0]))
-    found = [value for value in (there.push_mbit if there else None, back.pull_mbit if back else None) if value]
-    return max(found) if found else None

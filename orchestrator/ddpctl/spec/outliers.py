@@ -11,13 +11,14 @@ FAST_ENOUGH_MBIT = 2000.0  # above this the processor is measured, not the link
 HARDLY_USABLE_MBIT = 80.0  # a 100 Mbit/s port gives 94
 LATE_FACTOR = 3.0
 LATE_MS = 2.0  # a round trip this much above the median is worth a word
-MOST_SUSPECTS = 32
+MOST_SUSPECTS = 12
+MOST_PER_HOST = 4
 BROKEN = frozenset({"stalled", "failed"})
 
 
 def slow_links(mesh: Mesh) -> dict[Pair, float]:
     """Directions under half of the median of all (or hardly usable at all), with their Mbit/s."""
-    rates = {(link.dialer, link.peer): link.mbit for link in mesh.links() if link.mbit is not None}
+    rates = mesh.rates()
     if not rates:
         return {}
     bound = max(SLOW_FACTOR * statistics.median(rates.values()), HARDLY_USABLE_MBIT)
@@ -44,4 +45,9 @@ def suspects(mesh: Mesh) -> tuple[Pair, ...]:
     ordered = [*sorted(slow, key=lambda pair: slow[pair]), *sorted(late, key=lambda pair: -late[pair])]
     broken = set(stalled_pairs(mesh))
     measured = {(speed.dialer, speed.peer) for speed in mesh.speeds} - broken
-    return tuple(dict.fromkeys(pair for pair in ordered if pair in measured))[:MOST_SUSPECTS]
+    chosen: list[Pair] = []
+    for pair in dict.fromkeys(ordered):
+        busy = max(sum(host in other for other in chosen) for host in pair)
+        if pair in measured and busy < MOST_PER_HOST and len(chosen) < MOST_SUSPECTS:
+            chosen.append(pair)
+    return tuple(chosen)

@@ -39,7 +39,6 @@ class MeshPlan:
     master: str
     master_port: int
     gang_port: int | None = None
-    bulk: bool = True
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -76,13 +75,27 @@ class _Listening:
         ]
 
 
+@dataclass(frozen=True)
+class _Bulk:
+    """What the dialers send: ``size`` bytes, the best of ``repeat`` times. Every pair dials both ways, so that of many
+    hosts each pushes only."""
+
+    size: int
+    repeat: int = 1
+    find_mtu: bool = False
+    ways: tuple[str, ...] = ("push", "pull")
+
+    def to_request(self) -> dict[str, Any]:
+        return {"bytes": self.size, "repeat": self.repeat, "find_mtu": self.find_mtu, "ways": list(self.ways)}
+
+
 def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, DdpctlError]]:
     """The mesh of all hosts of the plan, and the errors of hosts that could not take part."""
     order = schedule(plan.hosts, plan.master)
     tell(StageStarted(STAGE, order.links, "links"))
     with _listeners(plan, fleet) as listening:
-        size = 0 if not plan.bulk else BULK_BYTES if len(plan.hosts) <= MANY_HOSTS else BULK_BYTES // 4
-        dials, speeds, errors = _dial_all(plan, order, listening, size, fleet, tell)
+        bulk = _Bulk(BULK_BYTES) if len(plan.hosts) <= MANY_HOSTS else _Bulk(SMALL_BYTES, ways=("push",))
+        dials, speeds, errors = _dial_all(plan, order, listening, bulk, fleet, tell)
         mesh = _measure_again(_mesh(plan, order, listening, dials, speeds), listening.nonce, fleet)
         errors = {**listening.errors, **errors}
     tell(StageEnded(STAGE, not errors and all(dial.status == OK for dial in mesh.dials)))
@@ -90,18 +103,18 @@ def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, 
 
 
 def _dial_all(
-    plan: MeshPlan, order: Schedule, listening: _Listening, size: int, fleet: Fleet, tell: Tell
+    plan: MeshPlan, order: Schedule, listening: _Listening, bulk: _Bulk, fleet: Fleet, tell: Tell
 ) -> tuple[list[Dial], list[Speed], dict[str, DdpctlError]]:
     """The likeliest address of every host first. Only where that one is not reached by all, the others: an address
     that leads nowhere costs every dialer seconds."""
     best = {host: addresses[:1] for host, addresses in candidates(plan.networks).items()}
     requests = {host: listening.targets(host, order, best) for host in plan.hosts if host in listening.ready}
-    dials, speeds, errors = _dial(requests, listening.nonce, size, 1, fleet, tell)
+    dials, speeds, errors = _dial(requests, listening.nonce, bulk, fleet, tell)
     missed = {dial.peer for dial in dials if dial.status != OK} | {host for host, found in best.items() if not found}
     rest = {host: addresses for host, addresses in other_addresses(plan.networks).items() if host in missed}
     if rest:
         requests = {host: listening.targets(host, order, rest) for host in requests}
-        more, more_speeds, more_errors = _dial(requests, listening.nonce, size, 1, fleet, None)
+        more, more_speeds, more_errors = _dial(requests, listening.nonce, bulk, fleet, None)
         known = {(speed.dialer, speed.peer) for speed in speeds}
         dials += more
         speeds += [speed for speed in more_speeds if (speed.dialer, speed.peer) not in known]
@@ -151,12 +164,9 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
 def _dial(
     requests: Mapping[str, list[dict[str, Any]]],
     nonce: str,
-    size: int,
-    repeat: int,
+    bulk: _Bulk,
     fleet: Fleet,
     tell: Tell | None,
-    *,
-    find_mtu: bool = False,
 ) -> tuple[list[Dial], list[Speed], dict[str, DdpctlError]]:
     """Every host dials its targets, all hosts at once."""
     total = sum(len({target["peer"] for target in targets}) for targets in requests.values())
@@ -166,7 +176,7 @@ def _dial(
     def dial(transport: Transport) -> dict[str, Any]:
         nonlocal done
         targets = requests[transport.host]
-        request = {"nonce": nonce, "targets": targets, "bytes": size, "repeat": repeat, "find_mtu": find_mtu}
+        request = {"nonce": nonce, "targets": targets, **bulk.to_request()}
         answer = transport.call("dial", request, timeout=DIAL_S)
         if tell is not None:
             with lock:
@@ -176,9 +186,17 @@ def _dial(
 
     outcome = fleet.together(dial, [host for host, targets in requests.items() if targets])
     answers = [(host, outcome.results[host]) for host in requests if host in outcome.results]
-    dials = [_as_dial(host, entry) for host, answer in answers for entry in answer["links"]]
+    dials = [dial for host, answer in answers for dial in _dials_of(host, answer)]
     speeds = [_as_speed(host, entry) for host, answer in answers for entry in answer["speeds"]]
     return dials, speeds, dict(outcome.errors)
+
+
+def _dials_of(host: str, answer: Mapping[str, Any]) -> Iterator[Dial]:
+    for peer, address, local, interface, ports in answer["open"]:
+        for port in ports:
+            yield Dial(host, peer, address, port, OK, local=local, interface=interface)
+    for entry in answer["links"]:
+        yield _as_dial(host, entry)
 
 
 def _as_dial(host: str, entry: Mapping[str, Any]) -> Dial:
@@ -192,7 +210,7 @@ def _as_dial(host: str, entry: Mapping[str, Any]) -> Dial:
         detail=entry.get("detail"),
         local=entry.get("local"),
         interface=entry.get("interface"),
-        ms=entry.get("connect_ms"),
+        ms=entry.get("ms"),
     )
 
 
@@ -203,8 +221,8 @@ def _as_speed(host: str, entry: Mapping[str, Any]) -> Speed:
         rtt_ms=entry.get("rtt_ms"),
         push_mbit=entry.get("push_mbit"),
         pull_mbit=entry.get("pull_mbit"),
-        push=entry["push"],
-        pull=entry["pull"],
+        push=entry.get("push", OK),
+        pull=entry.get("pull", OK),
         mtu=entry.get("mtu"),
         address=entry["address"],
     )
@@ -270,7 +288,7 @@ def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
     """
     stalled = stalled_pairs(mesh)
     if stalled:
-        mesh = _repeat(mesh, stalled, nonce, fleet, SMALL_BYTES, 1, find_mtu=True)
+        mesh = _repeat(mesh, stalled, nonce, fleet, _Bulk(SMALL_BYTES, find_mtu=True))
     waiting = list(suspects(mesh))
     until = time.monotonic() + QUIET_S
     while waiting and time.monotonic() < until:
@@ -281,19 +299,17 @@ def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
                 busy |= set(pair)
                 batch.append(pair)
                 waiting.remove(pair)
-        mesh = _repeat(mesh, batch, nonce, fleet, _quiet_bytes(mesh, batch), QUIET_REPEAT)
+        mesh = _repeat(mesh, batch, nonce, fleet, _Bulk(_quiet_bytes(mesh, batch), QUIET_REPEAT))
     return mesh
 
 
-def _repeat(
-    mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, size: int, repeat: int, *, find_mtu: bool = False
-) -> Mesh:
+def _repeat(mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, bulk: _Bulk) -> Mesh:
     """These pairs dialled again, all at once."""
     requests: dict[str, list[dict[str, Any]]] = {}
     for dialer, peer in pairs:
         requests.setdefault(dialer, []).extend(_one_target(mesh, dialer, peer))
     speeds = {(speed.dialer, speed.peer): speed for speed in mesh.speeds}
-    _, found, _ = _dial(requests, nonce, size, repeat, fleet, None, find_mtu=find_mtu)
+    _, found, _ = _dial(requests, nonce, bulk, fleet, None)
     for speed in found:
         pair = (speed.dialer, speed.peer)
         speeds[pair] = _better(speeds[pair], speed)

@@ -1,0 +1,105 @@
+"""No way to a node, and somebody else at its address."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ddpctl.checks.base import View
+from ddpctl.checks.blame import wrong_address
+from ddpctl.checks.meshwords import dial_json, fine, names
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.mesh import Dial, Mesh
+
+STRANGERS = {"wrong_host", "foreign", "silent", "closed"}
+
+
+def judge_route(view: View) -> Iterable[Finding]:
+    """A node without a way to another's address."""
+    mesh = view.mesh
+    if mesh is None:
+        return
+    lost: dict[tuple[str, str], Dial] = {}
+    for dial in mesh.dials:
+        if dial.status == "no_route" and not wrong_address(mesh, dial.peer):
+            lost.setdefault((dial.dialer, dial.peer), dial)
+    for host, dials in _by_culprit(lost).items():
+        yield _no_route(mesh, host, dials)
+    if not lost:
+        yield from fine("mesh.route", mesh, "every node has a route to every other")
+
+
+def _by_culprit(lost: Mapping[tuple[str, str], Dial]) -> dict[str, list[Dial]]:
+    """A node that several others cannot get to, or that cannot get to several, once; any other pair by its dialer."""
+    left = dict(lost)
+    groups: dict[str, list[Dial]] = {}
+    while left:
+        arriving = Counter(peer for _, peer in left)
+        leaving = Counter(dialer for dialer, _ in left)
+        peer, count = arriving.most_common(1)[0]
+        dialer, other = leaving.most_common(1)[0]
+        side, host = (1, peer) if count > other else (0, dialer)
+        groups[host] = groups.get(host, []) + [dial for pair, dial in left.items() if pair[side] == host]
+        left = {pair: dial for pair, dial in left.items() if pair[side] != host}
+    return groups
+
+
+def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
+    leaving = dials[0].dialer == host
+    others = tuple(dict.fromkeys(dial.peer if leaving else dial.dialer for dial in dials))
+    who = names(others, host, mesh)
+    addresses = ", ".join(dict.fromkeys(dial.address for dial in dials))
+    text = f"{host} cannot get to {who}" if leaving else f"{who} cannot get to {host}"
+    return Finding(
+        "mesh.route",
+        Severity.ERROR,
+        f"{text} at {addresses}: {dials[0].detail or 'no route'}",
+        host,
+        peer=others[0] if len(others) == 1 else None,
+        fix=f"on {dials[0].dialer}: `ip route get {dials[0].address}` shows the way; add the route that is missing, or "
+        f"set `fabric_address:` to addresses in a network that all nodes share",
+        evidence={"peers": list(others), "dials": [dial_json(dial) for dial in dials[:20]]},
+    )
+
+
+def judge_identity(view: View) -> Iterable[Finding]:
+    """Another node or another program behind a node's address."""
+    mesh = view.mesh
+    if mesh is None:
+        return
+    groups: dict[tuple[str, str, str], list[Dial]] = {}
+    for dial in mesh.dials:
+        if dial.status in STRANGERS and not wrong_address(mesh, dial.peer):
+            groups.setdefault((dial.peer, dial.status, dial.detail or ""), []).append(dial)
+    for (peer, status, detail), dials in groups.items():
+        yield _stranger(mesh, peer, status, detail, dials)
+    if not groups:
+        yield from fine("mesh.identity", mesh, "the right node answers at every address")
+
+
+def _stranger(mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[Dial]) -> Finding:
+    dialers = tuple(dict.fromkeys(dial.dialer for dial in dials))
+    ports = ", ".join(str(port) for port in sorted({dial.port for dial in dials}))
+    address = dials[0].address
+    who = names(dialers, peer, mesh)
+    words = {
+        "wrong_host": f"another node answers {who} at {address}, the address of {peer}: {detail}",
+        "foreign": f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
+        "silent": f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
+        "closed": f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
+    }[status]
+    fix = (
+        f"find who else has {address} (`ip neigh show {address}` on {dialers[0]}), or set `fabric_address:` of {peer}"
+        if status == "wrong_host"
+        else f"on {peer}: look for a forwarding of port {ports} (`sudo nft list ruleset | grep -e redirect -e dnat`, "
+        f"`docker ps`) or for another machine with {address}; or use another master_port"
+    )
+    return Finding(
+        "mesh.identity",
+        Severity.ERROR,
+        words,
+        peer,
+        peer=dialers[0] if len(dialers) == 1 else None,
+        fix=fix,
+        evidence={"status": status, "peers": list(dialers), "dials": [dial_json(dial) for dial in dials[:20]]},
+    )

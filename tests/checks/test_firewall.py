@@ -1,0 +1,185 @@
+"""Which rule blocks, and the exact command for each kind of firewall. The lab runs such commands for real."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl.checks import firewall, firewall_fix
+from ddpctl.checks.firewall import Packet
+from ddpctl.checks.iptables import base_chains
+
+PEERS = ["10.0.0.2", "10.0.0.3"]
+PORTS = [(29500, 29500), (32768, 60999)]
+SYN = Packet("10.0.0.2", "10.0.0.1", 45000, 29500)
+
+UFW = """\
+*filter
+:INPUT DROP [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+:ufw-before-input - [0:0]
+:ufw-user-input - [0:0]
+:ufw-after-input - [0:0]
+:ufw-skip-to-policy-input - [0:0]
+:ufw-not-local - [0:0]
+-A INPUT -j ufw-before-input
+-A INPUT -j ufw-after-input
+-A ufw-before-input -i lo -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate INVALID -j DROP
+-A ufw-before-input -p icmp -m icmp --icmp-type 8 -j ACCEPT
+-A ufw-before-input -j ufw-not-local
+-A ufw-before-input -d 224.0.0.251/32 -p udp -m udp --dport 5353 -j ACCEPT
+-A ufw-before-input -j ufw-user-input
+-A ufw-after-input -p udp -m udp --dport 137 -j ufw-skip-to-policy-input
+-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN
+-A ufw-not-local -m limit --limit 3/min --limit-burst 10 -j LOG
+-A ufw-not-local -m addrtype --dst-type UNICAST -j RETURN
+-A ufw-skip-to-policy-input -j DROP
+-A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT
+COMMIT
+"""
+
+
+def nft(*rules: dict[str, Any] | list[dict[str, Any]], policy: str = "accept", table: str = "filter") -> dict[str, Any]:
+    """A host with one input chain in nftables."""
+    place = {"family": "inet", "table": table, "chain": "input"}
+    items: list[dict[str, Any]] = [
+        {"metainfo": {"json_schema_version": 1}},
+        {"table": {"family": "inet", "name": table}},
+        {"chain": {"family": "inet", "table": table, "name": "input", "type": "filter", "hook": "input", "prio": 0}},
+    ]
+    items[-1]["chain"]["policy"] = policy
+    items += [{"rule": {**place, "expr": rule if isinstance(rule, list) else [rule]}} for rule in rules]
+    return {"uid": 0, "nft": json.dumps({"nftables": items})}
+
+
+def dport(value: Any, op: str = "==") -> dict[str, Any]:
+    return {"match": {"op": op, "left": {"payload": {"protocol": "tcp", "field": "dport"}}, "right": value}}
+
+
+DROP: dict[str, Any] = {"drop": None}
+ACCEPT: dict[str, Any] = {"accept": None}
+
+
+def blocks(dump: dict[str, Any], packet: Packet = SYN) -> list[str]:
+    return [block.rule for block in firewall.blocking(dump, packet, "input")]
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        dport(29500),
+        dport({"range": [29000, 30000]}),
+        dport({"set": [22, {"range": [29400, 29600]}]}),
+        dport(22, "!="),
+        dport(1023, ">"),
+    ],
+)
+def test_rules_that_match(match: dict[str, Any]) -> None:
+    assert len(blocks(nft([match, DROP]))) == 1
+
+
+@pytest.mark.parametrize("match", [dport(29501), dport({"set": [22, 80]}), dport(29500, "!="), dport(30000, ">=")])
+def test_rules_that_do_not(match: dict[str, Any]) -> None:
+    assert blocks(nft([match, DROP])) == []
+
+
+def test_first_match_wins_and_the_policy_comes_last() -> None:
+    assert blocks(nft([dport(29500), ACCEPT], DROP)) == []
+    assert blocks(nft(DROP, [dport(29500), ACCEPT])) == ["drop"]
+    assert blocks(nft([dport(22), ACCEPT], policy="drop")) == ["policy drop"]
+
+
+def test_rule_that_cannot_be_judged_counts_when_nothing_certain_does() -> None:
+    limited = [{"limit": {"rate": 1, "per": "second"}}, DROP]
+    (block,) = firewall.blocking(nft(limited), SYN, "input")
+    assert not block.certain
+
+
+def test_fix_for_nft_goes_before_whatever_drops() -> None:
+    dump = nft([dport(22), ACCEPT], policy="drop")
+    found = firewall.blocking(dump, SYN, "input")
+    assert firewall.fix(dump, found, "input", PEERS, PORTS) == (
+        "nft 'insert rule inet filter input ip saddr 10.0.0.2/31 tcp dport { 29500, 32768-60999 } accept'"
+    )
+
+
+def test_fix_for_ufw() -> None:
+    dump = {"uid": 1000, "iptables": UFW, "ip6tables": "", "ufw": True}
+    found = firewall.blocking(dump, SYN, "input")
+    assert [block.rule for block in found] == ["policy drop"]
+    assert firewall.fix(dump, found, "input", ["10.0.0.2"], PORTS) == (
+        "sudo ufw prepend allow proto tcp from 10.0.0.2 to any port 29500,32768:60999"
+    )
+    assert firewall.blocking(dump, Packet("10.0.0.2", "10.0.0.1", 45000, 22), "input") == ()
+    assert firewall.blocking(dump, Packet("10.0.0.2", "10.0.0.1", 22, 45000, "established"), "input") == ()
+
+
+def test_fix_for_firewalld_survives_its_reload() -> None:
+    dump = {**nft([{"reject": {"type": "icmpx", "expr": "admin-prohibited"}}], table="firewalld"), "firewalld": True}
+    found = firewall.blocking(dump, SYN, "input")
+    assert firewall.fix(dump, found, "input", ["10.0.0.2"], [(29500, 29500)]) == (
+        'firewall-cmd --permanent --add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" '
+        'port port="29500" protocol="tcp" accept\' && firewall-cmd --reload'
+    )
+
+
+def test_fix_for_iptables_in_its_own_table() -> None:
+    text = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 29500 -j DROP\nCOMMIT\n"
+    dump = {"uid": 0, "iptables": text}
+    found = firewall.blocking(dump, SYN, "input")
+    assert firewall.fix(dump, found, "input", PEERS, [(29500, 29500)]) == (
+        "iptables -w 5 -t raw -I PREROUTING 1 -p tcp -s 10.0.0.2/31 -m multiport --dports 29500 -j ACCEPT"
+    )
+
+
+def test_negations_of_iptables() -> None:
+    def stops(rule: str) -> bool:
+        (chain,) = base_chains(f"*filter\n:INPUT ACCEPT [0:0]\n-A INPUT {rule} -j DROP\nCOMMIT\n", "ip")
+        return bool(firewall.blocking({"iptables": ""}, SYN, "input")) or bool(
+            firewall.blocking(
+                {"iptables": f"*filter\n:INPUT ACCEPT [0:0]\n-A INPUT {rule} -j DROP\nCOMMIT\n"}, SYN, chain.hook
+            )
+        )
+
+    assert stops("! -s 10.0.0.9/32")
+    assert not stops("! -s 10.0.0.0/24")
+    assert stops("-p tcp -m tcp ! --dport 22")
+    assert stops("-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m comment --comment '-j ACCEPT'")
+    assert not stops("-p udp")
+    assert stops("-s 10.0.0.0/24,192.168.0.0/16 -p tcp")
+
+
+def test_nothing_read_means_nothing_said_but_where_to_look() -> None:
+    assert firewall.blocking({}, SYN, "input") == ()
+    assert not firewall.readable({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
+    words = firewall.fix({"uid": 1000}, (), "input", PEERS, PORTS)
+    assert "29500" in words
+    assert "10.0.0.2, 10.0.0.3" in words
+    assert "ufw prepend allow" in firewall.fix({"uid": 1000, "ufw": True}, (), "input", PEERS, PORTS)
+
+
+addresses = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, unique=True)
+
+
+@given(addresses)
+def test_let_in_are_the_cluster_s_addresses_and_no_other(peers: list[str]) -> None:
+    nets = [ipaddress.ip_network(text) for text in firewall_fix.collapsed(peers, 4)]
+    assert sum(net.num_addresses for net in nets) == len(peers)
+    assert all(any(ipaddress.ip_address(peer) in net for net in nets) for peer in peers)
+
+
+@given(st.lists(st.tuples(st.integers(1, 65535), st.integers(0, 300)), min_size=1, max_size=40))
+def test_port_spans_keep_their_ports(spans: list[tuple[int, int]]) -> None:
+    wanted = {port for low, more in spans for port in range(low, min(low + more, 65535) + 1)}
+    merged = firewall_fix.merged((low, min(low + more, 65535)) for low, more in spans)
+    assert {port for low, high in merged for port in range(low, high + 1)} == wanted
+    assert all(high + 1 < low for (_, high), (low, _) in pairwise(merged))
