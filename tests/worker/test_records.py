@@ -168,3 +168,20 @@ def test_a_reboot_is_told_and_nothing_of_the_new_boot_is_touched(node: Node, tmp
     # Terminal stays terminal, also where the boot is the old one.
     assert node.status(run)["state"] == "lost"
     os.kill(node.pid(run, "supervisor"), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("spoilt", ["exit.json", "state.json", "run.json"])
+def test_a_spoilt_record_hides_no_other_run(node: Node, spoilt: str) -> None:
+    old = node.start("print(1)", node.record("old", created="2026-01-01T00:00:00Z"))
+    node.wait_state(old)
+    run = node.start(SLEEP)
+    if spoilt == "state.json":
+        (node.folder(old) / "exit.json").unlink()
+    (node.folder(old) / spoilt).write_text("{")
+    found = {one["run"]: one for one in node.call("status", all=True)["runs"]}
+    assert found[run]["state"] in ("starting", "running")
+    if spoilt != "run.json":
+        assert found[old]["state"] == "stale"
+        assert spoilt in found[old]["cause"]["message"]
+    (node.folder(old) / spoilt).write_text("{}")
+    node.started.remove(old)

@@ -14,6 +14,7 @@ from ddpctl_worker.contract import (
     SPAWN_FAILED,
     STALE,
     STARTING,
+    SUPERVISOR_LOST,
     TERMINAL,
 )
 from ddpctl_worker.link import Link, WorkerError
@@ -34,14 +35,16 @@ def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         return {"runs": found}
     listed = []
     for paths in known_runs(base, host):
-        made = record.read_json(paths.run)
+        made = _readable(paths.run)
         if made is not None and made.get("host") == host and job in (None, made.get("job"), made.get("run")):
             listed.append((str(made.get("created")), str(made.get("job")), paths))
     listed.sort(key=lambda entry: entry[0], reverse=True)
     states: List[Dict[str, Any]] = []
     jobs: Set[str] = set()
     for name, paths in ((made[1], made[2]) for made in listed):
-        one = node_status(paths)
+        one = _status_or_fault(paths)
+        if one is None:
+            continue
         # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
         if request.get("all") or name not in jobs or one["state"] not in TERMINAL:
             states.append(one)
@@ -88,6 +91,28 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "survivors": end.get("survivors", []) if end else [],
         "record": run,
     }
+
+
+def _readable(path: str) -> Optional[Dict[str, Any]]:
+    """One spoilt record must not hide the other runs: without its run.json a folder is no run."""
+    try:
+        return record.read_json(path)
+    except (WorkerError, OSError) as error:
+        record.note("left out: %s" % error)
+        return None
+
+
+def _status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """``node_status``, or where a record is spoilt a status that says so; it is not called over."""
+    try:
+        return node_status(paths)
+    except (WorkerError, OSError) as error:
+        run = _readable(paths.run)
+        if run is None:  # removed just now
+            return None
+        why = outcomes.cause(str(run.get("host")), SUPERVISOR_LOST, "its record cannot be read: %s" % error)
+        found = {key: run.get(key) for key in ("run", "job", "cluster", "host", "node_rank")}
+        return dict(found, state=STALE, ranks=run.get("ranks") or [], cause=why, record=run)
 
 
 def judge(paths: RunPaths, run: Dict[str, Any], state: Dict[str, Any], pulse: Optional[record.Pulse]) -> str:
