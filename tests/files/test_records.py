@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.files import last_run, load_positions, records, save_positions, save_run, state_dir
+from ddpctl.files import last_end, last_run, load_positions, records, save_end, save_positions, save_run, state_dir
 
 _NUMBERS = itertools.count(100)
 
@@ -40,6 +40,15 @@ def test_records_are_for_this_user_alone() -> None:
     save_positions("train-1", {"a": 1})
     for path in state_dir().rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_an_end_is_remembered_once_and_only_that_of_its_run() -> None:
+    assert last_end("train-1") is None
+    save_end("train-1", {"state": "succeeded"})
+    save_end("train-1", {"state": "failed"})
+    assert last_end("train-1") == {"state": "succeeded"}
+    assert last_end("train-2") is None
+    assert last_end("../../etc") is None
 
 
 def test_a_damaged_record_is_no_record(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.outcome import Cause, NodeStatus, RunStatus, current, merge_runs, newest, run_state
+from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, current, merge_runs, newest, run_state
 from ddpctl_worker import contract
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
@@ -27,6 +28,9 @@ STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "
         (["running", "failed"], "stopping"),
         (["running", "succeeded"], "running"),
         (["unreachable", "succeeded"], "running"),
+        (["unreachable", "failed"], "failed"),
+        (["unreachable", "failed", "running"], "stopping"),
+        (["unreachable", "killed"], "stopping"),
         (["pending", "pending"], "pending"),
         ([], "lost"),
     ],
@@ -38,6 +42,8 @@ def test_states_add_up(states: list[str], whole: str) -> None:
 @given(st.lists(st.sampled_from(STATES), min_size=1, max_size=5))
 def test_a_run_is_over_only_when_every_node_is(states: list[str]) -> None:
     over = all(state in contract.TERMINAL for state in states)
+    # What a host that is out of reach says one day makes nothing better: a failure stays one.
+    over = over or ("failed" in states and all(state in {*contract.TERMINAL, "unreachable"} for state in states))
     assert (run_state(states) in contract.TERMINAL) == over
     assert run_state(states) not in (contract.UNREACHABLE, contract.STALE)
 
@@ -87,6 +93,29 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("first", ["2026-01-01T00:00:01Z", "2026-01-01T00:00:03Z"])
+def test_a_host_that_was_cut_off_does_not_blame_the_others(first: str) -> None:
+    """On its own it hears nothing of anybody; most hosts know better, and of two the one with node rank 0."""
+    told = Cause("c", "node_lost", "nothing was heard of c", "2026-01-01T00:00:02Z")
+    alone = Cause("a", "node_lost", "nothing was heard of a", first)
+    three = [NodeStatus(host, rank, "failed", cause=told) for rank, host in enumerate("ab")]
+    for nodes in (
+        [*three, NodeStatus("c", 2, "failed", cause=alone)],
+        [three[0], NodeStatus("c", 1, "failed", cause=alone)],
+    ):
+        assert RunStatus("train", "1", "lab", tuple(nodes)).cause == told
+
+
+def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:
+    (ended,) = merge_runs({"a": [node("1", "a", "killed", ended="t2")], "b": [node("1", "b", "succeeded", ended="t1")]})
+    assert ended.end == End("killed", "t2")
+    (later,) = merge_runs({"a": [node("1", "a", "killed", ended="t2")]})
+    assert (later.state, later.ended, later.end) == ("stopping", None, None)
+    later = replace(later, seen=End.from_json(ended.end.to_json()))
+    assert (later.state, later.ended) == ("killed", "t2")
+    assert [one.state for one in later.nodes] == ["killed", "unreachable"]
+
+
 def test_statuses_survive_json() -> None:
     data = node("1", "a", "failed", exit_code=1, cause={"host": "a", "reason": "exited", "message": "m", "time": "t"})
     status = NodeStatus.from_json(data)
@@ -106,3 +135,20 @@ def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
         for run, state in (("1", "running"), ("2", "failed"), ("3", "killed"))
     ]
     assert [run.run for run in current(both)] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("states", "cause", "decided"),
+    [
+        (["failed", "unreachable"], True, True),
+        (["failed", "failed"], True, True),
+        (["failed", "unreachable"], False, False),
+        (["failed", "running"], True, False),
+        (["failed", "stale"], True, False),
+        (["succeeded", "unreachable"], False, False),
+    ],
+)
+def test_a_lost_host_does_not_keep_a_failure_open(states: list[str], cause: bool, decided: bool) -> None:
+    why = Cause("b", "node_lost", "no word", "2026-01-01T00:00:00Z") if cause else None
+    nodes = tuple(NodeStatus(name, 0, state, cause=why) for name, state in zip("ab", states, strict=True))
+    assert RunStatus("j", "r", "c", nodes).decided is decided

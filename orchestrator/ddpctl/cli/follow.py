@@ -59,8 +59,9 @@ def follow_run(
             run.run, run.hosts, fleet, view.tell, selection=selection, save=save, interrupted=interrupted
         )
     printer.flush()
-    raise_for_errors(run, errors)
     end = read_run(fleet, run)
+    if not end.terminal:  # else the end is known, whoever is out of reach
+        raise_for_errors(run, errors)
     if end.state != contract.SUCCEEDED:
         for line in held.lines:
             printer.write(line)

@@ -46,6 +46,21 @@ def last_run(name: str) -> dict[str, Any] | None:
     return _read(_job_file(name)) or _read(_run_file(name))
 
 
+def save_end(run: str, end: Mapping[str, Any]) -> None:
+    """Remember how ``run`` ended, the first time that all its nodes said so: that never changes.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if is_name(run) and not _end_file(run).exists():
+        _write(_end_file(run), end)
+
+
+def last_end(run: str) -> dict[str, Any] | None:
+    """What was saved of the end of ``run``; None when nothing readable was."""
+    return _read(_end_file(run)) if is_name(run) else None
+
+
 def folder_of(run: str) -> Path:
     """The folder of a run's hints; made, for this user alone."""
     if not is_name(run):
@@ -64,6 +79,10 @@ def _made(folder: Path) -> Path:
 
 def _run_file(run: str) -> Path:
     return state_dir() / "runs" / run / "run.json"
+
+
+def _end_file(run: str) -> Path:
+    return state_dir() / "runs" / run / "end.json"
 
 
 def _job_file(job: str) -> Path:

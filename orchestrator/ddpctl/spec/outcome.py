@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,28 +100,68 @@ class NodeStatus:
 
 
 @dataclass(frozen=True)
+class End:
+    """How a run ended, by the word of all its nodes: a fact that later holds without them."""
+
+    state: str
+    ended: str | None = None
+    cause: Cause | None = None
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> End:
+        cause = data.get("cause")
+        return End(str(data["state"]), data.get("ended"), Cause.from_json(cause) if cause else None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": self.state, "ended": self.ended, "cause": self.cause.to_json() if self.cause else None}
+
+
+@dataclass(frozen=True)
 class RunStatus:
-    """A run on all its nodes. ``record`` is the run.json of any of them."""
+    """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before."""
 
     job: str
     run: str
     cluster: str
     nodes: tuple[NodeStatus, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
+    seen: End | None = None
 
     @property
     def state(self) -> str:
-        return run_state([node.state for node in self.nodes])
+        return self.seen.state if self.seen else run_state([node.state for node in self.nodes])
+
+    @property
+    def end(self) -> End | None:
+        """What is to be remembered: the end, where every node tells of it."""
+        if self.seen or any(node.state not in contract.TERMINAL for node in self.nodes):
+            return self.seen
+        return End(self.state, self.ended, self.cause)
 
     @property
     def terminal(self) -> bool:
         return self.state in contract.TERMINAL
 
     @property
+    def decided(self) -> bool:
+        """Over on every node that answers, and those agree on a cause: the others cannot change how it ended."""
+        answer = [node for node in self.nodes if node.state != contract.UNREACHABLE]
+        return self.cause is not None and all(node.state in contract.TERMINAL for node in answer)
+
+    @property
     def cause(self) -> Cause | None:
-        """The first failure in time, preferring a culprit over those who only lost their peer."""
+        """The first failure in time, preferring a culprit over those who only lost their peer.
+
+        Where there is none but lost nodes, the one that most hosts miss: who was cut off itself misses another.
+        """
+        if self.seen:
+            return self.seen.cause
         causes = [node.cause for node in self.nodes if node.cause]
-        return min(causes, key=lambda cause: (cause.reason == contract.NODE_LOST, cause.time), default=None)
+        culprits = [cause for cause in causes if cause.reason != contract.NODE_LOST]
+        if culprits:
+            return min(culprits, key=lambda cause: cause.time)
+        missed = Counter(cause.host for cause in causes)
+        return max(causes, key=lambda cause: missed[cause.host], default=None)
 
     @property
     def started(self) -> str | None:
@@ -128,8 +169,8 @@ class RunStatus:
 
     @property
     def ended(self) -> str | None:
-        if not self.terminal:
-            return None
+        if self.seen or not self.terminal:
+            return self.seen.ended if self.seen else None
         return max((node.ended for node in self.nodes if node.ended), default=None)
 
     @property
@@ -161,7 +202,8 @@ def run_state(states: Sequence[str]) -> str:
     """The state of a run from those of its nodes.
 
     A run is over only when every node is: one that cannot be asked, or whose heartbeat is old, keeps it from being
-    called a success or a failure that is final. While some are over and some are not, a failure shows as `stopping`.
+    called a success. While some are over and some are not, a failure shows as `stopping`; one stands when all that
+    can be asked are over, since whatever the others say one day makes it no better.
     """
     if not states:
         return contract.LOST
@@ -171,6 +213,8 @@ def run_state(states: Sequence[str]) -> str:
             if verdict in over:
                 return verdict
         return contract.SUCCEEDED
+    if contract.FAILED in over and all(state in contract.TERMINAL or state == contract.UNREACHABLE for state in states):
+        return contract.FAILED
     if any(state != contract.SUCCEEDED for state in over) or contract.STOPPING in states:
         return contract.STOPPING
     if all(state == contract.PENDING for state in states):

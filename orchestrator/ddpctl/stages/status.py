@@ -1,11 +1,18 @@
-"""Which runs there are and how they stand, as the nodes' own records tell."""
+"""Which runs there are and how they stand, as the nodes' own records tell.
+
+An end that all nodes of a run have told of is remembered on this machine: a terminal state never changes, also not when
+one of them cannot be asked any more.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import Any
 
+from ddpctl import files
 from ddpctl.errors import HostsFailed, NoSuchJob
-from ddpctl.spec.outcome import RunStatus, current, merge_runs, newest
+from ddpctl.spec.outcome import End, RunStatus, current, merge_runs, newest
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
 STATUS_TIMEOUT_S = 20.0
@@ -28,7 +35,7 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     Without ``everything``: those that are not over, and the newest of every job.
     """
     outcome = ask_runs(fleet, everything=everything)
-    runs = merge_runs(outcome.results)
+    runs = [_settled(run) for run in merge_runs(outcome.results)]
     return runs if everything else current(runs), outcome
 
 
@@ -42,7 +49,7 @@ def find_run(fleet: Fleet, job: str) -> RunStatus:
     outcome = ask_runs(fleet, job)
     run = newest(merge_runs(outcome.results), job)
     if run is not None:
-        return run
+        return _settled(run)
     if outcome.errors:
         raise HostsFailed(f"no host that answered knows {job!r}, and {len(outcome.errors)} did not", outcome.errors)
     raise NoSuchJob(f"no job or run {job!r} on {len(fleet.hosts)} hosts", hint="`ddpctl ps --all` lists what there is")
@@ -51,3 +58,13 @@ def find_run(fleet: Fleet, job: str) -> RunStatus:
 def read_run(fleet: Fleet, run: RunStatus) -> RunStatus:
     """The same run, asked again."""
     return find_run(fleet, run.run)
+
+
+def _settled(run: RunStatus) -> RunStatus:
+    """The run with the end that was seen before, where its nodes cannot all tell of it now."""
+    if run.end is not None:
+        with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know
+            files.save_end(run.run, run.end.to_json())
+        return run
+    seen = files.last_end(run.run)
+    return replace(run, seen=End.from_json(seen)) if seen and "state" in seen else run
