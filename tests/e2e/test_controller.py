@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections import Counter
 
-from tests.e2e.programs import NUMBERS
-from tests.e2e.site import Site, assert_nothing_runs, launcher, of_run, ranks, until
+from tests.e2e.programs import NUMBERS, SLEEP
+from tests.e2e.site import Site, assert_nothing_runs, named, until
 from tests.lab import Host, Lab
 from tests.lab.command import Running
 
@@ -21,7 +22,7 @@ def test_the_controller_is_killed_and_attach_goes_on_with_the_next_line(site: Si
     up = site.start("up", "--job", job)
     see_more(up)
     run = next(process.environ["DDPCTL_RUN"] for process in lab[0].processes() if "DDPCTL_RUN" in process.environ)
-    pids = pids_of(lab, run)
+    pids = [pids_of(host, run) for host in lab]
     assert all(len(found) >= 2 for found in pids)
     up.kill()
     outputs.append(up.stdout)
@@ -30,14 +31,14 @@ def test_the_controller_is_killed_and_attach_goes_on_with_the_next_line(site: Si
         see_more(attach)
         attach.kill()
         outputs.append(attach.stdout)
-    assert pids_of(lab, run) == pids
+    assert [pids_of(host, run) for host in lab] == pids
     attach = site.start("attach", job)
     see_more(attach)
     attach.signal(signal.SIGINT)  # detaches
     done = attach.wait(20)
     assert done.rc == 130, done.stderr
     outputs.append(done.stdout)
-    assert pids_of(lab, run) == pids
+    assert [pids_of(host, run) for host in lab] == pids
     attach = site.start("attach", job)
     for host in lab:
         host.write("/root/enough", "")
@@ -97,18 +98,41 @@ def see_more(run: Running, *, hosts: int = 3, lines: int = 300) -> None:
     until(there, 60, lambda: run.stdout[-2000:] + run.stderr, 0.2)
 
 
-def pids_of(lab: Lab, run: str) -> list[set[tuple[int, int]]]:
-    """Launcher and ranks of every host, each with its start time."""
-    found = []
-    for host in lab:
-        own = [*ranks(host, run).values(), *filter(None, [launcher(host, run)])]
-        assert {process.pid for process in own} <= {process.pid for process in of_run(host, run)}
-        found.append({(process.pid, process.start) for process in own})
-    return found
-
-
 def kill_sessions(host: Host) -> None:
     """End every SSH session, as a firewall or a restarted sshd would; its listener stays."""
     sessions = [one for one in host.processes(system=True) if one.system and one.pid not in (1, host.sshd_pid())]
     assert sessions
     host.run(["kill", "-KILL", *(str(one.pid) for one in sessions)], check=False)
+
+
+def test_a_quiet_job_is_followed_on_after_the_connection_broke(site: Site, lab: Lab) -> None:
+    """Connected again, and nothing to say for longer than an unreachable host is waited for."""
+    site.only(0, 1)
+    job = site.job("quiet", SLEEP)
+    up = site.start("up", "--job", job)
+    up.wait_for(r"rank 0 sleeps")
+    up.wait_for(r"rank 1 sleeps")
+    for host in lab.hosts[:2]:
+        kill_sessions(host)
+    up.wait_for("trying again")
+    time.sleep(40)
+    assert up.process.poll() is None, up.stderr
+    site("kill", job).ok()
+    assert up.wait(30).rc == 1
+
+
+def test_a_supervisor_that_hangs_is_told_and_not_waited_for_in_silence(site: Site, lab: Lab) -> None:
+    site.only(0, 1)
+    job = site.job("hanging", SLEEP)
+    up = site.start("up", "--job", job)
+    up.wait_for(r"rank 1 sleeps")
+    pids = [named(lab[1], name) for name in ("ddpctl-super", "ddpctl-guardian")]
+    for process in pids:
+        assert process
+        lab[1].run(["kill", "-STOP", str(process.pid)])
+    up.wait_for("supervisor there has not answered", 60)
+    done = up.wait(90)
+    assert done.rc != 0
+    assert "ddpctl kill" in done.stderr
+    site("kill", job).ok()
+    assert_nothing_runs(lab)

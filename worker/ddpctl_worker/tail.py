@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from ddpctl_worker import record
-from ddpctl_worker.contract import NO_SUCH_RUN, TERMINAL
+from ddpctl_worker.contract import NO_SUCH_RUN, STALE, TERMINAL
 from ddpctl_worker.lines import STREAMS, decode
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.logs import Reader, segments
@@ -20,7 +20,8 @@ JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its 
 
 
 def tail(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
-    """The verb: {"lines": [...]} frames, then {"offset", "state"}.
+    """The verb: {"lines": [...]} frames, then {"offset", "state"}; with ``follow`` also {"state", "heartbeat_age_s"}
+    at the beginning and whenever the supervisor falls silent (``stale``) or is back.
 
     From ``offset``, or from the last ``lines`` lines, or from the beginning; ``ranks`` keeps these ranks only. With
     ``follow`` it ends when the run is over on this node and all is read, or when the reader goes away.
@@ -35,7 +36,7 @@ def tail(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if offset is None:
         lines = request.get("lines")
         offset = 0 if lines is None else before_last(paths.logs, int(lines), ranks)
-    follow = _Follow(paths) if request.get("follow") else None
+    follow = _Follow(paths, link) if request.get("follow") else None
     try:
         offset = _stream(reader, int(offset), ranks, follow, link)
     finally:
@@ -46,9 +47,10 @@ def tail(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
 class _Follow:
     """Knows when a followed run is over."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
+    def __init__(self, paths: RunPaths, link: Link) -> None:
+        self._paths, self._link = paths, link
         self._judge_at = 0.0
+        self._stale: Optional[bool] = None  # as last told
 
     def over(self) -> bool:
         """Asked before a read that finds nothing: then nothing more can come."""
@@ -58,7 +60,11 @@ class _Follow:
         if now < self._judge_at:
             return False
         self._judge_at = now + JUDGE_S
-        return node_status(self._paths)["state"] in TERMINAL
+        status = node_status(self._paths)
+        if status["state"] not in TERMINAL and (status["state"] == STALE) != self._stale:
+            self._stale = status["state"] == STALE
+            self._link.send({"state": status["state"], "heartbeat_age_s": status["heartbeat_age_s"]})
+        return status["state"] in TERMINAL
 
 
 def _stream(reader: Reader, offset: int, ranks: Optional[Set[int]], follow: Optional[_Follow], link: Link) -> int:

@@ -23,6 +23,8 @@ RETRY_MOST_S = 5.0
 # How long a host that cannot be reached is waited for once all others are over.
 GIVE_UP_S = 30.0
 
+AGAIN = "; trying again"
+
 Save = Callable[[Mapping[str, int]], None]
 
 
@@ -33,9 +35,19 @@ class _Batch:
 
 
 @dataclass(frozen=True)
+class _Well:
+    """The host answers, and its supervisor lives."""
+
+    host: str
+
+
+@dataclass(frozen=True)
 class _Ended:
     host: str
     error: DdpctlError | None = None
+
+
+_Item = _Batch | _Well | _Ended | Note
 
 
 @dataclass
@@ -56,13 +68,14 @@ class _Stream:
     run: str
     selection: Selection
     follow: bool
-    out: queue.Queue[_Batch | _Ended | Note]
+    out: queue.Queue[_Item]
     cancelled: threading.Event
     offset: int | None = None
+    warned: bool = False  # of a broken connection, since the last one that was whole
+    pause: float = RETRY_FIRST_S
 
     def read(self) -> None:
         self.offset = self.selection.offsets.get(self.host)
-        pause, warned = RETRY_FIRST_S, False
         while True:
             try:
                 self._call()
@@ -72,12 +85,12 @@ class _Stream:
                 if not self.follow:
                     self.out.put(_Ended(self.host, error))
                     return
-                if not warned:
-                    self.out.put(Note(f"{error}; trying again", "warning", self.host))
-                    warned = True
-                if self.cancelled.wait(pause):
+                if not self.warned:
+                    self.out.put(Note(f"{error}{AGAIN}", "warning", self.host))
+                    self.warned = True
+                if self.cancelled.wait(self.pause):
                     return
-                pause = min(RETRY_MOST_S, pause * 2)
+                self.pause = min(RETRY_MOST_S, self.pause * 2)
             except DdpctlError as error:
                 self.out.put(_Ended(self.host, error))
                 return
@@ -96,12 +109,22 @@ class _Stream:
         transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
 
     def _frame(self, frame: Frame) -> None:
+        self.warned, self.pause = False, RETRY_FIRST_S
+        if frame.data.get("state") == contract.STALE:
+            self.out.put(Note(_stale(frame.data.get("heartbeat_age_s")), "warning", self.host))
+        elif "state" in frame.data:
+            self.out.put(_Well(self.host))
         data = frame.data.get("lines")
         if not data:
             return
         lines = tuple(_line(self.host, one) for one in data)
         self.offset = lines[-1].offset
         self.out.put(_Batch(self.host, lines))
+
+
+def _stale(age: Any) -> str:
+    since = f" for {age:.0f} s" if isinstance(age, (int, float)) else ""
+    return f"the job's supervisor there has not answered{since}; `ddpctl kill` ends the job if it does not come back"
 
 
 def _line(host: str, data: Mapping[str, Any]) -> Line:
@@ -136,7 +159,7 @@ def follow(
         Interrupted: ``interrupted`` said so, or Ctrl-C; nothing on the nodes was touched.
     """
     selection = selection or Selection()
-    out: queue.Queue[_Batch | _Ended | Note] = queue.Queue(maxsize=1000)
+    out: queue.Queue[_Item] = queue.Queue(maxsize=1000)
     cancelled = threading.Event()
     streams = [_Stream(fleet, host, run, selection, follow, out, cancelled) for host in hosts]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
@@ -150,7 +173,7 @@ def follow(
 
 
 def _drain(
-    out: queue.Queue[_Batch | _Ended | Note],
+    out: queue.Queue[_Item],
     waiting: set[str],
     offsets: dict[str, int],
     tell: Tell,
@@ -159,6 +182,7 @@ def _drain(
 ) -> dict[str, DdpctlError]:
     errors: dict[str, DdpctlError] = {}
     broken: dict[str, Note] = {}
+    total = len(waiting)
     last_news = time.monotonic()
     while waiting:
         if interrupted is not None and interrupted():
@@ -166,14 +190,17 @@ def _drain(
         try:
             item = out.get(timeout=0.2)
         except queue.Empty:
-            # Every host that is left is out of reach, the others are over: do not wait for ever.
-            if waiting <= set(broken) and time.monotonic() - last_news > GIVE_UP_S:
+            # Every host that is left is out of reach or hangs, the others are over: do not wait for ever.
+            left = waiting <= set(broken) and (len(waiting) < total or any(_is_cut(broken[host]) for host in waiting))
+            if left and time.monotonic() - last_news > GIVE_UP_S:
                 return errors | {host: _unreachable(broken[host]) for host in waiting}
             continue
         last_news = time.monotonic()
         if isinstance(item, Note):
             broken[item.host or ""] = item
             tell(item)
+        elif isinstance(item, _Well):
+            broken.pop(item.host, None)
         elif isinstance(item, _Ended):
             waiting.discard(item.host)
             if item.error is not None:
@@ -188,11 +215,16 @@ def _drain(
     return errors
 
 
+def _is_cut(note: Note) -> bool:
+    """No connection; otherwise there is one, and it is the supervisor behind it that says nothing."""
+    return note.message.endswith(AGAIN)
+
+
 def _unreachable(note: Note) -> DdpctlError:
-    return ConnectError(note.message.removesuffix("; trying again"))
+    return ConnectError(note.message.removesuffix(AGAIN))
 
 
-def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Batch | _Ended | Note]) -> None:
+def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Item]) -> None:
     """Let the readers go: empty the queue so that none is stuck on it."""
     deadline = time.monotonic() + 5.0
     for thread in threads:
