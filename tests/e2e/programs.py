@@ -64,3 +64,17 @@ elif way == "kill":
 else:
     sys.exit(int(way))
 """
+
+# Writes much, and says in a file of its home how far it came: what it tells must not depend on the log.
+FLOOD = """\
+import os, sys, time
+for number in range(int(sys.argv[1])):
+    print(f"line {number} " + "x" * 100)
+    if number % 1000 == 0:
+        with open(os.path.expanduser("~/progress"), "w") as file:
+            file.write(str(number))
+        time.sleep(float(sys.argv[2]))
+print("the end", flush=True)
+with open(os.path.expanduser("~/progress"), "w") as file:
+    file.write("done")
+"""

@@ -132,6 +132,11 @@ def launcher(host: Host, run: str) -> Process | None:
     return next((process for process in found if process.ppid not in pids), None)
 
 
+def pids_of(host: Host, run: str) -> set[tuple[int, int]]:
+    """Launcher and ranks, each with its start time."""
+    return {(one.pid, one.start) for one in (*ranks(host, run).values(), launcher(host, run)) if one is not None}
+
+
 def named(host: Host, name: str) -> Process | None:
     """A process by its name as the kernel knows it, such as the supervisor `ddpctl-super`."""
     for process in running(host):

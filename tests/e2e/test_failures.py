@@ -24,7 +24,7 @@ def test_one_rank_fails_and_the_others_wait_for_ever(
 ) -> None:
     job = site.job("fails", ONE_FAILS, way, str(rank), "1")
     done = site("up", "--job", job, timeout=60)
-    assert done.rc == 1
+    assert done.rc == 1, done.stdout + done.stderr
     assert_nothing_runs(lab)
     line = one_line(done)
     assert "\n" not in line
@@ -52,7 +52,7 @@ def test_one_rank_fails_and_the_others_wait_for_ever(
 def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
     job = site.job("early", "import sys; sys.exit(7)\n")
     done = site("up", "--job", job, "--json", timeout=60)
-    assert done.rc == 1
+    assert done.rc == 1, done.stdout + done.stderr
     document = done.json()
     assert document["state"] == "failed"
     assert document["cause"]["exit_code"] == 7

@@ -25,7 +25,8 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
     if not as_json:
         stderr_console().print(status_view(run))
     why = cause_line(run.cause) if run.cause else "no node recorded a cause"
-    raise JobFailed(f"{run.job} {run.state}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
+    word = run.state if run.terminal else contract.FAILED  # a host that is out of reach keeps the state open
+    raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
 
 
 def _success(run: RunStatus) -> str:
