@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from tests.e2e.programs import NUMBERS, SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, pids_of, until
+from tests.e2e.site import Site, assert_nothing_runs, named, pids_of, until
 from tests.lab import Host, Lab
 from tests.lab.command import Running
 
