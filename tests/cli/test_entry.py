@@ -132,3 +132,12 @@ def test_a_refused_up_prints_the_report_as_its_one_document(job: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ddpctl: nothing was started")
     assert "/data/nowhere" in last
+
+
+def test_a_preflight_with_errors_ends_with_one_line_that_says_so(job: Path) -> None:
+    for extra in ([], ["--json"]):
+        done = ddpctl("preflight", str(job), *extra)
+        assert done.returncode == 3
+        line = done.stderr.splitlines()[-1]
+        assert line.startswith("ddpctl: preflight found")
+        assert "/data/nowhere" in line

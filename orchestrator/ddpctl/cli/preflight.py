@@ -13,10 +13,12 @@ from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
+from ddpctl.spec.finding import Severity
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.up import refusal
 
 
 def preflight(
@@ -40,7 +42,13 @@ def preflight(
         session.print_json(report.to_json())
     else:
         session.print_view(report_view(report))
-    return report.exit_code
+    if report.exit_code:
+        raise refusal(report, _count(report.count(Severity.ERROR)))
+    return 0
+
+
+def _count(errors: int) -> str:
+    return f"preflight found {errors} error{'s' if errors > 1 else ''}"
 
 
 def _job(inventory: Inventory, name: str | None) -> JobSpec | None:

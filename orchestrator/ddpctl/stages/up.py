@@ -83,14 +83,14 @@ def check(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
         raise refusal(way.report)
 
 
-def refusal(report: PreflightReport) -> PreflightFailed:
-    """One line for a report with errors: the first of them, and how many more."""
+def refusal(report: PreflightReport, what: str = "nothing was started") -> PreflightFailed:
+    """One line for a report with errors: ``what`` follows, the first of them, and how many more."""
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     link = f" -> {first.peer}" if first.peer else ""
     where = f"{first.host}{link}: " if first.host else ""
-    error = PreflightFailed(f"nothing was started: {where}{first.message}{more}", hint=first.fix)
+    error = PreflightFailed(f"{what}: {where}{first.message}{more}", hint=first.fix)
     error.exit_code = report.exit_code
     return error
 
