@@ -22,10 +22,13 @@ def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
     ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
     itself, where an outgoing connection could take the port between now and the launch.
+    ``exactly``: ``prefer`` or none.
     """
     count = int(request.get("count", 1))
     found: List[int] = []
-    for port in _candidates(int(request.get("prefer", USUAL_PORTS[0])), {int(p) for p in request.get("avoid", ())}):
+    prefer = int(request.get("prefer", USUAL_PORTS[0]))
+    avoid = {int(port) for port in request.get("avoid", ())}
+    for port in [prefer] if request.get("exactly") else _candidates(prefer, avoid):
         if len(found) == count:
             break
         try:
@@ -33,7 +36,7 @@ def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         except OSError:
             continue
         found.append(port)
-    if len(found) < count:
+    if len(found) < count and not request.get("exactly"):
         raise WorkerError("no_port", "no free TCP port between 1024 and 65535", "see what listens with: ss -ltnp")
     return {"port": found[0] if found else None, "ports": found}
 

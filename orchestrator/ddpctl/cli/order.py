@@ -66,7 +66,7 @@ class Order:
             archive=self.archive,
             plan=self.plan,
             secrets=self.secrets,
-            options=options or Options(),
+            options=options or Options(reuse=True),
             imports=code_imports(self.archive) if self.archive else None,
             nproc=self.nproc,
         )

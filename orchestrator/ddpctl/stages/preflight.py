@@ -30,6 +30,7 @@ from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.script import read_script
 from ddpctl.stages.mesh import MeshPlan, run_mesh
+from ddpctl.stages.recall import key_of, recall, remember
 from ddpctl.stages.rehearse import DEADLINE_S, run_rehearsal
 from ddpctl.transport.base import Fleet, Transport
 
@@ -50,6 +51,12 @@ class Options:
     deep: bool = False
     deep_s: float = DEADLINE_S  # the rehearsal's, seconds
     mesh: bool = True
+    reuse: bool = False  # take the clean result of the last minute for the same question
+
+    @property
+    def full(self) -> bool:
+        """Whether the result says all that a launch wants to know."""
+        return self.mesh and not (self.only or self.skip)
 
 
 @dataclass
@@ -81,6 +88,27 @@ def run_preflight(
         UsageError: ``only`` or ``skip`` names a check that there is not; nothing was contacted.
     """
     options = options or Options()
+    key = key_of(inventory, hosts, job, imports, nproc)
+    if options.reuse and options.full and not options.deep:
+        known = recall(key, hosts[0].name, fleet)
+        if known is not None:
+            return known
+    report = _measure(inventory, hosts, job, fleet, tell, options, imports, nproc)
+    if options.full:
+        remember(key, report)
+    return report
+
+
+def _measure(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    job: JobSpec | None,
+    fleet: Fleet,
+    tell: Tell,
+    options: Options,
+    imports: frozenset[str] | None,
+    nproc: int | None,
+) -> PreflightReport:
     begin = time.monotonic()
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = subject.targets(hosts, job, nproc)

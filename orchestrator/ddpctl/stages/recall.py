@@ -1,0 +1,68 @@
+"""What a preflight of a moment ago found is not measured again, unless a port it picked has been taken meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ddpctl
+from ddpctl.errors import DdpctlError
+from ddpctl.files.preflights import recent_preflight, save_preflight
+from ddpctl.spec.host import Host
+from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.preflight import PreflightReport, from_document, to_document
+from ddpctl.transport.base import Fleet
+
+FRESH_S = 60.0
+PORTS_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+def key_of(
+    inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, imports: frozenset[str] | None, nproc: int | None
+) -> str:
+    """The same for the same question only: inventory, hosts in their order, job, modules, processes, this ddpctl."""
+    document = inventory.model_dump(mode="json", exclude={"jobs", "file"})
+    asked = {
+        "ddpctl": ddpctl.__version__,
+        "inventory": document,
+        "hosts": [host.model_dump(mode="json") for host in hosts],
+        "job": job.model_dump(mode="json") if job else None,
+        "imports": sorted(imports) if imports is not None else None,
+        "nproc": nproc,
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def recall(key: str, master: str, fleet: Fleet) -> PreflightReport | None:
+    """The clean report of less than FRESH_S seconds ago, if its ports are still free on the master."""
+    document = recent_preflight(key, FRESH_S)
+    if document is None:
+        return None
+    try:
+        report = from_document(document)
+    except (KeyError, TypeError, ValueError) as error:
+        _log.warning("a remembered preflight cannot be read and is not used: %r", error)
+        return None
+    wanted = [port for port in (report.facts.master_port, report.facts.gang_port) if port is not None]
+    try:
+        for port in wanted:
+            request = {"count": 1, "prefer": port, "exactly": True}
+            if fleet.transport(master).call("free_port", request, timeout=PORTS_S)["port"] != port:
+                return None
+    except DdpctlError:
+        return None  # a full preflight will say what is wrong
+    return replace(report, reused=True)
+
+
+def remember(key: str, report: PreflightReport) -> None:
+    """Keep a clean report for the next minute; that this machine cannot write it is no reason to fail."""
+    if not report.exit_code:
+        try:
+            save_preflight(key, to_document(report))
+        except OSError as error:
+            _log.warning("the preflight is not remembered: %s", error)
