@@ -15,17 +15,13 @@ from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.stages.follow import Selection
 from ddpctl.stages.status import find_run
 
-DEFAULT_LINES = 10
-
 
 def tail(
     job: str = session.JobArgument,
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on until the run is over."),
     rank: str = typer.Option(None, "--rank", help="Only these ranks: 2 or 0,3 or 4-7."),
     host: str = typer.Option(None, "--host", help="Only these hosts: node1 or node[0-3],node7."),
-    lines: int = typer.Option(
-        None, "-n", "--lines", min=0, help=f"The last N lines of each host; default: {DEFAULT_LINES}, all with --rank."
-    ),
+    lines: int = typer.Option(None, "-n", "--lines", min=0, help="Of each host only the last N lines; default: all."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -35,8 +31,6 @@ def tail(
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
         hosts = _hosts(run, host, ranks)
-        if lines is None and ranks is None:
-            lines = DEFAULT_LINES
         selection = Selection(ranks=ranks, lines=lines)
         print_lines(run, fleet, hosts, selection, follow=follow, as_json=as_json)
     return 0

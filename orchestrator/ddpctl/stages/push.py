@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from ddpctl.checks import judge
+from ddpctl.checks.base import Question
 from ddpctl.environment.blobs import Source
 from ddpctl.environment.spread import Addresses, bring
 from ddpctl.errors import DdpctlError
@@ -13,7 +17,10 @@ from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import Delivery, EnvironmentOutcome, PushedNode, PushOutcome
 from ddpctl.stages.provision import provision
-from ddpctl.transport.base import Fleet
+from ddpctl.transport.base import Fleet, Transport
+
+VERSIONS = Question("versions")
+SLACK_S = 10.0
 
 
 def push(
@@ -36,12 +43,36 @@ def push(
     environment = provision(inventory, hosts, Facts(), fleet, tell, locked=locked)
     ready = [host.name for host in hosts if host.name not in environment.errors]
     code = push_code(archive, fleet, tell, ready) if archive is not None and ready else Delivery()
+    if environment.mode == "existing":
+        environment = _with_versions(environment, fleet, [name for name in ready if name not in code.errors])
     return PushOutcome(
         cluster=inventory.cluster,
         duration_s=time.monotonic() - begun,
         traffic=environment.traffic + code.traffic,
         nodes=tuple(_node(host, environment, code, archive) for host in hosts),
     )
+
+
+def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequence[str]) -> EnvironmentOutcome:
+    """What lies on ``hosts`` already, read and not imported: torch, torchvision, CUDA and NCCL where there are any."""
+
+    def ask(transport: Transport) -> dict[str, str]:
+        request = {"questions": judge.as_request([VERSIONS])}
+        answer = judge.as_answers(transport.call("probe", request, timeout=VERSIONS.deadline + SLACK_S))[VERSIONS.key]
+        return installed(answer.value) if answer.ok else {}
+
+    found = fleet.map(ask, hosts)
+    nodes = dict(environment.nodes)
+    for host, versions in found.results.items():
+        nodes[host] = replace(nodes[host], versions=versions)
+    return replace(environment, nodes=nodes, errors={**environment.errors, **found.errors})
+
+
+def installed(value: Mapping[str, Any]) -> dict[str, str]:
+    """The versions that count, under the names that a managed environment has for them."""
+    packages = {name: value[name]["version"] for name in ("torch", "torchvision") if value.get(name)}
+    cuda = (value.get("torch") or {}).get("cuda")
+    return packages | {name: str(v) for name, v in (("cuda", cuda), ("nccl", value.get("nccl"))) if v}
 
 
 def _node(host: Host, environment: EnvironmentOutcome, code: Delivery, archive: Source | None) -> PushedNode:

@@ -1,0 +1,140 @@
+"""What programs read: every document of a run that really ran on this machine, key for key and type for type."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.lab.command import PROGRAM
+
+LINES = 40
+SCRIPT = f"""\
+import os
+for number in range({LINES}):
+    print("line", number, flush=True)
+raise SystemExit(int(os.environ.get("FAIL", "0")))
+"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def ddpctl(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("documents")
+    (folder / "code").mkdir()
+    (folder / "code" / "count.py").write_text(SCRIPT)
+    host: dict[str, Any] = {
+        "name": "here",
+        "connection": "local",
+        "python": sys.executable,
+        "base_dir": str(folder / "base"),
+    }
+    host |= {"fabric_address": "127.0.0.1", "slots": 1}
+    job = {"script": "count.py", "code": "code"}
+    jobs = {"good": job, "bad": job | {"env": {"FAIL": "7"}}}
+    (folder / "inventory.yaml").write_text(json.dumps({"cluster": "desk", "hosts": [host], "jobs": jobs}))
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def good(ddpctl: Run) -> dict[str, Any]:
+    done = ddpctl("up", "--job", "good", "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def bad(ddpctl: Run) -> dict[str, Any]:
+    done = ddpctl("up", "--job", "bad", "--json")
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ddpctl: bad failed: here rank 0: exited: ")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def shape(value: Any) -> Any:
+    """The keys and the names of the types; of a list its first item."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(inner) for inner in value[:1]]
+    return "null" if value is None else type(value).__name__
+
+
+NODE = {
+    "host": "str", "node_rank": "int", "state": "str", "pid": "int", "ranks": ["int"], "exit_code": "int",
+    "heartbeat_age_s": "null", "attempt": "int",
+}  # fmt: skip
+STATUS = {
+    "schema": "int", "job": "str", "run": "str", "cluster": "str", "state": "str", "started": "str", "ended": "str",
+    "world_size": "int", "nodes": [NODE], "cause": "null",
+}  # fmt: skip
+CAUSE = {
+    "host": "str", "rank": "int", "exit_code": "int", "signal": "null", "reason": "str", "message": "str",
+    "traceback": "null", "time": "str",
+}  # fmt: skip
+
+
+def test_up_and_status_say_the_same(ddpctl: Run, good: dict[str, Any]) -> None:
+    assert shape(good) == STATUS
+    assert (good["schema"], good["state"]) == (1, "succeeded")
+    assert json.loads(ddpctl("status", good["run"], "--json").stdout) == good
+    assert datetime.fromisoformat(good["started"]) <= datetime.fromisoformat(good["ended"])
+
+
+def test_a_failed_run_has_its_cause(bad: dict[str, Any]) -> None:
+    assert shape(bad) == STATUS | {"cause": CAUSE}
+    assert (bad["state"], bad["cause"]["reason"], bad["cause"]["exit_code"]) == ("failed", "exited", 7)
+
+
+def test_ps_lists_both(ddpctl: Run, good: dict[str, Any], bad: dict[str, Any]) -> None:
+    found = json.loads(ddpctl("ps", "--json").stdout)
+    row = dict.fromkeys(("job", "run", "cluster", "state", "started", "user"), "str") | {"hosts": ["str"]}
+    assert shape(found) == {"schema": "int", "jobs": [row]}
+    assert {job["run"] for job in found["jobs"]} == {good["run"], bad["run"]}
+
+
+def test_killing_what_is_over_is_harmless(ddpctl: Run, good: dict[str, Any]) -> None:
+    done = ddpctl("kill", "good", "--json")
+    node = {"host": "str", "signalled": "int", "forced": "int", "survivors": [], "reachable": "bool"}
+    whole = {"schema": "int", "job": "str", "run": "str", "state": "str", "duration_s": "float", "nodes": [node]}
+    assert done.returncode == 0
+    assert shape(json.loads(done.stdout)) == whole
+    assert json.loads(ddpctl("status", "good", "--json").stdout)["state"] == "succeeded"
+
+
+def test_tail_prints_every_line_unless_told_how_many(ddpctl: Run, good: dict[str, Any]) -> None:
+    for extra in ([], ["-f"], ["--rank", "0"], ["--host", "here"]):
+        lines = [json.loads(line) for line in ddpctl("tail", "good", "--json", *extra).stdout.splitlines()]
+        texts = [line["text"] for line in lines if line["rank"] == 0 and line["stream"] == "stdout"]
+        assert texts == [f"line {number}" for number in range(LINES)]
+        assert {tuple(line) for line in lines} == {("host", "rank", "stream", "time", "text")}
+    assert ddpctl("tail", "good", "--rank", "0", "-n", "3").stdout.count("line ") == 3
+
+
+def test_push_names_what_every_node_has(ddpctl: Run) -> None:
+    done = ddpctl("push", "--job", "good", "--json")
+    assert done.returncode == 0, done.stderr
+    node = {
+        "host": "str", "ok": "bool", "environment": "null", "code": "str", "python": "str",
+        "install_s": "float", "error": "null",
+    }  # fmt: skip
+    amounts = dict.fromkeys(("needed", "sent_by_controller", "relayed", "reused"), "int")
+    found = json.loads(done.stdout)
+    versions = found["nodes"][0].pop("versions")
+    assert {"torch"} <= set(versions) <= {"torch", "torchvision", "cuda", "nccl"}
+    assert shape(found) == {
+        "schema": "int", "cluster": "str", "ok": "bool", "duration_s": "float", "bytes": amounts, "nodes": [node],
+    }  # fmt: skip
