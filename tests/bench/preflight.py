@@ -25,24 +25,28 @@ def all_of(folder: Path) -> Sequence[Row]:
     """Wall time, the controller's CPU, and the growth from 16 hosts to 64; each tool in turn, all in the same lab."""
     rows: list[Row] = []
     walls: dict[int, float] = {}
+    cpus: dict[int, float] = {}
     with room_for_neighbours(), Lab(MANY) as lab:
         for count in (FEW, MANY):
             place = _inventory(lab, folder / str(count), count)
             _preflight(place)  # sends the worker, tries `import torch`, and remembers both
             full = [_preflight(place) for _ in range(RUNS)]
             cpu = [used.cpu_s * 1000 / count for used in full]
+            cpus[count] = statistics.median(cpu)
             walls[count] = statistics.median(used.wall_s for used in full)
             rows += [
                 Row(f"preflight, {count} hosts, wall", walls[count], "s", "", _note(full)),
                 Row(
                     f"preflight, {count} hosts, controller CPU per host",
-                    statistics.median(cpu),
+                    cpus[count],
                     "ms",
                     "12",
                     spread(cpu),
                 ),
             ]
             rows += _others(lab, count)
+    more = (cpus[MANY] * MANY - cpus[FEW] * FEW) / (MANY - FEW)
+    rows.append(Row("controller CPU for one more host", more, "ms", "12", f"{MANY} hosts against {FEW}"))
     links = {count: count * (count - 1) for count in walls}
     growth = (walls[MANY] / links[MANY]) / (walls[FEW] / links[FEW])
     rows.append(
