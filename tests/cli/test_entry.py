@@ -141,3 +141,18 @@ def test_a_preflight_with_errors_ends_with_one_line_that_says_so(job: Path) -> N
         line = done.stderr.splitlines()[-1]
         assert line.startswith("ddpctl: preflight found")
         assert "/data/nowhere" in line
+
+
+@pytest.mark.parametrize("module", ["typer", "ClusterShell.NodeSet", "ddpctl.transport.fleet"])
+def test_ctrl_c_while_a_library_is_imported_is_no_traceback(module: str, tmp_path: Path) -> None:
+    """Too short a moment to meet by chance: the import itself raises the signal."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    done = ddpctl("ps", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ddpctl: interrupted\n")

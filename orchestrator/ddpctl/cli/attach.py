@@ -8,6 +8,7 @@ from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.cli.end import conclude
 from ddpctl.cli.follow import follow_run
+from ddpctl.errors import Interrupted
 from ddpctl.stages.status import find_run
 
 
@@ -22,5 +23,10 @@ def attach(
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
-        end = follow_run(run, fleet, offsets=files.load_positions(run.run))
+        try:
+            end = follow_run(run, fleet, offsets=files.load_positions(run.run))
+        except (KeyboardInterrupt, Interrupted):
+            raise Interrupted(
+                f"detached: {run.job} goes on", hint=f"ddpctl attach {run.job} follows it again"
+            ) from None
     return conclude(end)

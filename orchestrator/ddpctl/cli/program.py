@@ -1,0 +1,170 @@
+"""The command line: which commands there are, and what becomes of an error.
+
+Every command is a function in a file of its own; this file only names them. An error reaches the user as one line on
+stderr and an exit code (errors.py); a traceback only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from ddpctl import __version__
+from ddpctl.cli.state import GLOBAL
+from ddpctl.errors import DdpctlError
+from ddpctl.render.errors import error_lines
+
+# In the order in which a person meets them. Each is the function of that name in the module of that name; only the
+# module of the command that is typed gets imported (an SSH library, a downloader and a resolver are not for everyone).
+COMMANDS = (
+    "up",
+    "preflight",
+    "push",
+    "ps",
+    "status",
+    "tail",
+    "attach",
+    "kill",
+    "fetch",
+    "gc",
+    "trust",
+    "schema",
+)
+
+
+def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The application with these commands."""
+    app = typer.Typer(
+        name="ddpctl",
+        help="Run multi-node PyTorch DDP jobs on plain machines that speak SSH.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(root)
+    for name in commands:
+        app.command(name)(getattr(importlib.import_module(f"ddpctl.cli.{name}"), name))
+    return app
+
+
+def root(
+    inventory: Path = typer.Option(None, "-i", "--inventory", help="Inventory file; also behind the command."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks, and what nodes said on stderr; anywhere."),
+    version: bool = typer.Option(False, "--version", help="Print the version and end."),
+) -> None:
+    """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""
+    GLOBAL.inventory = inventory
+    GLOBAL.debug = GLOBAL.debug or debug or bool(os.environ.get("DDPCTL_DEBUG"))
+    if version:
+        typer.echo(f"ddpctl {__version__}")
+        raise typer.Exit
+
+
+def _needed(argv: Sequence[str]) -> Sequence[str]:
+    """The command that is typed; all of them for help, completion and typing mistakes."""
+    pairs = zip(["", *argv], argv, strict=False)
+    words = (word for before, word in pairs if not word.startswith("-") and before not in ("-i", "--inventory"))
+    word = next(words, None)
+    if word in COMMANDS:
+        return (word,)
+    return () if list(argv) == ["--version"] else COMMANDS
+
+
+def _open_streams() -> None:
+    """Put the null device where a standard stream is closed: else the next socket gets its number, and our output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line; returns the exit code of the contract."""
+    _open_streams()
+    argv = _take_globals(argv)
+    try:
+        code = make_app(_needed(argv))(argv, prog_name="ddpctl", standalone_mode=False)
+        sys.stdout.flush()
+    except DdpctlError as error:
+        return _report(error)
+    except typer.TyperException as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("ddpctl: interrupted\n")
+        return 130
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # The reader of our output is gone (`| head`; typer makes an exit of it): end quietly, as by SIGPIPE.
+        _drop_stdout()
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        return _fault(error)
+    return int(code or 0)
+
+
+def _take_globals(argv: list[str]) -> list[str]:
+    """Note what holds for every command; what is left is for the parser."""
+    GLOBAL.script = None
+    ours, theirs = argv, None
+    if "--" in argv:
+        cut = argv.index("--")
+        ours, theirs = argv[:cut], argv[cut:]
+    GLOBAL.debug = "--debug" in ours
+    ours = [word for word in ours if word != "--debug"]
+    if theirs is not None and "up" in ours:
+        # What follows `--` is the user's own script and arguments: never parsed as ours.
+        GLOBAL.script, theirs = theirs[1:], None
+    return ours + (theirs or [])
+
+
+def _fault(error: Exception) -> int:
+    """Something that no command foresaw: a disk that is full, or a mistake of ours."""
+    if GLOBAL.debug:
+        traceback.print_exception(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _drop_stdout()
+        what = f"{error.filename}" if error.filename else "the output or a file on this machine"
+        sys.stderr.write(f"ddpctl: {what} could not be written: {error.strerror}; make room, then run it again\n")
+        return 1
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split())
+    sys.stderr.write(
+        f"ddpctl: a fault of ddpctl itself: {type(error).__name__}: {words} "
+        f"({Path(where.filename).name}:{where.lineno}); run it again with --debug and report what it shows\n"
+    )
+    return 1
+
+
+def _drop_stdout() -> None:
+    """What is still to be flushed at exit can be written nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _usage(error: typer.TyperException) -> int:
+    """A command line that makes no sense: what and where, in one line; without arguments the help is shown already."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return 2
+    path = context.command_path if context is not None else "ddpctl"
+    sys.stderr.write(f"ddpctl: {error.format_message()}; see {path} --help\n")
+    return 2
+
+
+def _report(error: DdpctlError) -> int:
+    if GLOBAL.debug:
+        traceback.print_exception(error)
+    *table, last = error_lines(error)
+    sys.stderr.write("".join(f"{line}\n" for line in table) + f"ddpctl: {last}\n")
+    return error.exit_code
