@@ -19,7 +19,7 @@ import typer
 
 from ddpctl import __version__
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import DdpctlError, Interrupted
 from ddpctl.render.errors import error_lines
 
 # In the order in which a person meets them. Each is the function of that name in the module of that name; only the
@@ -38,6 +38,9 @@ COMMANDS = (
     "trust",
     "schema",
 )
+
+
+INTERRUPTED = Interrupted.exit_code
 
 
 def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -96,13 +99,15 @@ def run(argv: list[str]) -> int:
     try:
         code = make_app(_needed(argv))(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # what typer makes of a Ctrl-C
+            sys.stderr.write("ddpctl: interrupted\n")
     except DdpctlError as error:
         return _report(error)
     except typer.TyperException as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("ddpctl: interrupted\n")
-        return 130
+        return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise

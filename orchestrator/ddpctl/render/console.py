@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+
+_WIDEST = 100_000
 
 
 def is_plain(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
@@ -20,6 +24,21 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to the program, which ends as one killed by SIGPIPE would; rich would exit with 1."""
         raise
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Nothing is cut off at the edge of a narrow terminal, which folds what is longer itself."""
+        super().print(*objects, **({"crop": False} | how))
+
+
+class Whole:
+    """A table in its own width, also on a terminal that is narrower: a run id that is cut off cannot be typed."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = Measurement.get(console, options.update(max_width=_WIDEST), self.table).maximum
+        yield from console.render(self.table, options.update(width=width, max_width=width))
 
 
 def make_console(stream: TextIO) -> Console:

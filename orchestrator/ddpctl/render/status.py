@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpctl.render.console import Whole
 from ddpctl.spec.outcome import Cause, KillOutcome, RunStatus
+from ddpctl.spec.ranges import fold
 from ddpctl_worker import contract
 
 _STYLE = {
@@ -49,7 +51,7 @@ def status_view(run: RunStatus) -> RenderableType:
             _or_dash(node.exit_code),
             "-" if node.heartbeat_age_s is None else f"{node.heartbeat_age_s:.0f}s ago",
         )
-    parts: list[RenderableType] = [head, table]
+    parts: list[RenderableType] = [head, Whole(table)]
     if run.cause:
         parts.append(cause_view(run.cause))
     dropped = sum(node.dropped_lines for node in run.nodes)
@@ -79,7 +81,7 @@ def fold_ranks(ranks: Sequence[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
-def runs_table(runs: Sequence[RunStatus]) -> Table:
+def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
     """``ddpctl ps``: newest first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("JOB", "RUN", "CLUSTER", "STATE", "HOSTS", "STARTED", "USER"):
@@ -90,11 +92,11 @@ def runs_table(runs: Sequence[RunStatus]) -> Table:
             Text(run.run),
             Text(run.cluster),
             state_text(run.state),
-            Text(",".join(run.hosts)),
+            Text(fold(run.hosts)),
             run.started or "-",
             Text(str(run.record.get("user", "-"))),
         )
-    return table
+    return Whole(table)
 
 
 def kill_view(outcome: KillOutcome) -> RenderableType:
@@ -110,7 +112,7 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
     head = Text.assemble(
         f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s"
     )
-    return Group(head, table)
+    return Group(head, Whole(table))
 
 
 def _or_dash(value: object) -> str:

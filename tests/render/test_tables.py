@@ -1,0 +1,38 @@
+"""Tables keep every word on any terminal: a run id that is cut off cannot be typed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from ddpctl.render.console import make_console
+from ddpctl.render.status import kill_view, runs_table, status_view
+from ddpctl.spec.outcome import KillOutcome, NodeStatus, RunStatus, StoppedNode
+
+RUN = "20261121T053028Z-318ccc"
+HOSTS = [f"rack7-machine{number:03}" for number in range(64)]
+NODES = tuple(NodeStatus(host, rank, "succeeded", pid=123456, exit_code=0) for rank, host in enumerate(HOSTS))
+STATUS = RunStatus("a-job-with-quite-a-long-name", RUN, "laboratory", NODES, {"user": "somebody"})
+KILLED = KillOutcome(STATUS.job, RUN, "killed", 1.0, tuple(StoppedNode(host, 2, 1) for host in HOSTS))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_nothing_is_cut_off(columns: int, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    out = stream()
+    for view in (runs_table([STATUS]), status_view(STATUS), kill_view(KILLED)):
+        make_console(out).print(view)
+    said = out.getvalue()
+    assert "…" not in said
+    assert said.count(RUN) == 3
+    assert said.count(HOSTS[-1]) == 2
+    assert "rack7-machine[000-063]" in said
+    assert "NODE RANK" in said
