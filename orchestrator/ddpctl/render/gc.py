@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpctl.render.console import Whole
 from ddpctl.render.push import size
 from ddpctl.spec.garbage import GcOutcome
 
@@ -24,7 +25,7 @@ def gc_view(outcome: GcOutcome) -> RenderableType:
     total = Text(f"{word} {size(outcome.bytes)} on {len(outcome.hosts)} hosts")
     if len(rows) > MOST_ROWS:
         total.append(f" ({len(rows) - MOST_ROWS} more things not shown; --json has all)")
-    return Group(table, total) if rows else total
+    return Group(Whole(table), total) if rows else total
 
 
 def age(seconds: float) -> str:

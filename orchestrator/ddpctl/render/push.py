@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpctl.render.console import Whole
 from ddpctl.spec.push import PushOutcome, Traffic
 
 
@@ -23,7 +24,7 @@ def push_view(outcome: PushOutcome) -> RenderableType:
             node.versions.get("torch", "-"),
             Text(node.python),
         )
-    return Group(table, Text(f"{traffic_line(outcome.traffic)}  {outcome.duration_s:.1f}s"))
+    return Group(Whole(table), Text(f"{traffic_line(outcome.traffic)}  {outcome.duration_s:.1f}s"))
 
 
 def traffic_line(traffic: Traffic) -> str:
