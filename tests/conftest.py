@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 
 from tests.lab import Lab, interpreters, missing
 from tests.lab.command import Ddpctl
+
+# A runner in the background ignores SIGINT and hands that down to every child; what is tested here is Ctrl-C as a person
+# presses it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
 MakeLab = Callable[..., Lab]
