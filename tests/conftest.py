@@ -13,7 +13,7 @@ import pytest
 from tests.lab import Lab, interpreters, missing
 from tests.lab.command import Ddpctl
 
-# A runner in the background ignores SIGINT and hands that down to every child; what is tested here is Ctrl-C as a person
+# A runner in the background ignores SIGINT and hands that down to every child; what is tested is Ctrl-C as a person
 # presses it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
