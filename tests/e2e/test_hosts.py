@@ -108,10 +108,11 @@ def test_while_a_job_runs(site: Site, lab: Lab) -> None:
     run = site.up(job)
     wait_for_ranks(lab, run["run"])
     lab[1].silent_sshd()
-    status = site("status", job, "--json", timeout=BOUND_S).ok().json()
+    asked = site.start("status", job, "--json")
+    kill = site("kill", job, "--json", timeout=BOUND_S)
+    status = asked.wait(BOUND_S).ok().json()
     states = {node["host"]: node["state"] for node in status["nodes"]}
     assert states["node1"] == "unreachable"
-    kill = site("kill", job, "--json", timeout=BOUND_S)
     assert kill.rc == 4, kill.stderr
     assert "node1" in one_line(kill)
     assert [node["reachable"] for node in kill.json()["nodes"]] == [True, False, True]

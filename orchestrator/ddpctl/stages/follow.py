@@ -22,6 +22,9 @@ RETRY_FIRST_S = 0.5
 RETRY_MOST_S = 5.0
 # How long a host that cannot be reached is waited for once all others are over.
 GIVE_UP_S = 30.0
+# ... and when one of those has failed: the run is lost, only last words could still come.
+GIVE_UP_FAILED_S = 10.0
+FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
 AGAIN = "; trying again"
 
@@ -45,6 +48,7 @@ class _Well:
 class _Ended:
     host: str
     error: DdpctlError | None = None
+    failed: bool = False
 
 
 _Item = _Batch | _Well | _Ended | Note
@@ -78,7 +82,7 @@ class _Stream:
         self.offset = self.selection.offsets.get(self.host)
         while True:
             try:
-                self._call()
+                state = self._call()
             except Interrupted:
                 return
             except ConnectError as error:
@@ -95,10 +99,11 @@ class _Stream:
                 self.out.put(_Ended(self.host, error))
                 return
             else:
-                self.out.put(_Ended(self.host))
+                self.out.put(_Ended(self.host, failed=state in FAILURES))
                 return
 
-    def _call(self) -> None:
+    def _call(self) -> str:
+        """Read to the end; returns the state that the node's part of the run is in then."""
         request: dict[str, Any] = {"run": self.run, "follow": self.follow, "offset": self.offset}
         if self.offset is None:
             request["lines"] = self.selection.lines
@@ -106,7 +111,8 @@ class _Stream:
             request["ranks"] = sorted(self.selection.ranks)
         timeout = None if self.follow else 600.0
         transport = self.fleet.transport(self.host)
-        transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
+        answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
+        return str(answer.get("state"))
 
     def _frame(self, frame: Frame) -> None:
         self.warned, self.pause = False, RETRY_FIRST_S
@@ -183,7 +189,7 @@ def _drain(
     errors: dict[str, DdpctlError] = {}
     broken: dict[str, Note] = {}
     total = len(waiting)
-    last_news = time.monotonic()
+    last_news, patience = time.monotonic(), GIVE_UP_S
     while waiting:
         if interrupted is not None and interrupted():
             raise Interrupted("following was interrupted")
@@ -192,7 +198,7 @@ def _drain(
         except queue.Empty:
             # Every host that is left is out of reach or hangs, the others are over: do not wait for ever.
             left = waiting <= set(broken) and (len(waiting) < total or any(_is_cut(broken[host]) for host in waiting))
-            if left and time.monotonic() - last_news > GIVE_UP_S:
+            if left and time.monotonic() - last_news > patience:
                 return errors | {host: _unreachable(broken[host]) for host in waiting}
             continue
         last_news = time.monotonic()
@@ -203,6 +209,7 @@ def _drain(
             broken.pop(item.host, None)
         elif isinstance(item, _Ended):
             waiting.discard(item.host)
+            patience = GIVE_UP_FAILED_S if item.failed else patience
             if item.error is not None:
                 errors[item.host] = item.error
         else:
@@ -221,7 +228,7 @@ def _is_cut(note: Note) -> bool:
 
 
 def _unreachable(note: Note) -> DdpctlError:
-    return ConnectError(note.message.removesuffix(AGAIN))
+    return ConnectError(note.message.removeprefix(f"{note.host}: ").removesuffix(AGAIN))
 
 
 def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Item]) -> None:
