@@ -175,6 +175,38 @@ def test_nodes_that_never_come_are_named(trio: Trio) -> None:
         assert "node2 never joined" in status["cause"]["message"]
 
 
+@pytest.mark.parametrize("fault", ["a member cannot reach the hub", "the hub cannot listen"])
+def test_nodes_that_cannot_watch_each_other_are_named_though_their_ranks_run(trio: Trio, fault: str) -> None:
+    limits = {"start": 4, "stop": 2, "silence": None}
+    with socket.socket() as taken:
+        if fault == "the hub cannot listen":
+            taken.bind(("127.0.0.1", trio.port))
+            taken.listen()
+        trio.start(SLEEP, SLEEP, only=(0, 1), timeouts=limits)
+        record = trio.record(2, timeouts=limits)
+        if fault == "a member cannot reach the hub":
+            record["gang"] = dict(record["gang"], hub_addr="127.0.0.2")
+        trio.nodes[2].start(SLEEP, record, gang_key=trio.key)
+        ended = trio.ended()
+    assert [(status["state"], status["cause"]["reason"]) for status in ended] == [("failed", "rendezvous_timeout")] * 3
+    said = ended[0]["cause"]["message"]
+    assert f"port {trio.port} of node0 within 4 s" in said
+    assert "node2" in said
+    assert ("cannot listen" in said) is (fault == "the hub cannot listen")
+    trio.supervisors_end()
+
+
+def test_a_short_run_is_no_missing_node(trio: Trio) -> None:
+    """A node whose ranks end before the hub listens stays until the hub has heard of it."""
+    limits = {"start": 5, "stop": 2, "silence": None}
+    trio.start("", "", "pass", only=(2,), timeouts=limits)
+    trio.nodes[2].wait_state(trio.run, "succeeded")
+    time.sleep(1.5)
+    longer = "import time; time.sleep(8)"
+    trio.start(longer, longer, only=(0, 1), timeouts=limits)
+    assert [status["state"] for status in trio.ended()] == ["succeeded"] * 3
+
+
 def test_silence_of_all_nodes_ends_the_run_and_output_of_one_keeps_it(trio: Trio) -> None:
     talk = "import time\nfor _ in range(5):\n    print('.', flush=True)\n    time.sleep(1)\ntime.sleep(300)"
     limits = {"start": 30, "stop": 2, "silence": 3, "silence_enforced": True}

@@ -58,6 +58,26 @@ def test_a_full_disk_prevents_no_stop(small_disk: Path, node: Node) -> None:
     assert not processes_of(run)
 
 
+@pytest.mark.parametrize("pages", [0, 16, *range(32, 46)])
+def test_a_disk_that_fills_up_during_the_start_leaves_nothing_behind(small_disk: Path, node: Node, pages: int) -> None:
+    """However far the start comes: it is refused, or the run stands and can be stopped."""
+    fill(small_disk)
+    with open(small_disk / "filler", "r+b") as file:
+        file.truncate(os.fstat(file.fileno()).st_size - pages * 4096)
+    run = f"tight-{pages}-{os.getpid()}"
+    request = node.request(SLEEP, node.record(run))
+    node.started.append(run)
+    answer = node.open("start", **request).last()
+    if not answer["ok"]:
+        assert answer["error"]["kind"] == "no_space"
+    elif answer["result"]["status"]["state"] == "failed":
+        assert answer["result"]["status"]["cause"]["reason"] == "spawn_failed"
+        assert "No space left" in answer["result"]["status"]["cause"]["message"]
+    else:
+        assert node.call("stop", run=run, grace=0.5, by="somebody")["status"]["state"] == "killed"
+    eventually(lambda: not processes_of(run), "nothing of it is left")
+
+
 def test_what_else_takes_the_room_takes_no_exit_record(small_disk: Path, node: Node) -> None:
     """Somebody fills the disk again and again, whenever anything is given back."""
     run = running(node, "import time; print(1, flush=True); time.sleep(1); raise SystemExit(5)")

@@ -50,6 +50,7 @@ class Gang:
         self._turned: Optional[float] = None  # when the loop last came around (monotonic)
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
+        self.trouble = ""  # why nobody can join at the moment, where this node knows
         self._thread = threading.Thread(target=self._guarded, name="gang", daemon=True)
 
     def start(self) -> None:
@@ -71,6 +72,11 @@ class Gang:
         self._leaving = outcome
         self._poke()
         self._thread.join()
+
+    @property
+    def talking(self) -> bool:
+        """Whether the thread that talks is at work."""
+        return self._thread.is_alive()
 
     def missing(self) -> List[str]:
         """Nodes that never joined, as far as this node knows."""

@@ -41,7 +41,6 @@ class HubGang(Gang):
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
-        self._told_why = ""
         self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)
 
     def missing(self) -> List[str]:
@@ -113,12 +112,13 @@ class HubGang(Gang):
             listener.listen(128)
         except OSError as error:
             listener.close()
-            if str(error) != self._told_why:
-                self._told_why = str(error)
-                note("gang: cannot listen on %s port %d: %s" % (*self.address, error))
+            trouble = "cannot listen on %s port %d: %s" % (*self.address, error)
+            if trouble != self.trouble:
+                note("gang: %s" % trouble)
+            self.trouble = trouble
             return
         listener.setblocking(False)
-        self._listener = listener
+        self._listener, self.trouble = listener, ""
         self._selector.register(listener, selectors.EVENT_READ)
 
     def _serve(self, key: selectors.SelectorKey, events: int) -> None:

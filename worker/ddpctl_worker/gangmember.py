@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import NODE_LOST, SUPERVISOR_LOST
+from ddpctl_worker.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 from ddpctl_worker.council import REJOIN_S, SILENT_S
 from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import MemberWire, Stranger
@@ -19,6 +19,7 @@ CONNECT_S = 3.0
 RETRY_S = 0.3
 RECONNECT_S = 4.0  # without a word of the hub
 ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
+MEET_S = 10.0  # the same after a success: a hub that never heard of this node would take it for missing
 
 
 class MemberGang(Gang):
@@ -70,13 +71,18 @@ class MemberGang(Gang):
                 retry_at = 0.0
             if self._leaving is not None:
                 if leave_by is None:
-                    leave_by = now + (LEAVE_S if self._joined else ALONE_S)
+                    leave_by = now + self._leave_within(self._leaving)
                     self._farewell()
                 if self._left or now >= leave_by:
                     break
             self._receive(0.1 if leave_by is None else 0.02)
         self._close()
         self._unpark()
+
+    def _leave_within(self, outcome: Outcome) -> float:
+        if self._joined:
+            return LEAVE_S
+        return MEET_S if outcome.state == SUCCEEDED else ALONE_S
 
     def _report(self, now: float) -> None:
         while self._unsaid and self._sock is not None:

@@ -117,12 +117,17 @@ def sync_folder(path: str) -> None:
 
 
 def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
-    """Set room aside for a record; without room there is none, which is no reason not to start."""
+    """Set room aside for a record, where the filesystem can do that.
+
+    Raises:
+        OSError: the disk is full: what is started there could not even tell its end.
+    """
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
     finally:
         os.close(fd)
 

@@ -77,11 +77,17 @@ class Supervisor:
             self._watch_fd(fd, True)
         refused: Optional[str] = self.order.get("refused")
         me = processes.identify(os.getpid())
-        if not record.write_once(self.paths.claim, me.to_json() if me else {}, durable=False):
-            raise SystemExit("the start of this run took too long and was given up")
+        try:
+            if not record.write_once(self.paths.claim, me.to_json() if me else {}, durable=False):
+                raise SystemExit("the start of this run took too long and was given up")
+        except OSError as full:
+            refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
         if refused is None:
             refused = self._spawn()
-        self._save_state()
+        try:
+            self._save_state()
+        except OSError as full:  # a run that cannot be found again must not go on
+            refused = refused or "the run's state cannot be written: %s" % (full.strerror or full)
         self._writer.start()
         self._gang = join(self.run, self.order.get("gang_key"), self._wake)
         if refused is not None:
@@ -107,10 +113,11 @@ class Supervisor:
     def _fail_to_spawn(self, why: str) -> None:
         found = outcomes.failed(outcomes.cause(self.host, "spawn_failed", why))
         self.outcome = found
-        self._writer.close()
-        outcomes.write(self.paths, found)
         if self._gang:
             self._gang.down(found)
+        if self.launcher is None:  # otherwise that is written once nothing is left of it
+            self._writer.close()
+            outcomes.write(self.paths, found)
 
     def _catch_signals(self) -> None:
         for fd in (self._wake_r, self._wake_w):

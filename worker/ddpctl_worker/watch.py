@@ -1,8 +1,8 @@
-"""Deadlines of a run: ranks that do not start, and ranks that fall silent."""
+"""Deadlines of a run: ranks that do not start, nodes that nobody can watch, and ranks that fall silent."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import RENDEZVOUS_TIMEOUT, SILENCE
@@ -32,21 +32,39 @@ class Watch:
             self._begun = now if ranks_up else self._begun + nap
         if not ranks_up:
             return self._not_started(gang)
-        return self._silent(last_output, gang)
+        return self._not_watched(gang) or self._silent(last_output, gang)
 
     def _not_started(self, gang: Optional[Gang]) -> Optional[Outcome]:
-        if self._start is None:
+        if not self._start_is_over(gang):
             return None
-        limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
-        if boottime() - self._begun < limit:
-            return None
-        head = "the ranks did not start within %g s" % self._start
+        head = "the ranks did not start within %g s" % (self._start or 0.0)
         missing = gang.missing() if gang else []
         if missing:
             host, text = missing[0], "%s: %s never joined" % (head, ", ".join(missing))
         else:
             host, text = self._host, "%s: the launcher still waits for the other nodes on the master port" % head
         return outcomes.failed(outcomes.cause(host, RENDEZVOUS_TIMEOUT, text))
+
+    def _not_watched(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        """The ranks run, but a node that is lost now would leave the others hanging: better to say so at the start."""
+        missing: List[str] = gang.missing() if gang is not None and gang.talking else []
+        if gang is None or not missing or not self._start_is_over(gang):
+            return None
+        who = ", ".join(missing) if gang.is_hub else self._host
+        text = "the nodes cannot watch each other: no connection from %s to port %d of %s within %g s" % (
+            who,
+            gang.address[1],
+            gang.hub_host,
+            self._start or 0.0,
+        )
+        why = gang.trouble or "is there a firewall between them?"
+        return outcomes.failed(outcomes.cause(missing[0], RENDEZVOUS_TIMEOUT, "%s: %s" % (text, why)))
+
+    def _start_is_over(self, gang: Optional[Gang]) -> bool:
+        if self._start is None:
+            return False
+        limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
+        return boottime() - self._begun >= limit
 
     def _silent(self, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
         if self._silence is None or (gang is not None and not gang.is_hub):

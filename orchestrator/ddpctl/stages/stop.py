@@ -13,6 +13,7 @@ from ddpctl_worker import contract
 
 # What the worker may need beyond the grace: rounds of SIGKILL until two scans come back empty.
 PROOF_S = 30.0
+GRACES = 2  # a supervisor that hangs is waited for; the ranks then get the same time from the worker itself
 
 
 def stop_run(job: str, run: str, hosts: Sequence[str], fleet: Fleet, *, grace: float, by: str) -> KillOutcome:
@@ -26,7 +27,7 @@ def stop_run(job: str, run: str, hosts: Sequence[str], fleet: Fleet, *, grace: f
     begun = time.monotonic()
 
     def stop(transport: Transport) -> dict[str, Any]:
-        return transport.call("stop", {"run": run, "grace": grace, "by": by}, timeout=grace + PROOF_S)
+        return transport.call("stop", {"run": run, "grace": grace, "by": by}, timeout=GRACES * grace + PROOF_S)
 
     known = [host for host in hosts if host in fleet.hosts]
     outcome = fleet.together(stop, known)
