@@ -93,8 +93,9 @@ def test_fabric_address_by_name(lab3: Lab) -> None:
 
 def test_mtu_black_hole(fabric_lab: Lab) -> None:
     fabric_lab[1].mtu_black_hole(1300, interface="eth1")
-    (found,) = trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))
-    assert where([found]) == [("mesh.mtu", "error", "node1", None)]
+    faults = trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))
+    assert where(faults) == [("mesh.mtu", "error", "node1", None)], faults
+    (found,) = faults
     assert sorted(found.evidence["peers"]) == ["node0", "node2"]
     run_fix(found, fabric_lab[1])
     assert where(trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpctl.spec.fabric import HostNetwork, NodeAddress, candidates, choose_fabric, other_addresses
 from ddpctl.spec.mesh import OK, Dial, Mesh, Speed
-from ddpctl.spec.outliers import slow_links, suspects
+from ddpctl.spec.outliers import late_links, slow_links, suspects
 from ddpctl.spec.schedule import schedule, tournament
 
 sizes = st.integers(min_value=1, max_value=90)
@@ -107,3 +108,16 @@ def test_slow_is_under_half_the_median_and_never_where_the_processor_is_the_limi
     assert slow_links(mesh_of(dict.fromkeys(pairs, 30000.0) | {("a", "b"): 5000.0})) == {}
     assert set(slow_links(mesh_of(dict.fromkeys(pairs, 9.0)))) == set(pairs)
     assert suspects(mesh_of(dict.fromkeys(pairs, 940.0) | {("a", "b"): 400.0})) == (("a", "b"),)
+
+
+def test_a_link_that_swallows_bulk_data_is_neither_slow_nor_late_as_well() -> None:
+    """It was measured among the others only, so its numbers say nothing."""
+    pairs = [("a", "b"), ("b", "a"), ("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")]
+    mesh = mesh_of(dict.fromkeys(pairs, 940.0) | {("a", "b"): 10.0, ("b", "a"): 10.0})
+    late = tuple(
+        replace(speed, rtt_ms=9.0 if (speed.dialer, speed.peer) == ("a", "b") else 0.1) for speed in mesh.speeds
+    )
+    assert set(late_links(replace(mesh, speeds=late))) == {("a", "b")}
+    holed = replace(mesh, speeds=(replace(late[0], push="stalled"), *others))
+    assert slow_links(holed) == late_links(holed) == {}
+    assert suspects(holed) == ()

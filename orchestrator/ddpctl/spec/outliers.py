@@ -17,21 +17,31 @@ BROKEN = frozenset({"stalled", "failed"})
 
 
 def slow_links(mesh: Mesh) -> dict[Pair, float]:
-    """Directions under half of the median of all (or hardly usable at all), with their Mbit/s."""
+    """Directions under half of the median of all (or hardly usable at all), with their Mbit/s; not those of a link
+    that swallows bulk data, whose rate says no more than that."""
     rates = mesh.rates()
     if not rates:
         return {}
     bound = max(SLOW_FACTOR * statistics.median(rates.values()), HARDLY_USABLE_MBIT)
-    return {pair: value for pair, value in rates.items() if value < bound and value < FAST_ENOUGH_MBIT}
+    slow = {pair: value for pair, value in rates.items() if value < bound and value < FAST_ENOUGH_MBIT}
+    return _whole(mesh, slow)
 
 
 def late_links(mesh: Mesh) -> dict[Pair, float]:
-    """Directions whose round trip is far above the median of all, in ms."""
+    """Directions whose round trip is far above the median of all, in ms; not those of a link that swallows bulk data,
+    which was never measured in quiet."""
     trips = {(speed.dialer, speed.peer): speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None}
     if len(trips) < 3:
         return {}
     middle = statistics.median(trips.values())
-    return {pair: value for pair, value in trips.items() if value > LATE_FACTOR * middle and value > middle + LATE_MS}
+    late = {pair: value for pair, value in trips.items() if value > LATE_FACTOR * middle and value > middle + LATE_MS}
+    return _whole(mesh, late)
+
+
+def _whole(mesh: Mesh, found: dict[Pair, float]) -> dict[Pair, float]:
+    """Without the links on which bulk data stalls, in either direction."""
+    stalled = {frozenset(pair) for pair in stalled_pairs(mesh)}
+    return {pair: value for pair, value in found.items() if frozenset(pair) not in stalled}
 
 
 def stalled_pairs(mesh: Mesh) -> tuple[Pair, ...]:
@@ -43,8 +53,7 @@ def suspects(mesh: Mesh) -> tuple[Pair, ...]:
     """The dialled pairs worth a second measurement because they look slow or late, the worst MOST_SUSPECTS of them."""
     slow, late = slow_links(mesh), late_links(mesh)
     ordered = [*sorted(slow, key=lambda pair: slow[pair]), *sorted(late, key=lambda pair: -late[pair])]
-    broken = set(stalled_pairs(mesh))
-    measured = {(speed.dialer, speed.peer) for speed in mesh.speeds} - broken
+    measured = {(speed.dialer, speed.peer) for speed in mesh.speeds}
     chosen: list[Pair] = []
     for pair in dict.fromkeys(ordered):
         busy = max(sum(host in other for other in chosen) for host in pair)
