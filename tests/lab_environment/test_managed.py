@@ -64,12 +64,21 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     for host in lab:
         # No route outside: only the lab's own network is known to the kernel.
         assert "default" not in host.run("ip route").stdout
-    up = ddpctl("up", str(path), "--job", "train", home=home, timeout=280).ok()
+    up = ddpctl("up", str(path), "--job", "train", "--deep", home=home, timeout=280).ok()
+    assert "rehearsal" in up.stderr
     for name in ("node0", "node1", "node2"):
         lines = [line for line in up.stdout.splitlines() if line.startswith(name) and "world" in line]
         assert len(lines) == 1, up.stdout + up.stderr
         assert "world 3 torch 2.13.0" in lines[0]
         assert f"from {BASE}/envs/" in lines[0]
+
+    # The rehearsal comes after the environment and before the launch.
+    wrong = "jobs.train.env={GLOO_SOCKET_IFNAME: nope0}"
+    stuck = ddpctl("up", str(path), "--deep", "--set", wrong, "--json", home=home, timeout=120)
+    assert stuck.rc == 3, stuck.stderr
+    assert "nope0" in stuck.stderr.splitlines()[-1]
+    assert [one["check"] for one in stuck.json()["findings"] if one["severity"] == "error"] == ["deep.rehearsal"] * 3
+    assert not any(process.argv for host in lab for process in host.processes())
 
     second = ddpctl("push", str(path), "--json", home=home, timeout=120).ok().json()
     assert second["ok"]

@@ -57,7 +57,7 @@ class Order:
             nproc=self.nproc,
         )
 
-    def wanted(self, options: Options | None = None) -> Wanted:
+    def wanted(self, options: Options) -> Wanted:
         """What the stages need to bring it up."""
         return Wanted(
             inventory=self.inventory,
@@ -66,7 +66,7 @@ class Order:
             archive=self.archive,
             plan=self.plan,
             secrets=self.secrets,
-            options=options or Options(reuse=True),
+            options=options,
             imports=code_imports(self.archive) if self.archive else None,
             nproc=self.nproc,
         )

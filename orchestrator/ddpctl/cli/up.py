@@ -17,7 +17,7 @@ from ddpctl.cli.kill import DEFAULT_GRACE_S, require_proof
 from ddpctl.cli.order import Order, make_order, remember
 from ddpctl.cli.prompt import choose
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import Interrupted, PreflightFailed
+from ddpctl.errors import Interrupted, PreflightFailed, UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.plan import plan_view
 from ddpctl.render.preflight import report_view
@@ -26,6 +26,7 @@ from ddpctl.render.status import status_view
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Way, go_up
@@ -41,6 +42,7 @@ def up(
     detach: bool = typer.Option(False, "-d", "--detach", help="Return once every node has confirmed its start."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; contact nothing."),
     skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without the checks."),
+    deep: bool = typer.Option(False, "--deep", help="Check with a rehearsal of all ranks too, as in preflight."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -48,6 +50,8 @@ def up(
 
     A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
     """
+    if deep and skip_preflight:
+        raise UsageError("--deep is a part of the preflight that --skip-preflight leaves out", hint="give one of them")
     order = _order(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
     for note in order.notes:
         session.warn(f"warning: {note}")
@@ -59,7 +63,8 @@ def up(
             session.print_view(plan_view(plan))
         return 0
     with session.fleet_of(order.inventory, [host.name for host in order.hosts]) as fleet:
-        run = _start(order, fleet, skip_preflight, as_json=as_json)
+        options = FACTS_ONLY if skip_preflight else Options(reuse=True, deep=deep)
+        run = _start(order, fleet, options, as_json=as_json)
         if detach:
             if as_json:
                 session.print_json(run.to_json())
@@ -80,13 +85,13 @@ def _order(file: Path, job: str | None, nodes: int | None, nproc: int | None, se
     return make_order(inventory, job, nodes=nodes, nproc=nproc)
 
 
-def _start(order: Order, fleet: Fleet, skip_preflight: bool, *, as_json: bool) -> RunStatus:
+def _start(order: Order, fleet: Fleet, options: Options, *, as_json: bool) -> RunStatus:
     """Everything up to the last confirmed start. Ctrl-C on the way leaves nothing running.
 
     Where preflight refuses, its report is the one document that ``as_json`` promises.
     """
     way = Way()
-    wanted = order.wanted(FACTS_ONLY if skip_preflight else None)
+    wanted = order.wanted(options)
     with ProgressView(stderr_console()) as view:
         try:
             go_up(wanted, fleet, view.tell, way=way)
@@ -99,7 +104,7 @@ def _start(order: Order, fleet: Fleet, skip_preflight: bool, *, as_json: bool) -
         except (KeyboardInterrupt, Interrupted):
             _take_back(order, way, fleet)
             raise Interrupted("interrupted before every node had started; nothing is left running") from None
-    if way.report is not None and not skip_preflight:
+    if way.report is not None and options is not FACTS_ONLY:
         _tell_warnings(way.report)
     assert way.plan is not None
     assert way.status is not None

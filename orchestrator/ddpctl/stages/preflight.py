@@ -142,10 +142,30 @@ def _measure(
     )
 
 
+def rehearse_now(
+    report: PreflightReport,
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    job: JobSpec | None,
+    facts: Facts,
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    nproc: int | None = None,
+    deadline: float = DEADLINE_S,
+) -> PreflightReport:
+    """``report`` with the rehearsal that had to wait for the environment; ``facts`` name the new interpreters."""
+    told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc, deadline=deadline)
+    view = View((), subject.want(inventory.environment, job, hosts), {}, rehearsal=told)
+    findings = tuple(finding for finding in report.findings if finding.check != rehearsal.CHECK)
+    findings += judge.verdicts((rehearsal.REHEARSAL,), view)
+    return replace(report, findings=sorted_findings(findings, report.hosts))
+
+
 def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
     """Why it would be no use to rehearse, or None."""
     if want.managed:
-        return "the environment is not on the nodes yet; as a job: `ddpctl up ... -- worker/jobs/init_proc.py`"
+        return "the environment may not be on the nodes yet; `ddpctl up --deep` rehearses once it is there"
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     return f"the errors before it would make it hang ({errors[0].check})" if errors else None
 

@@ -1,4 +1,4 @@
-"""The way up, in one place: check, provide the environment, send the code, start."""
+"""The way up, in one place: check, provide the environment, rehearse if asked, send the code, start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import EnvironmentOutcome
 from ddpctl.stages.launch import launch
-from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.preflight import Options, rehearse_now, run_preflight
 from ddpctl.stages.provision import provision
 from ddpctl.stages.push import push_code
 from ddpctl.transport.base import Fleet
@@ -104,6 +104,22 @@ def provide_environment(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> N
     way.facts = with_environment(way.facts, way.environment)
 
 
+def rehearse(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
+    """The deep part of the preflight in a managed environment, which only now stands; an error ends the way.
+
+    Raises:
+        PreflightFailed: some rank did not get through.
+    """
+    if not (wanted.options.deep and wanted.inventory.environment.mode == "managed"):
+        return
+    assert way.report is not None
+    way.report = rehearse_now(
+        way.report, wanted.inventory, wanted.hosts, wanted.job, way.facts, fleet, tell, nproc=wanted.nproc
+    )
+    if way.report.exit_code:
+        raise refusal(way.report)
+
+
 def _open_ports(way: Way) -> Mapping[str, Sequence[int]]:
     return way.report.open_ports if way.report else {}
 
@@ -133,7 +149,7 @@ def start(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     way.status = launch(way.plan, fleet, tell, wanted.secrets)
 
 
-STEPS: tuple[Step, ...] = (check, provide_environment, provide_code, start)
+STEPS: tuple[Step, ...] = (check, provide_environment, rehearse, provide_code, start)
 
 
 def go_up(wanted: Wanted, fleet: Fleet, tell: Tell, *, way: Way | None = None) -> Way:
