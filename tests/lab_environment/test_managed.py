@@ -77,7 +77,7 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     stuck = ddpctl("up", str(path), "--deep", "--set", wrong, "--json", home=home, timeout=120)
     assert stuck.rc == 3, stuck.stderr
     assert "nope0" in stuck.stderr.splitlines()[-1]
-    assert [one["check"] for one in stuck.json()["findings"] if one["severity"] == "error"] == ["deep.rehearsal"] * 3
+    assert {one["check"] for one in stuck.json()["findings"] if one["severity"] == "error"} == {"deep.rehearsal"}
     assert not any(process.argv for host in lab for process in host.processes())
 
     second = ddpctl("push", str(path), "--json", home=home, timeout=120).ok().json()

@@ -46,7 +46,7 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     job = {"train": {"script": "train.py", "code": None}}
     hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
     report = preflight(
-        lab3, options=Options(only=ONLY, deep=True, deep_s=60), defaults={"python": python213}, hosts=hosts, jobs=job
+        lab3, options=Options(only=ONLY, deep=True, deep_s=30), defaults={"python": python213}, hosts=hosts, jobs=job
     )
     found = rehearsal(report)
     assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]

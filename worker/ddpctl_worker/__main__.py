@@ -35,7 +35,6 @@ VERBS = {
     "spread": ("ddpctl_worker.spread", "spread", True),
     "install": ("ddpctl_worker.install", "install", False),
     "gc": ("ddpctl_worker.gc", "gc", False),
-    "stacks": ("ddpctl_worker.stacks", "stacks", False),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 from typing import Any, Dict, Iterator, List, Set
@@ -22,23 +23,25 @@ def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
     ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
     itself, where an outgoing connection could take the port between now and the launch.
-    ``exactly``: ``prefer`` or none.
+    ``exactly``: a list of ports; the answer has those of them that are free, and no other.
     """
+    if request.get("exactly") is not None:
+        return {"ports": [port for port in map(int, request["exactly"]) if _is_free(port)]}
     count = int(request.get("count", 1))
-    found: List[int] = []
     prefer = int(request.get("prefer", USUAL_PORTS[0]))
     avoid = {int(port) for port in request.get("avoid", ())}
-    for port in [prefer] if request.get("exactly") else _candidates(prefer, avoid):
-        if len(found) == count:
-            break
-        try:
-            bind(port).close()
-        except OSError:
-            continue
-        found.append(port)
-    if len(found) < count and not request.get("exactly"):
+    found = list(itertools.islice(filter(_is_free, _candidates(prefer, avoid)), count))
+    if len(found) < count:
         raise WorkerError("no_port", "no free TCP port between 1024 and 65535", "see what listens with: ss -ltnp")
     return {"port": found[0] if found else None, "ports": found}
+
+
+def _is_free(port: int) -> bool:
+    try:
+        bind(port).close()
+    except OSError:
+        return False
+    return True
 
 
 def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:

@@ -7,6 +7,7 @@ stderr and an exit code (errors.py); a traceback only with ``--debug``.
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -97,7 +98,9 @@ def run(argv: list[str]) -> int:
     _open_streams()
     argv = _take_globals(argv)
     try:
-        code = make_app(_needed(argv))(argv, prog_name="ddpctl", standalone_mode=False)
+        app = make_app(_needed(argv))
+        gc.enable()  # see app.py
+        code = app(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # what typer makes of a Ctrl-C
             sys.stderr.write("ddpctl: interrupted\n")

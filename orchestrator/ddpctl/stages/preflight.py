@@ -30,7 +30,7 @@ from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.script import read_script
 from ddpctl.stages.mesh import MeshPlan, run_mesh
-from ddpctl.stages.recall import key_of, recall, remember
+from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import DEADLINE_S, run_rehearsal
 from ddpctl.transport.base import Fleet, Transport
 
@@ -57,6 +57,10 @@ class Options:
     def full(self) -> bool:
         """Whether the result says all that a launch wants to know."""
         return self.mesh and not (self.only or self.skip)
+
+    @property
+    def may_reuse(self) -> bool:
+        return self.reuse and self.full and not self.deep
 
 
 @dataclass
@@ -89,14 +93,26 @@ def run_preflight(
     """
     options = options or Options()
     key = key_of(inventory, hosts, job, imports, nproc)
-    if options.reuse and options.full and not options.deep:
-        known = recall(key, hosts[0].name, fleet)
-        if known is not None:
-            return known
+    known = remembered(key) if options.may_reuse else None
+    if known is not None and still_holds(known, hosts[0].name, fleet):
+        return replace(known, reused=True)
     report = _measure(inventory, hosts, job, fleet, tell, options, imports, nproc)
     if options.full:
         remember(key, report)
     return report
+
+
+def checked_recently(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    job: JobSpec | None,
+    options: Options,
+    *,
+    imports: frozenset[str] | None = None,
+    nproc: int | None = None,
+) -> bool:
+    """Whether ``run_preflight`` most likely has nothing to measure; nothing is contacted."""
+    return options.may_reuse and remembered(key_of(inventory, hosts, job, imports, nproc)) is not None
 
 
 def _measure(

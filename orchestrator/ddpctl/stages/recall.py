@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import ddpctl
 from ddpctl.errors import DdpctlError
@@ -38,25 +37,26 @@ def key_of(
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def recall(key: str, master: str, fleet: Fleet) -> PreflightReport | None:
-    """The clean report of less than FRESH_S seconds ago, if its ports are still free on the master."""
+def remembered(key: str) -> PreflightReport | None:
+    """The clean report of less than FRESH_S seconds ago; nothing is contacted."""
     document = recent_preflight(key, FRESH_S)
     if document is None:
         return None
     try:
-        report = from_document(document)
+        return from_document(document)
     except (KeyError, TypeError, ValueError) as error:
         _log.warning("a remembered preflight cannot be read and is not used: %r", error)
         return None
+
+
+def still_holds(report: PreflightReport, master: str, fleet: Fleet) -> bool:
+    """Whether the ports that it picked are still free on the master."""
     wanted = [port for port in (report.facts.master_port, report.facts.gang_port) if port is not None]
     try:
-        for port in wanted:
-            request = {"count": 1, "prefer": port, "exactly": True}
-            if fleet.transport(master).call("free_port", request, timeout=PORTS_S)["port"] != port:
-                return None
+        free = fleet.transport(master).call("free_port", {"exactly": wanted}, timeout=PORTS_S)["ports"]
     except DdpctlError:
-        return None  # a full preflight will say what is wrong
-    return replace(report, reused=True)
+        return False  # a full preflight will say what is wrong
+    return bool(free == wanted)
 
 
 def remember(key: str, report: PreflightReport) -> None:

@@ -14,9 +14,10 @@ from ddpctl.spec.job import JobSpec
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
-from ddpctl.spec.push import EnvironmentOutcome
+from ddpctl.spec.push import Delivery, EnvironmentOutcome
+from ddpctl.stages.ahead import Ahead
 from ddpctl.stages.launch import launch
-from ddpctl.stages.preflight import Options, rehearse_now, run_preflight
+from ddpctl.stages.preflight import Options, checked_recently, rehearse_now, run_preflight
 from ddpctl.stages.provision import provision
 from ddpctl.stages.push import push_code
 from ddpctl.transport.base import Fleet
@@ -55,6 +56,7 @@ class Way:
     report: PreflightReport | None = None
     environment: EnvironmentOutcome | None = None
     facts: Facts = field(default_factory=Facts)
+    sending: Ahead[Delivery] | None = None  # the code, where it did not wait for its turn
     plan: Plan | None = None
     status: RunStatus | None = None
 
@@ -68,6 +70,13 @@ def check(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     Raises:
         PreflightFailed: with the exit code of the report (4 where a host could not be reached).
     """
+    archive = wanted.archive
+    if archive is not None and checked_recently(
+        wanted.inventory, wanted.hosts, wanted.job, wanted.options, imports=wanted.imports, nproc=wanted.nproc
+    ):
+        # These hosts were fine a moment ago, so they are asked for the code while that is confirmed. Code is stored by
+        # its hash: a copy that is not used in the end does no harm.
+        way.sending = Ahead(lambda tell: push_code(archive, fleet, tell, wanted.names))
     way.report = run_preflight(
         wanted.inventory,
         wanted.hosts,
@@ -138,9 +147,10 @@ def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
 
 def provide_code(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     """The job's code, where it is sent at all."""
-    if wanted.archive is not None:
-        delivery = push_code(wanted.archive, fleet, tell, wanted.names)
-        _raise_for(delivery.errors, len(wanted.hosts), "could not get the code")
+    if wanted.archive is None:
+        return
+    delivery = way.sending.result(tell) if way.sending else push_code(wanted.archive, fleet, tell, wanted.names)
+    _raise_for(delivery.errors, len(wanted.hosts), "could not get the code")
 
 
 def start(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
