@@ -26,7 +26,7 @@ def fine(check: str, mesh: Mesh, text: str) -> Iterable[Finding]:
     """An ok finding, where anything was reached at all; the text may name port, master, links, hosts and note."""
     if not any(dial.status == OK for dial in mesh.dials):
         return
-    links = len({(dial.dialer, dial.peer) for dial in mesh.dials})
+    links = len(mesh.pairs)
     note = f" ({mesh.note})" if mesh.note else ""
     words = text.format(port=mesh.master_port, master=mesh.master, links=links, hosts=len(mesh.hosts), note=note)
     yield Finding(check, Severity.OK, words)

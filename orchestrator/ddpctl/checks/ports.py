@@ -187,7 +187,7 @@ def _between(view: View, mesh: Mesh, crowd: Sequence[Group]) -> Finding:
     hosts = tuple(dict.fromkeys(name for group in crowd for name in (group.host, *group.others)))
     everything = Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
     pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
-    links = len({(dial.dialer, dial.peer) for dial in mesh.dials})
+    links = len(mesh.pairs)
     hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
     ports = {span for host in hosts for span in _spans(everything, mesh, host)}
     spans = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in sorted(ports))

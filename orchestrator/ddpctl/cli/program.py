@@ -99,6 +99,7 @@ def run(argv: list[str]) -> int:
     argv = _take_globals(argv)
     try:
         app = make_app(_needed(argv))
+        gc.freeze()  # what was imported stays
         gc.enable()  # see app.py
         code = app(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 OK = "ok"
 
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Dial:
+class Dial(NamedTuple):
     """One connection that was tried. ``status`` is a word of the worker's dialer: ok, refused, rejected, dropped,
-    no_route, wrong_host, foreign, silent, closed, error. Times in milliseconds."""
+    no_route, wrong_host, foreign, silent, closed, error. Times in milliseconds.
+
+    A tuple, for there are tens of thousands: it is made quickly, and the garbage collector passes it over."""
 
     dialer: str
     peer: str
@@ -84,6 +87,11 @@ class Mesh:
     note: str | None = None
     again: frozenset[Pair] = frozenset()
     reached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def pairs(self) -> frozenset[Pair]:
+        """Who dialled whom."""
+        return frozenset((dial.dialer, dial.peer) for dial in self.dials)
 
     def rates(self) -> dict[Pair, float]:
         """Mbit/s of every direction that was measured: the better of the sender's push and the receiver's pull."""
