@@ -92,5 +92,7 @@ def test_crowd_that_cannot_be_reached(tmp_path: Path, way: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=CROWD_S, check=True)
     report = json.loads(done.stdout)
     assert report["exit"] == 4
-    assert {finding["check"] for finding in report["findings"]} == {"ssh.connect"}
-    assert {finding["host"] for finding in report["findings"]} == {host["name"] for host in hosts}
+    (finding,) = report["findings"]
+    assert (finding["check"], finding["severity"], finding["host"]) == ("ssh.connect", "error", None)
+    assert finding["message"].startswith(f"{CROWD} hosts alike, n0: ")
+    assert finding["evidence"]["hosts"] == [host["name"] for host in hosts]

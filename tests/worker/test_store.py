@@ -115,7 +115,7 @@ def test_a_part_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "store" / HASH).read_bytes() == DATA
 
 
-@pytest.mark.parametrize("where", ["store", HASH], ids=["store", "part"])
+@pytest.mark.parametrize("where", ["store", HASH], ids=["store", "blob"])
 def test_a_symlink_in_the_way_is_refused(tmp_path: Path, where: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.errors import (
@@ -18,6 +20,8 @@ from ddpctl.errors import (
 )
 from ddpctl.spec.finding import Finding, Severity
 
+MANY = 16  # hosts with the same trouble: more than a person reads one by one
+_NUMBER = re.compile(r"\d+")
 # Kinds of a worker's refusal to start (see ddpctl_worker.boot) that have a check of their own.
 DISK_KINDS = frozenset({"no_space"})
 FOLDER_KINDS = frozenset({"unwritable", "unsafe_path"})
@@ -40,12 +44,32 @@ def finding_of(check: str, host: str, error: DdpctlError, fix: str) -> Finding:
 
 
 def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View, fix: str) -> list[Finding]:
-    """A finding for every host whose error belongs to this check."""
-    return [
+    """A finding for every host whose error belongs to this check; one for all of them where MANY say the same."""
+    found = [
         finding_of(check, target.name, view.errors[target.name], fix)
         for target in view.targets
         if target.name in view.errors and belongs(view.errors[target.name])
     ]
+    alike: dict[str, list[Finding]] = {}
+    for finding in found:
+        alike.setdefault(_NUMBER.sub("#", _without_host(finding.message, finding)), []).append(finding)
+    return [finding for group in alike.values() for finding in ([_for_all(group)] if len(group) >= MANY else group)]
+
+
+def _for_all(group: Sequence[Finding]) -> Finding:
+    """One finding that stands for many hosts."""
+    first = group[0]
+    return replace(
+        first,
+        message=f"{len(group)} hosts alike, {first.host}: {first.message}",
+        host=None,
+        fix=_without_host(first.fix or "", first) or None,
+        evidence={**first.evidence, "hosts": [finding.host for finding in group]},
+    )
+
+
+def _without_host(text: str, finding: Finding) -> str:
+    return re.sub(rf"(?<![\w.-]){re.escape(finding.host or '')}(?![\w-])", "HOST", text)
 
 
 def _check(check: str, title: str, belongs: Callable[[DdpctlError], bool], doc: Doc) -> Check:

@@ -29,7 +29,7 @@ class Group:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f.host for f in self.findings if f.host))
+        return tuple(dict.fromkeys(host for f in self.findings for host in f.hosts))
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRo
     mine: dict[str, list[Finding]] = {host: [] for host in hosts}
     for finding in findings:
         if finding.severity in PROBLEMS:
-            for host in dict.fromkeys((finding.host, finding.peer)):
+            for host in dict.fromkeys((*finding.hosts, finding.peer)):
                 if host in mine:
                     mine[host].append(finding)
     rows: dict[tuple[int, int, tuple[str, ...]], list[str]] = {}

@@ -85,7 +85,7 @@ def _hosts(report: PreflightReport) -> str:
     worst: dict[tuple[str, str], Severity] = {}
     for finding in report.findings:
         subject = finding.check.split(".")[0]
-        for host in (finding.host, finding.peer):
+        for host in (*finding.hosts, finding.peer):
             if host is not None:
                 known = worst.get((host, subject), Severity.OK)
                 worst[host, subject] = min(known, finding.severity, key=lambda severity: severity.order)

@@ -37,6 +37,11 @@ class Finding:
     fix: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host it is about; where one finding stands for many hosts, those."""
+        return (self.host,) if self.host else tuple(self.evidence.get("hosts", ()))
+
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it."""
         return {
