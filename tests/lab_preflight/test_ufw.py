@@ -1,0 +1,38 @@
+"""The real ufw on a real host: what it blocks is found to be ufw's, and its own command opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab import Lab
+from tests.lab_preflight.preflight import PORT, preflight, run_fix, trouble, where
+
+
+@pytest.fixture
+def guarded(lab3: Lab) -> Iterator[Lab]:
+    """node0 lets SSH in and nothing else, as on a server that somebody has looked after."""
+    lab3[0].run("ufw allow 22/tcp && ufw --force enable")
+    yield lab3
+    lab3[0].run("ufw --force reset && nft flush ruleset")
+
+
+def test_what_ufw_blocks_ufw_opens(guarded: Lab) -> None:
+    (found,) = trouble(preflight(guarded))
+    assert where([found]) == [("mesh.ports", "error", "node0", None)]
+    assert found.evidence["peers"] == ["node1", "node2"]
+    assert "ufw prepend allow proto tcp" in str(found.fix)
+    assert guarded[1].address in str(found.fix)
+    run_fix(found, guarded[0])
+    assert where(trouble(preflight(guarded))) == []
+    assert f"{PORT}" in guarded[0].run("ufw status").stdout
+
+
+def test_a_rule_of_the_users_own_in_ufw(guarded: Lab) -> None:
+    """A deny that somebody added comes before an allow that is only appended: the fix goes to the front."""
+    guarded[0].run(f"ufw default allow incoming && ufw deny proto tcp to any port {PORT}")
+    (found,) = trouble(preflight(guarded))
+    assert where([found]) == [("mesh.ports", "error", "node0", None)]
+    run_fix(found, guarded[0])
+    assert where(trouble(preflight(guarded))) == []
