@@ -11,6 +11,7 @@ import pytest
 
 from ddpctl.spec.finding import Severity
 from tests.lab import Lab
+from tests.lab.command import Ddpctl
 from tests.lab_preflight.preflight import infos, preflight, trouble, where
 
 RUNS = 10
@@ -47,15 +48,18 @@ def eight(make_module_lab: object) -> Lab:
     return lab
 
 
-def test_healthy_hosts_ten_times(eight: Lab) -> None:
+@pytest.mark.torch
+def test_healthy_hosts_ten_times(eight: Lab, ddpctl: Ddpctl, tmp_path: Path, python113: str) -> None:
+    """The whole catalogue, as the installed command runs it."""
+    path = eight.inventory(tmp_path / "inventory.yaml", defaults={"python": python113})
+    home = eight.home("healthy")
     for _ in range(RUNS):
-        report = preflight(eight, only=("ssh", "python", "torch", "port", "fabric", "mesh"), jobs={})
-        assert where(trouble(report)) == []
-        assert where(infos(report)) == []
-        assert report.exit_code == 0
-        assert report.mesh is not None
-        assert len(report.mesh.links()) == 8 * 7
-        assert report.facts.gang_port not in (None, report.facts.master_port)
+        report = ddpctl("preflight", str(path), "--json", home=home).ok().json()
+        assert report["ok"]
+        assert [one for one in report["findings"] if one["severity"] not in ("ok", "skipped")] == []
+        assert report["hosts"] == [host.name for host in eight]
+        (links,) = (one["message"] for one in report["findings"] if one["check"] == "mesh.bandwidth")
+        assert links.startswith("56 links")
 
 
 def test_what_is_harmless_stays_quiet(eight: Lab) -> None:
