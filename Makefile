@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
+# Two at a time, a file in one process: most tests wait for deadlines of real hosts. `make test PARALLEL=` runs one by one.
+PARALLEL := -n 2 --dist loadfile
 ROOT := $(filter 0,$(shell id -u))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,7 +21,7 @@ demo: venv ## two local nodes of two processes train resnet_ddp on synthetic ima
 	$(BIN)/ddpctl up inventory/local.yaml
 
 test: system venv interpreters lint ## everything; as root also on real hosts in the laboratory
-	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(ARGS)
+	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) $(ARGS)
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .

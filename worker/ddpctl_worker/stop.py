@@ -24,6 +24,7 @@ from ddpctl_worker.status import STALE_S, cut_off, node_status, remains, watcher
 from ddpctl_worker.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
+FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
@@ -51,6 +52,7 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         # Nobody is left to write it: the supervisor was gone already, or did not answer and was ended.
         end = {}
         _write_end(paths, outcomes.killed(run["host"], by), own)
+    _let_watchers_end(paths)
     counted = end if before is None else {}
     return {
         "signalled": int(counted.get("signalled", 0)) + own.signalled,
@@ -120,6 +122,14 @@ def _wake(paths: RunPaths) -> None:
     """Whoever has stopped supervisor or guardian with SIGSTOP, they go on now: otherwise they would never end."""
     for who in watchers(record.read_json(paths.state) or {}):
         processes.send(who, signal.SIGCONT)
+
+
+def _let_watchers_end(paths: RunPaths) -> None:
+    """Nothing of the run is left when this answers, ddpctl's own processes included."""
+    state = record.read_json(paths.state) or {}
+    deadline = time.monotonic() + FAREWELL_S
+    while watchers(state) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
 
 
 def _cut_off(paths: RunPaths) -> bool:
