@@ -13,7 +13,7 @@ EPOCH = re.compile(r"^node0:0 .*?epoch (\d+)/3 loss (\d+\.\d+) accuracy (\d\.\d+
 
 def test_three_hosts_train(site: Site, lab: Lab) -> None:
     assert not any(host.exists(str(CHECKOUT / "worker")) for host in lab)  # what works there was sent there
-    job = site.training("resnet", "--num_epochs", "3", "--model_dir", "saved_models", outputs=["saved_models"])
+    job = site.training("resnet", "--num_epochs", "3", "--model_dir", "saved_models", outputs=["saved_models", "plots"])
     done = site("up", "--job", job, timeout=200).ok()
     epochs = EPOCH.findall(done.stdout)
     assert [epoch[0] for epoch in epochs] == ["1", "2", "3"]
@@ -36,6 +36,9 @@ def test_three_hosts_train(site: Site, lab: Lab) -> None:
     assert tail
     assert [line for line in done.stdout.splitlines() if line.startswith("node2:2 ")] == tail
 
-    other("fetch", job, "results").ok()
+    fetch = other("fetch", job, "results").ok()
+    assert [line for line in fetch.stderr.splitlines() if "warning" in line] == [
+        "warning: the declared output plots is on no node that answered: the job wrote nothing there"
+    ]
     assert (other.folder / "results/node0/outputs/saved_models/resnet_ddp.pth").stat().st_size > 100_000
     assert not list((other.folder / "results/node1").rglob("*.pth"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl.errors import DdpctlError, RemoteError
-from ddpctl.stages.fetch import fetch_run
+from ddpctl.stages.fetch import fetch_run, nowhere
 from ddpctl.transport.base import Frame
 from ddpctl.transport.dry import DryFleet, DryTransport, Stream
 
@@ -41,3 +41,15 @@ def test_a_node_names_no_place_outside_of_its_folder(path: str, tmp_path: Path) 
     outcome = fetch_run("run", ["a"], tmp_path / "to", DryFleet([_host("a", path)]), lambda event: None)
     assert isinstance(outcome.errors["a"], RemoteError)
     assert not any(item.is_file() for item in tmp_path.rglob("*"))
+
+
+def test_an_output_that_one_node_has_is_enough_and_one_that_none_has_is_told(tmp_path: Path) -> None:
+    answers = {"a": ["plots"], "b": ["saved_models", "plots"]}
+    fleet = DryFleet([DryTransport(name, {"fetch": Stream((), {"missing": lacks})}) for name, lacks in answers.items()])
+    outcome = fetch_run("run", ["a", "b"], tmp_path, fleet, lambda event: None)
+    assert nowhere(outcome) == ("plots",)
+
+
+def test_hosts_that_did_not_answer_say_nothing_about_outputs(tmp_path: Path) -> None:
+    fleet = DryFleet([_host("a", "/etc/passwd")])
+    assert nowhere(fetch_run("run", ["a"], tmp_path, fleet, lambda event: None)) == ()

@@ -11,7 +11,7 @@ from ddpctl.cli import session
 from ddpctl.errors import HostsFailed, UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
-from ddpctl.stages.fetch import fetch_run
+from ddpctl.stages.fetch import fetch_run, nowhere
 from ddpctl.stages.status import find_run
 
 
@@ -31,6 +31,8 @@ def fetch(
             outcome = fetch_run(run.run, run.hosts, folder, fleet, view.tell)
     for host, fetched in outcome.results.items():
         print_line(f"{folder / host}: {len(fetched.files)} files, {fetched.bytes} bytes")
+    for name in nowhere(outcome):
+        session.warn(f"warning: the declared output {name} is on no node that answered: the job wrote nothing there")
     if outcome.errors:
         raise HostsFailed(f"{len(outcome.errors)} of {len(run.hosts)} hosts could not be fetched from", outcome.errors)
     return 0

@@ -16,10 +16,17 @@ FETCH_TIMEOUT_S = 24 * 3600.0
 
 @dataclass
 class Fetched:
-    """What came from one host: file names below its folder, and bytes."""
+    """What came from one host: file names below its folder, bytes, and declared outputs that are not there."""
 
     files: list[str] = field(default_factory=list)
     bytes: int = 0
+    missing: tuple[str, ...] = ()
+
+
+def nowhere(outcome: FleetOutcome[Fetched]) -> tuple[str, ...]:
+    """Declared outputs that no node has. A checkpoint that only rank 0 writes is on one node, and that is enough."""
+    answers = list(outcome.results.values())
+    return tuple(name for name in answers[0].missing if all(name in one.missing for one in answers)) if answers else ()
 
 
 def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Tell) -> FleetOutcome[Fetched]:
@@ -29,7 +36,8 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
     def fetch(transport: Transport) -> Fetched:
         receiver = _Receiver(dest / transport.host, transport.host, tell)
         try:
-            transport.call("fetch", {"run": run}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S)
+            result = transport.call("fetch", {"run": run}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S)
+            receiver.fetched.missing = tuple(map(str, result.get("missing", ())))
         except OSError as error:  # of a file here: the transport has errors of its own
             what = f"{error.filename or dest} cannot be written on this machine: {error.strerror}"
             raise DdpctlError(what, hint="mend that or name another folder", host=transport.host) from None
