@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -179,9 +180,17 @@ def test_nothing_is_taken_while_somebody_installs(node: Node) -> None:
     age(node.base)
     with (node.base / "envs" / ".gc.lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        answer = call(node.base, "gc", delete=True)
+        answer = call(node.base, "gc", delete=True, patience=0.3)
     assert answer["error"]["kind"] == "busy"
     assert len(node.environments()) == 2
+
+
+def test_hosts_that_share_a_base_dir_take_turns(node: Node) -> None:
+    """Two gc at once, as two local hosts of one inventory have them: neither takes the other for an installation."""
+    with (node.base / "envs" / ".gc.lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        assert call(node.base, "gc")["ok"]
 
 
 def test_a_symlink_is_removed_never_followed(node: Node, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ddpctl_worker.store import own_folder
 
 FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
 DAY = 86400.0
+PATIENCE_S = 10.0
 
 
 class Item(NamedTuple):
@@ -38,12 +39,14 @@ class Item(NamedTuple):
 def gc(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     """``{"days": float, "delete": bool}`` -> ``{"items": [{"kind", "name", "bytes", "age_s"}], "freed", "kept"}``.
 
+    ``patience``: how many seconds an installation, or another gc, is waited for.
+
     Without ``delete`` nothing is touched. A live run, its environment and its code are never in the list.
     """
     base = os.path.expanduser(request["base_dir"])
     own_folder(base)
     days = float(request.get("days", 7))
-    with claimed(base):
+    with claimed(base, float(request.get("patience", PATIENCE_S))):
         finder = Finder(base, request["host"], days * DAY)
         items = list(finder.items())
         freed = 0
@@ -61,17 +64,30 @@ def gc(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def claimed(base: str) -> Iterator[None]:
-    """Nobody installs meanwhile. Raises WorkerError busy when somebody does."""
+def claimed(base: str, patience: float) -> Iterator[None]:
+    """Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
+
+    Raises:
+        WorkerError: busy, still after ``patience`` seconds.
+    """
+    deadline = time.monotonic() + patience
     fd = os.open(os.path.join(own_folder(base, "envs"), ".gc.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WorkerError("busy", "an environment is being installed here", "try again when it is done") from None
+        while not _taken(fd):
+            if time.monotonic() >= deadline:
+                raise WorkerError("busy", "an environment is being installed here", "try again when it is done")
+            time.sleep(0.05)
         yield
     finally:
         os.close(fd)
+
+
+def _taken(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Finder:
