@@ -111,6 +111,10 @@ def test_a_cut_cable_costs_only_what_is_missing(lab: Lab, tmp_path: Path) -> Non
     there = parts(lab, 2)
     assert there
     assert there[0] > 0.4 * SIZE
+    for _ in range(600):  # the cut-off worker keeps its part to itself until it has noticed
+        if not lab[2].processes():
+            break
+        time.sleep(0.05)
     again = spread(where, [source])
     assert again.ok
     assert again.traffic.relayed + again.traffic.sent_by_controller == SIZE - there[0]
