@@ -75,11 +75,6 @@ def test_few_hosts_get_a_fix_each() -> None:
     assert group.where == "node[0-2] (3 hosts)"
 
 
-def test_a_name_within_another_name_is_left_alone() -> None:
-    finding = Finding("a.b", ERROR, "node1 and node10, node1-old, x.node1", "node1")
-    assert groups.template(finding.message, finding) == "{host} and node10, node1-old, x.node1"
-
-
 def test_hosts_worst_first_and_the_healthy_in_one_row() -> None:
     found = [
         Finding("a.a", WARNING, "w", "node5"),

@@ -52,7 +52,7 @@ def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View,
     ]
     alike: dict[str, list[Finding]] = {}
     for finding in found:
-        alike.setdefault(_NUMBER.sub("#", _without_host(finding.message, finding)), []).append(finding)
+        alike.setdefault(_NUMBER.sub("#", finding.nameless(finding.message)), []).append(finding)
     return [finding for group in alike.values() for finding in ([_for_all(group)] if len(group) >= MANY else group)]
 
 
@@ -63,13 +63,9 @@ def _for_all(group: Sequence[Finding]) -> Finding:
         first,
         message=f"{len(group)} hosts alike, {first.host}: {first.message}",
         host=None,
-        fix=_without_host(first.fix or "", first) or None,
+        fix=first.nameless(first.fix) if first.fix else None,
         evidence={**first.evidence, "hosts": [finding.host for finding in group]},
     )
-
-
-def _without_host(text: str, finding: Finding) -> str:
-    return re.sub(rf"(?<![\w.-]){re.escape(finding.host or '')}(?![\w-])", "HOST", text)
 
 
 def _check(check: str, title: str, belongs: Callable[[DdpctlError], bool], doc: Doc) -> Check:

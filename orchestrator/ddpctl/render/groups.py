@@ -56,8 +56,8 @@ class Group:
         each = tuple(dict.fromkeys(one_line(f.fix) for f in self.findings if f.fix))
         if len(each) <= EACH_FIX:
             return each
-        shared = dict.fromkeys(template(f.fix, f) for f in self.findings if f.fix)
-        return tuple(one.replace("{host}", "HOST").replace("{peer}", "PEER") for one in shared)[:EACH_FIX]
+        shared = dict.fromkeys(f.nameless(one_line(f.fix)) for f in self.findings if f.fix)
+        return tuple(shared)[:EACH_FIX]
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,6 @@ def one_line(text: str) -> str:
     """On one line, and without control characters: what a host said must not steer this terminal."""
     line = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
-
-
-def template(text: str, finding: Finding) -> str:
-    """The text with the finding's own host and peer taken out, so that the same words are the same."""
-    text = one_line(text)
-    for name, mark in ((finding.host, "{host}"), (finding.peer, "{peer}")):
-        if name:
-            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", mark, text)
-    return text
 
 
 def named(hosts: Sequence[str]) -> str:
@@ -110,7 +101,7 @@ def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
     """Worst first; findings of one check that say the same, or the same but for numbers, are one group."""
     same: dict[tuple[Severity, str, str], list[Finding]] = {}
     for finding in findings:
-        key = (finding.severity, finding.check, _NUMBER.sub("#", template(finding.message, finding)))
+        key = (finding.severity, finding.check, _NUMBER.sub("#", finding.nameless(one_line(finding.message))))
         same.setdefault(key, []).append(finding)
     made = []
     for members in same.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,6 +42,13 @@ class Finding:
     def hosts(self) -> tuple[str, ...]:
         """The host it is about; where one finding stands for many hosts, those."""
         return (self.host,) if self.host else tuple(self.evidence.get("hosts", ()))
+
+    def nameless(self, text: str) -> str:
+        """``text`` with HOST and PEER for the finding's own two, so that what is true of many hosts reads the same."""
+        for name, mark in ((self.host, "HOST"), (self.peer, "PEER")):
+            if name:
+                text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", mark, text)
+        return text
 
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it."""

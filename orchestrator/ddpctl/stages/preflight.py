@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,10 +83,12 @@ def run_preflight(
     options: Options | None = None,
     imports: frozenset[str] | None = None,
     nproc: int | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> PreflightReport:
     """Check ``hosts`` (node rank order, the master first) for ``job``, or for any job at all when it is None.
 
-    Never raises for what it finds: a host that cannot be reached is a finding.
+    ``meanwhile`` is called before a remembered result is confirmed: by all that is known the hosts are fine, and what
+    does no harm if they are not may begin. Never raises for what it finds: a host that cannot be reached is a finding.
 
     Raises:
         UsageError: ``only`` or ``skip`` names a check that there is not; nothing was contacted.
@@ -94,25 +96,14 @@ def run_preflight(
     options = options or Options()
     key = key_of(inventory, hosts, job, imports, nproc)
     known = remembered(key) if options.may_reuse else None
-    if known is not None and still_holds(known, hosts[0].name, fleet):
-        return replace(known, reused=True)
+    if known is not None:
+        meanwhile()
+        if still_holds(known, hosts[0].name, fleet):
+            return replace(known, reused=True)
     report = _measure(inventory, hosts, job, fleet, tell, options, imports, nproc)
     if options.full:
         remember(key, report)
     return report
-
-
-def checked_recently(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec | None,
-    options: Options,
-    *,
-    imports: frozenset[str] | None = None,
-    nproc: int | None = None,
-) -> bool:
-    """Whether ``run_preflight`` most likely has nothing to measure; nothing is contacted."""
-    return options.may_reuse and remembered(key_of(inventory, hosts, job, imports, nproc)) is not None
 
 
 def _measure(
@@ -158,23 +149,11 @@ def _measure(
     )
 
 
-def rehearse_now(
-    report: PreflightReport,
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec | None,
-    facts: Facts,
-    fleet: Fleet,
-    tell: Tell,
-    *,
-    nproc: int | None = None,
-    deadline: float = DEADLINE_S,
-) -> PreflightReport:
-    """``report`` with the rehearsal that had to wait for the environment; ``facts`` name the new interpreters."""
-    told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc, deadline=deadline)
-    view = View((), subject.want(inventory.environment, job, hosts), {}, rehearsal=told)
+def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
+    """``report`` with the verdict on a rehearsal that had to wait for the environment (``run_rehearsal`` says what was
+    told)."""
     findings = tuple(finding for finding in report.findings if finding.check != rehearsal.CHECK)
-    findings += judge.verdicts((rehearsal.REHEARSAL,), view)
+    findings += judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told))
     return replace(report, findings=sorted_findings(findings, report.hosts))
 
 

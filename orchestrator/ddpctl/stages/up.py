@@ -17,9 +17,10 @@ from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import Delivery, EnvironmentOutcome
 from ddpctl.stages.ahead import Ahead
 from ddpctl.stages.launch import launch
-from ddpctl.stages.preflight import Options, checked_recently, rehearse_now, run_preflight
+from ddpctl.stages.preflight import Options, run_preflight, with_rehearsal
 from ddpctl.stages.provision import provision
 from ddpctl.stages.push import push_code
+from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet
 
 # What is asked even with --skip-preflight: addresses, interfaces, GPUs and free ports are no opinion but facts.
@@ -70,13 +71,14 @@ def check(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     Raises:
         PreflightFailed: with the exit code of the report (4 where a host could not be reached).
     """
-    archive = wanted.archive
-    if archive is not None and checked_recently(
-        wanted.inventory, wanted.hosts, wanted.job, wanted.options, imports=wanted.imports, nproc=wanted.nproc
-    ):
+
+    def send_code() -> None:
         # These hosts were fine a moment ago, so they are asked for the code while that is confirmed. Code is stored by
         # its hash: a copy that is not used in the end does no harm.
-        way.sending = Ahead(lambda tell: push_code(archive, fleet, tell, wanted.names))
+        archive = wanted.archive
+        if archive is not None:
+            way.sending = Ahead(lambda tell: push_code(archive, fleet, tell, wanted.names))
+
     way.report = run_preflight(
         wanted.inventory,
         wanted.hosts,
@@ -86,6 +88,7 @@ def check(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
         options=wanted.options,
         imports=wanted.imports,
         nproc=wanted.nproc,
+        meanwhile=send_code,
     )
     way.facts = way.report.facts
     if way.report.exit_code:
@@ -122,9 +125,8 @@ def rehearse(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     if not (wanted.options.deep and wanted.inventory.environment.mode == "managed"):
         return
     assert way.report is not None
-    way.report = rehearse_now(
-        way.report, wanted.inventory, wanted.hosts, wanted.job, way.facts, fleet, tell, nproc=wanted.nproc
-    )
+    told = run_rehearsal(wanted.inventory, wanted.hosts, wanted.job, way.facts, fleet, tell, nproc=wanted.nproc)
+    way.report = with_rehearsal(way.report, told)
     if way.report.exit_code:
         raise refusal(way.report)
 
