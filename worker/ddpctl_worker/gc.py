@@ -13,6 +13,7 @@ import stat
 import time
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Set
 
+from ddpctl_worker import locks
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.install import MARKER
 from ddpctl_worker.link import Link, WorkerError
@@ -46,7 +47,9 @@ def gc(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     base = os.path.expanduser(request["base_dir"])
     own_folder(base)
     days = float(request.get("days", 7))
-    with claimed(base, float(request.get("patience", PATIENCE_S))):
+    # Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
+    lock = os.path.join(own_folder(base, "envs"), locks.ENVS)
+    with locks.alone(lock, link, float(request.get("patience", PATIENCE_S))):
         finder = Finder(base, request["host"], days * DAY)
         items = list(finder.items())
         freed = 0
@@ -61,33 +64,6 @@ def gc(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
             "freed": freed,
             "kept": sorted(finder.kept_environments),
         }
-
-
-@contextlib.contextmanager
-def claimed(base: str, patience: float) -> Iterator[None]:
-    """Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
-
-    Raises:
-        WorkerError: busy, still after ``patience`` seconds.
-    """
-    deadline = time.monotonic() + patience
-    fd = os.open(os.path.join(own_folder(base, "envs"), ".gc.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        while not _taken(fd):
-            if time.monotonic() >= deadline:
-                raise WorkerError("busy", "an environment is being installed here", "try again when it is done")
-            time.sleep(0.05)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _taken(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Finder:

@@ -8,7 +8,6 @@ base_dir: a second environment with the same wheels costs almost nothing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
+from ddpctl_worker import locks
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.store import discard_if_corrupt, own_folder, require_space, sync_folder
@@ -87,24 +87,11 @@ def _claimed(base_dir: str, name: str, link: Link) -> Iterator[None]:
     """Only one run at a time makes this environment; another one that wants the same waits and finds it made."""
     envs = own_folder(base_dir, "envs")
     # The first lock is shared with every other installation and keeps `gc` from taking what is just being used.
-    wanted = ((".gc.lock", fcntl.LOCK_SH), ("." + name + ".lock", fcntl.LOCK_EX))
-    with contextlib.ExitStack() as locks:
-        for file, how in wanted:
-            fd = os.open(os.path.join(envs, file), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            locks.callback(os.close, fd)
-            _lock(fd, how, link)
+    with (
+        locks.shared(os.path.join(envs, locks.ENVS), link),
+        locks.alone(os.path.join(envs, "." + name + ".lock"), link),
+    ):
         yield
-
-
-def _lock(fd: int, how: int, link: Link) -> None:
-    """Wait for a lock as long as the controller is there."""
-    while True:
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if link.closed.wait(0.2):
-                raise WorkerError("interrupted", "the controller went away") from None
 
 
 def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dict[str, Any]:
