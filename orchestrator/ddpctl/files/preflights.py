@@ -22,7 +22,7 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     path = _file(key)
-    records._write(path, {"saved": time.time(), "report": dict(report)})
+    records.write(path, {"saved": time.time(), "report": dict(report)})
     for old in path.parent.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
             if time.time() - old.stat().st_mtime > KEEP_S:
@@ -31,7 +31,7 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
 
 def recent_preflight(key: str, seconds: float) -> dict[str, Any] | None:
     """What was saved under ``key`` less than ``seconds`` ago; a file from the future (a clock set back) is not it."""
-    found = records._read(_file(key))
+    found = records.read(_file(key))
     if found is None or not isinstance(found.get("saved"), float) or not isinstance(found.get("report"), dict):
         return None
     age = time.time() - found["saved"]

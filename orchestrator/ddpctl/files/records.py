@@ -34,8 +34,8 @@ def save_run(job: str, run: str, data: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     record = {**data, "job": job, "run": run}
-    _write(_run_file(run), record)
-    _write(_job_file(job), record)
+    write(_run_file(run), record)
+    write(_job_file(job), record)
     _forget_old()
 
 
@@ -43,7 +43,7 @@ def last_run(name: str) -> dict[str, Any] | None:
     """What was saved of the last run of job ``name``, or of the run ``name``; None when nothing readable was."""
     if not is_name(name):
         return None
-    return _read(_job_file(name)) or _read(_run_file(name))
+    return read(_job_file(name)) or read(_run_file(name))
 
 
 def save_end(run: str, end: Mapping[str, Any]) -> None:
@@ -53,12 +53,12 @@ def save_end(run: str, end: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     if is_name(run) and not _end_file(run).exists():
-        _write(_end_file(run), end)
+        write(_end_file(run), end)
 
 
 def last_end(run: str) -> dict[str, Any] | None:
     """What was saved of the end of ``run``; None when nothing readable was."""
-    return _read(_end_file(run)) if is_name(run) else None
+    return read(_end_file(run)) if is_name(run) else None
 
 
 def folder_of(run: str) -> Path:
@@ -89,7 +89,8 @@ def _job_file(job: str) -> Path:
     return state_dir() / "last" / f"{job}.json"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read(path: Path) -> dict[str, Any] | None:
+    """The record at ``path``; None when there is none, or none that can be read (the log says why)."""
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -100,7 +101,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _write(path: Path, record: Mapping[str, Any]) -> None:
+def write(path: Path, record: Mapping[str, Any]) -> None:
     """Aside, to the disk, renamed, and the folder to the disk: a reader sees the old record or the new one."""
     _made(path.parent)
     handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)  # mode 0600
