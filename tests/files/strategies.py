@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
-text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=20)
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 filled = text.filter(lambda value: bool(value.strip()))
 paths = filled.filter(lambda value: value[0] not in "-~")
 absolute_paths = paths.map(lambda value: "/" + value).filter(lambda value: ".." not in value.split("/"))
@@ -82,9 +82,7 @@ environments = _optional(
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """A valid inventory document, in long and short forms."""
     hosts = draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    entries = [
-        draw(st.just(name) | _optional(**host_keys).map(lambda keys, n=name: {"name": n, **keys})) for name in hosts
-    ]
+    entries = [name if draw(st.booleans()) else {"name": name, **draw(_optional(**host_keys))} for name in hosts]
     document = draw(
         _optional(cluster=names, ssh_config=absolute_paths, defaults=_optional(**host_keys), environment=environments)
     )

@@ -263,4 +263,4 @@ def test_unknown_names_come_with_the_nearest_one() -> None:
 def test_a_model_cannot_be_changed() -> None:
     spec = JobSpec(name="j", script="a.py")
     with pytest.raises(ValidationError):
-        spec.script = "b.py"  # type: ignore[misc]
+        spec.script = "b.py"

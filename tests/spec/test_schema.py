@@ -24,7 +24,7 @@ def test_it_is_a_valid_schema() -> None:
 
 
 def valid(document: Any) -> bool:
-    return jsonschema.Draft202012Validator(inventory_schema()).is_valid(document)
+    return bool(jsonschema.Draft202012Validator(inventory_schema()).is_valid(document))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 from ddpctl_worker.council import SILENT_S
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually
+from tests.worker.programs import SLEEP
 
 HOSTS = ["node0", "node1", "node2"]
-SLEEP = "import time; print('here', flush=True); time.sleep(300)"
 
 
 class Trio:

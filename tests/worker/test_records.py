@@ -17,8 +17,7 @@ import pytest
 from ddpctl_worker import record
 from ddpctl_worker.link import WorkerError
 from tests.worker.node import WORKER, Node, eventually
-
-SLEEP = "import time; print('here', flush=True); time.sleep(300)"
+from tests.worker.programs import SLEEP
 
 
 def test_a_killed_writer_leaves_the_old_or_the_new_record(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.worker.node import WORKER, Node, eventually, processes_of
+from tests.worker.programs import SLEEP
 
-SLEEP = "import time; print('here', flush=True); time.sleep(300)"
 ENDED_EARLY = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
 )

@@ -1,0 +1,72 @@
+"""What a run's ranks do, and what must be left of them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.worker.node import Node, eventually, processes_of
+
+SLEEP = "import time; print('here', flush=True); time.sleep(300)"
+STUBBORN = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(300)"
+)
+CHECKPOINT = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(0.3)
+    with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], os.environ["RANK"]), "a") as file:
+        file.write("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("here", flush=True)
+time.sleep(300)
+"""
+# Grandchildren that try to get away: sessions of their own, orphaned, one with an empty environment.
+RUNAWAYS = """
+import os, subprocess, sys, time
+code = "import time; time.sleep(300)  # " + sys.argv[0]
+for env in (None, {}):
+    if os.fork() == 0:
+        os.setsid()
+        subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
+        os._exit(0)
+print("here", flush=True)
+time.sleep(300)
+"""
+FORKS = """
+import os, time
+print("here", flush=True)
+while True:
+    if os.fork() == 0:
+        time.sleep(0.2)
+        os._exit(0)
+    time.sleep(0.01)
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        pass
+"""
+
+
+def here(node: Node, run: str) -> None:
+    """Every rank is past its imports and handlers."""
+    eventually(lambda: sum(one["text"] == "here" for one in node.lines(run)) == 2, "the ranks are there")
+
+
+def nothing_left(node: Node, run: str) -> None:
+    """Right now, as /proc has it: the ranks' scripts are named after the run, so the name finds every one of them."""
+    left = {pid: words for pid, words in processes_of(run).items() if "ddpctl-guardian" not in words}
+    assert left == {}
+
+
+def noted(node: Node, run: str) -> bool:
+    """Whether the record of the process tree holds every process that there is."""
+    try:
+        known = {pid for pid, _ in json.loads((node.folder(run) / "processes.json").read_text())["tree"]}
+    except FileNotFoundError:
+        return False
+    return {pid for pid, words in processes_of(run).items() if "ddpctl-guardian" not in words} <= known
+
+
+def watchers_end(node: Node, run: str) -> None:
+    eventually(lambda: not processes_of(run), "guardian and supervisor end")

@@ -1,0 +1,144 @@
+"""Guardian, supervisor or launcher is killed: the job's processes do not stay, and no stranger is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.worker.node import Node, eventually
+from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, here, noted, nothing_left, watchers_end
+
+
+@pytest.mark.parametrize("script", [SLEEP, RUNAWAYS, STUBBORN], ids=["plain", "runaways", "stubborn"])
+def test_supervisor_killed_guardian_cleans_up(node: Node, script: str) -> None:
+    run = node.start(script, node.record(timeouts={"start": 60, "stop": 1, "silence": None}))
+    here(node, run)
+    os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+    status = node.wait_state(run)
+    nothing_left(node, run)
+    assert status["state"] == "lost"
+    assert status["cause"]["reason"] == "supervisor_lost"
+    watchers_end(node, run)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.03, 0.08, 0.15])
+def test_supervisor_killed_at_launch(node: Node, pause: float) -> None:
+    for _ in range(2):
+        run = node.start(SLEEP, node.record(nproc=4, ranks=[0, 1, 2, 3], timeouts={"stop": 1}))
+        time.sleep(pause)
+        os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+        assert node.wait_state(run)["state"] == "lost"
+        watchers_end(node, run)
+        nothing_left(node, run)
+
+
+def test_guardian_killed_the_job_goes_on_and_can_be_stopped(node: Node) -> None:
+    run = node.start(RUNAWAYS)
+    here(node, run)
+    os.kill(node.pid(run, "guardian"), signal.SIGKILL)
+    time.sleep(0.5)
+    assert node.status(run)["state"] == "running"
+    node.call("stop", run=run, grace=2)
+    nothing_left(node, run)
+    watchers_end(node, run)
+
+
+def test_guardian_then_supervisor_killed_the_deputy_cleans_up(node: Node) -> None:
+    run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
+    here(node, run)
+    os.kill(node.pid(run, "guardian"), signal.SIGKILL)
+    time.sleep(2.5)  # the deputy looks once a second
+    os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+    status = node.wait_state(run)
+    assert status["cause"]["reason"] == "supervisor_lost"
+    nothing_left(node, run)
+
+
+@pytest.mark.parametrize("script", [SLEEP, STUBBORN, RUNAWAYS], ids=["plain", "stubborn", "runaways"])
+def test_both_killed_at_once_a_stop_still_ends_everything(node: Node, script: str) -> None:
+    run = node.start(script)
+    here(node, run)
+    # The last look at the tree is at most a few seconds old; it is what finds those with an empty environment.
+    eventually(lambda: noted(node, run), "the tree is noted")
+    pids = [node.pid(run, "guardian"), node.pid(run, "supervisor")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    answer = node.call("stop", run=run, grace=1, by="bob")
+    assert answer["survivors"] == []
+    assert answer["status"]["state"] in ("killed", "lost")
+    nothing_left(node, run)
+
+
+def test_both_killed_and_nothing_left_is_lost(node: Node) -> None:
+    run = node.start(SLEEP)
+    here(node, run)
+    pids = [node.pid(run, "guardian"), node.pid(run, "supervisor")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    # The kernel's death signal makes the launcher end its ranks.
+    status = node.wait_state(run)
+    assert (status["state"], status["cause"]["reason"]) == ("lost", "supervisor_lost")
+    nothing_left(node, run)
+    assert node.status(run)["state"] == "lost"
+
+
+def test_launcher_killed_ranks_do_not_stay(node: Node) -> None:
+    run = node.start(RUNAWAYS)
+    here(node, run)
+    os.kill(node.pid(run, "launcher"), signal.SIGKILL)
+    status = node.wait_state(run)
+    assert status["state"] == "failed"
+    assert status["exit_code"] == -9
+    assert status["cause"]["signal"] == "SIGKILL"
+    nothing_left(node, run)
+
+
+def test_leftovers_of_a_successful_job_are_ended(node: Node) -> None:
+    run = node.start(RUNAWAYS.replace("time.sleep(300)\n", ""))
+    assert node.wait_state(run)["state"] == "succeeded"
+    nothing_left(node, run)
+
+
+def test_a_supervisor_told_to_end_ends_the_job(node: Node) -> None:
+    """What a shutdown of the machine does first."""
+    run = node.start(SLEEP)
+    here(node, run)
+    os.kill(node.pid(run, "supervisor"), signal.SIGTERM)
+    status = node.wait_state(run)
+    assert (status["state"], status["cause"]["reason"], status["cause"]["signal"]) == ("failed", "signaled", "SIGTERM")
+    nothing_left(node, run)
+
+
+def test_a_hangup_does_nothing(node: Node) -> None:
+    run = node.start(SLEEP)
+    here(node, run)
+    for who in ("guardian", "supervisor"):
+        os.kill(node.pid(run, who), signal.SIGHUP)
+    time.sleep(0.3)
+    assert node.status(run)["state"] == "running"
+
+
+def test_strangers_are_never_touched(node: Node, tmp_path: Path) -> None:
+    """A process beside the job, of the same user, with the same words in its command line but not the cookie."""
+    record = node.record()
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", f"import time; time.sleep(300)  # {record['run']}"], env={"DDPCTL_COOKIE": "another"}
+    )
+    try:
+        run = node.start(SLEEP, record)
+        here(node, run)
+        node.call("stop", run=run, grace=2)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
