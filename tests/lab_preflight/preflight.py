@@ -1,7 +1,10 @@
-"""A preflight of a lab, as the command runs it, and what it found, in a form that a test compares."""
+"""A preflight of a lab by the installed command, and what it found, in a form that a test compares."""
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ddpctl import files
@@ -10,6 +13,7 @@ from ddpctl.spec.preflight import PreflightReport
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.transport.fleet import open_fleet
 from tests.lab import Host, Lab
+from tests.lab.command import Ddpctl
 
 PORT = 29500
 RANGE = "32768-60999"
@@ -17,20 +21,37 @@ NETWORK = ("ssh", "port", "fabric", "mesh")  # the subjects that these tests are
 JOB = {"train": {"script": "train.py", "code": None, "master_port": PORT}}
 
 
-def preflight(
-    lab: Lab,
-    *,
-    only: tuple[str, ...] = NETWORK,
-    options: Options | None = None,
-    hosts: dict[str, dict[str, Any]] | None = None,
-    **keys: Any,
+@dataclass(frozen=True)
+class Seen:
+    """What the installed command told its user."""
+
+    findings: tuple[Finding, ...]
+    exit_code: int
+
+
+def preflight(lab: Lab, *, only: tuple[str, ...] = NETWORK, deep: bool = False, **keys: Any) -> Seen:
+    """`ddpctl preflight` of all hosts, for a job with a fixed master port unless ``jobs`` says something else.
+
+    ``hosts``: inventory keys of single hosts; other keys are those of the inventory.
+    """
+    words = ["preflight", str(_inventory(lab, **keys)), "--json"]
+    words += ["--only", ",".join(only)] if only else []
+    words += ["--deep"] if deep else []
+    folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=lab.folder))
+    done = Ddpctl(folder)(*words, home=lab.home("preflight"), timeout=180)
+    assert done.stdout, done.stderr
+    document = done.json()
+    assert document["ok"] == (done.rc == 0)
+    return Seen(
+        tuple(Finding(**{**one, "severity": Severity(one["severity"])}) for one in document["findings"]), done.rc
+    )
+
+
+def measured(
+    lab: Lab, *, only: tuple[str, ...] = NETWORK, options: Options | None = None, **keys: Any
 ) -> PreflightReport:
-    """Preflight of all hosts for a job with a fixed master port. ``hosts``: inventory keys of single hosts."""
-    path = lab.folder / "inventory.yaml"
-    ssh = {"ssh_config": str(lab.ssh_config), "known_hosts": str(lab.known_hosts)}
-    entries = [{"name": h.name, "address": h.address, **(hosts or {}).get(h.name, {})} for h in lab]
-    lab.inventory(path, **ssh, **{"hosts": entries, "jobs": JOB, **keys})
-    inventory = files.load_inventory(path)
+    """The same in this process: with what a plan takes from it, and with options that only the code has."""
+    inventory = files.load_inventory(_inventory(lab, **keys))
     job = next(iter(inventory.jobs.values()), None)
     fleet = open_fleet(inventory)
     try:
@@ -40,7 +61,13 @@ def preflight(
         fleet.close()
 
 
-def trouble(report: PreflightReport) -> list[Finding]:
+def _inventory(lab: Lab, hosts: dict[str, dict[str, Any]] | None = None, **keys: Any) -> Path:
+    ssh = {"ssh_config": str(lab.ssh_config), "known_hosts": str(lab.known_hosts)}
+    entries = [{"name": h.name, "address": h.address, **(hosts or {}).get(h.name, {})} for h in lab]
+    return lab.inventory(lab.folder / "inventory.yaml", **ssh, **{"hosts": entries, "jobs": JOB, **keys})
+
+
+def trouble(report: Seen | PreflightReport) -> list[Finding]:
     """Whatever is not fine."""
     return [finding for finding in report.findings if finding.severity in (Severity.ERROR, Severity.WARNING)]
 
@@ -55,5 +82,5 @@ def run_fix(finding: Finding, host: Host) -> None:
     host.run(finding.fix)
 
 
-def infos(report: PreflightReport) -> list[Finding]:
+def infos(report: Seen | PreflightReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity is Severity.INFO]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddpctl.spec.finding import Severity
 from tests.lab import Lab
-from tests.lab.command import Ddpctl
+from tests.lab.command import PATH, PROGRAM, Ddpctl
 from tests.lab_preflight.preflight import infos, preflight, trouble, where
 
 RUNS = 10
@@ -19,18 +18,7 @@ CROWD = 500
 CROWD_S = 30
 QUIET = {"fabric.address", "mesh.ports"}
 
-# Runs in a network namespace of its own, in which every address of 127/8 is a host. Prints what was found, as JSON.
-PROGRAM = """
-import json, sys, time
-from ddpctl import files
-from ddpctl.stages.preflight import run_preflight
-from ddpctl.transport.fleet import open_fleet
-inventory = files.load_inventory(sys.argv[1])
-fleet = open_fleet(inventory)
-report = run_preflight(inventory, inventory.hosts, None, fleet, lambda event: None)
-fleet.close()
-print(json.dumps({"exit": report.exit_code, **report.to_json()}))
-"""
+# A network of its own, in which every address of 127/8 is a host.
 NAMESPACE = """
 ip link set lo up
 if [ "$1" = drop ]; then
@@ -92,11 +80,23 @@ def test_crowd_that_cannot_be_reached(tmp_path: Path, way: str) -> None:
     inventory = tmp_path / "inventory.yaml"
     keys = {"ssh_config": str(tmp_path / "config"), "known_hosts": str(tmp_path / "known_hosts")}
     inventory.write_text(json.dumps({"cluster": "crowd", "hosts": hosts, **keys}))
-    command = ["unshare", "--net", "bash", "-c", NAMESPACE, "bash", way, sys.executable, "-c", PROGRAM, str(inventory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CROWD_S, check=True)
-    report = json.loads(done.stdout)
-    assert report["exit"] == 4
-    (finding,) = report["findings"]
+    command = [
+        "unshare",
+        "--net",
+        "bash",
+        "-c",
+        NAMESPACE,
+        "bash",
+        way,
+        str(PROGRAM),
+        "preflight",
+        str(inventory),
+        "--json",
+    ]
+    env = {"PATH": PATH, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CROWD_S, check=False, env=env)
+    assert done.returncode == 4, done.stderr
+    (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["check"], finding["severity"], finding["host"]) == ("ssh.connect", "error", None)
     assert finding["message"].startswith(f"{CROWD} hosts alike, n0: ")
     assert finding["evidence"]["hosts"] == [host["name"] for host in hosts]

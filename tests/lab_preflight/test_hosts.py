@@ -10,7 +10,7 @@ import pytest
 
 from ddpctl.spec.finding import Finding
 from tests.lab import Host, Lab
-from tests.lab_preflight.preflight import PORT, infos, preflight, trouble, where
+from tests.lab_preflight.preflight import PORT, infos, measured, preflight, trouble, where
 
 # All subjects but the network's own, which test_ports and test_links are about.
 HOSTS = ("ssh", "host", "login", "env", "python", "torch", "gpu", "ib", "job", "port")
@@ -187,7 +187,7 @@ def test_how_a_script_on_the_nodes_wants_its_local_rank(lab3: Lab) -> None:
     text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', type=int)\n"
     for host in lab3:
         host.write("/root/train.py", text)
-    report = preflight(lab3, only=("job",), jobs=TRAIN)
+    report = measured(lab3, only=("job",), jobs=TRAIN)
     assert where(trouble(report)) == []
     assert [finding.check for finding in infos(report)] == ["job.script"]
     assert {report.facts.node(host.name).local_rank_arg for host in lab3} == {"--local_rank"}

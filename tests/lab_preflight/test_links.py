@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import MakeLab
 from tests.lab import Lab
-from tests.lab_preflight.preflight import infos, preflight, run_fix, trouble, where
+from tests.lab_preflight.preflight import infos, measured, preflight, run_fix, trouble, where
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_fabric_address_of_another_host(lab3: Lab) -> None:
 
 
 def test_fabric_address_by_name(lab3: Lab) -> None:
-    report = preflight(lab3, hosts={"node1": {"fabric_address": "node1"}})
+    report = measured(lab3, hosts={"node1": {"fabric_address": "node1"}})
     assert where(trouble(report)) == []
     assert report.fabric["node1"].address == lab3[1].address
     (found,) = trouble(preflight(lab3, hosts={"node1": {"fabric_address": "nosuchname"}}))
@@ -123,7 +123,7 @@ def test_addresses_found_on_a_second_network(fabric_lab: Lab) -> None:
     """SSH comes in by eth0, and the nodes keep each other out there."""
     for host in fabric_lab:
         host.firewall(*(f'iifname "eth0" ip saddr {peer.address} drop' for peer in fabric_lab if peer is not host))
-    report = preflight(fabric_lab)
+    report = measured(fabric_lab)
     assert where(trouble(report)) == []
     assert {host: entry.interface for host, entry in report.fabric.items()} == dict.fromkeys(
         ("node0", "node1", "node2"), "eth1"

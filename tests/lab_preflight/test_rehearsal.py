@@ -10,12 +10,12 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.stages.preflight import Options
 from tests.lab import Lab
-from tests.lab_preflight.preflight import preflight, trouble, where
+from tests.lab_preflight.preflight import Seen, measured, preflight, trouble, where
 
 ONLY = ("ssh", "fabric", "mesh", "deep")
 
 
-def rehearsal(report: PreflightReport) -> list[Finding]:
+def rehearsal(report: Seen | PreflightReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.check == "deep.rehearsal"]
 
 
@@ -31,7 +31,7 @@ def leftovers(lab: Lab) -> list[str]:
 
 @pytest.mark.torch
 def test_all_ranks_get_through(lab3: Lab, python213: str) -> None:
-    report = preflight(lab3, options=Options(only=ONLY, deep=True), defaults={"python": python213, "slots": 2}, jobs={})
+    report = preflight(lab3, only=ONLY, deep=True, defaults={"python": python213, "slots": 2}, jobs={})
     assert where(trouble(report)) == []
     (found,) = rehearsal(report)
     assert found.severity is Severity.OK
@@ -45,7 +45,7 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
     job = {"train": {"script": "train.py", "code": None}}
     hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
-    report = preflight(
+    report = measured(
         lab3, options=Options(only=ONLY, deep=True, deep_s=30), defaults={"python": python213}, hosts=hosts, jobs=job
     )
     found = rehearsal(report)
@@ -56,6 +56,6 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
 
 def test_errors_before_it_spare_the_rehearsal(lab3: Lab) -> None:
     lab3[0].drop(port=29500)
-    (found,) = rehearsal(preflight(lab3, options=Options(only=ONLY, deep=True)))
+    (found,) = rehearsal(preflight(lab3, only=ONLY, deep=True))
     assert found.severity is Severity.SKIPPED
     assert "mesh.ports" in found.message
