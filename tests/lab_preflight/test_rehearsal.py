@@ -45,8 +45,9 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
     job = {"train": {"script": "train.py", "code": None}}
     hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
+    # The others wait 30 s for it; before that they have torch to import, on a machine that may be busy.
     report = measured(
-        lab3, options=Options(only=ONLY, deep=True, deep_s=30), defaults={"python": python213}, hosts=hosts, jobs=job
+        lab3, options=Options(only=ONLY, deep=True, deep_s=75), defaults={"python": python213}, hosts=hosts, jobs=job
     )
     found = rehearsal(report)
     assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
