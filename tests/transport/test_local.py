@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,28 @@ def test_cancel_ends_the_worker(local: LocalTransport) -> None:
         local.call("echo", {"frames": 99, "every": 1}, timeout=None, cancel=lambda: time.monotonic() - begun > 0.3)
     assert time.monotonic() - begun < 4
     assert workers() == []
+
+
+def test_until_brings_the_result_at_once(local: LocalTransport) -> None:
+    enough, frames = threading.Event(), list[Frame]()
+
+    def count(frame: Frame) -> None:
+        frames.append(frame)
+        if len(frames) == 3:
+            enough.set()
+
+    result = local.call("echo", {"frames": 600, "every": 0.2}, on_frame=count, until=enough)
+    assert 3 <= result["sent"] < 10
+    assert workers() == []
+
+
+def test_until_that_never_comes_leaves_no_thread(local: LocalTransport) -> None:
+    before = threading.active_count()
+    assert local.call("echo", {"frames": 1}, until=threading.Event())["sent"] == 1
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:

@@ -133,6 +133,12 @@ def test_cancel(lab3: Lab, node0: Transport) -> None:
     assert node0.call("echo", {"text": 1})["text"] == 1  # the connection lives on
 
 
+def test_until_brings_the_result(node0: Transport) -> None:
+    enough = threading.Event()
+    result = node0.call("echo", {"frames": 600, "every": 0.2}, on_frame=lambda frame: enough.set(), until=enough)
+    assert 1 <= result["sent"] < 20
+
+
 def test_a_quiet_stream_is_not_a_dead_link(node0: Transport) -> None:
     assert node0.call("echo", {"frames": 1, "every": 18}, timeout=None)["sent"] == 1
 

@@ -31,6 +31,10 @@ class Link:
         self.closed = threading.Event()
         self.login_umask = 0o022  # what the login had before the worker chose its own
 
+    def fileno(self) -> int:
+        """What ``select`` finds readable once ``closed`` is about to be set, for a verb that waits for other things."""
+        return self._in
+
     def send(self, data: Dict[str, Any], raw: bytes = b"") -> None:
         """One frame. A reader that is gone ends the stream (``closed``), it never raises into a verb."""
         if raw:

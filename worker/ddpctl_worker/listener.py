@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -81,9 +82,13 @@ class Listener:
         for sock in self._listening:
             self._selector.register(sock, selectors.EVENT_READ)
 
-    def serve(self, ended: Callable[[], bool], seconds: float) -> None:
-        """Until ``ended()`` or ``seconds`` have passed; every socket is closed then."""
+    def serve(self, ended: Callable[[], bool], seconds: float, wake: Optional[int] = None) -> None:
+        """Until ``ended()`` or ``seconds`` have passed; every socket is closed then. ``ended`` is looked at ten times a
+        second, and at once when the descriptor ``wake`` can be read."""
         until = time.monotonic() + seconds
+        if wake is not None:
+            with contextlib.suppress(OSError):  # a regular file cannot be waited for
+                self._selector.register(wake, selectors.EVENT_READ)
         try:
             while not ended() and time.monotonic() < until:
                 for key, events in self._selector.select(_TICK_S):

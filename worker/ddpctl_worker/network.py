@@ -71,7 +71,7 @@ def listen(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     server = Listener(key, str(request["host"]), sockets + samples)
     link.send({"listening": listening, "samples": sampled, "taken": taken, "range": list(port_range())})
     seconds = min(float(request.get("seconds", 120.0)), MAX_LISTEN_S)
-    server.serve(link.closed.is_set, seconds)
+    server.serve(link.closed.is_set, seconds, link.fileno())
     return {"accepted": server.accepted}
 
 

@@ -142,7 +142,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
             "seconds": LISTEN_S,
         }
         try:
-            transport.call("listen", request, on_frame=on_frame, timeout=None, cancel=ended.is_set)
+            transport.call("listen", request, on_frame=on_frame, timeout=None, until=ended)
         except DdpctlError as error:
             if not ended.is_set():
                 with changed:

@@ -8,6 +8,7 @@ Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``, ``dry.DryTransp
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -67,6 +68,7 @@ class Transport(Protocol):
         on_frame: OnFrame | None = None,
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
+        until: threading.Event | None = None,
     ) -> dict[str, Any]:
         """One verb of the worker on the host; returns its result object.
 
@@ -74,6 +76,8 @@ class Transport(Protocol):
         message before the result, in order, on the calling thread. ``timeout`` (seconds) bounds the whole call; None
         for a stream, which is still given up as LinkLost when 15 s pass without a byte (the worker sends a heartbeat
         every 4 s). ``cancel`` is polled at least four times a second; True closes the channel and raises Interrupted.
+        ``until``: once it is set the worker's stdin ends, which is how a verb without an end of its own (``listen``) is
+        told to come to its result; not together with ``body``.
 
         Raises:
             ConnectError: as above. RemoteError: the worker's own error. PythonMissing: no interpreter.

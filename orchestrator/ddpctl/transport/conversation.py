@@ -92,6 +92,26 @@ class Sender(threading.Thread):
         self.join(4 * POLL_S)
 
 
+class Ender(threading.Thread):
+    """Ends the command's input once ``until`` is set."""
+
+    def __init__(self, pipe: Pipe, until: threading.Event) -> None:
+        super().__init__(name="ddpctl-ender", daemon=True)
+        self._pipe, self._until = pipe, until
+        self._over = False
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        while not self._until.wait(POLL_S):
+            if self._over:
+                return
+        self._pipe.end_input()
+
+    def stop(self) -> None:
+        """The command has ended by itself."""
+        self._over = True
+
+
 class Call:
     """One verb of the worker over ``pipe``, whose command has just been started."""
 
@@ -105,6 +125,7 @@ class Call:
         package: Payload,
         request: Mapping[str, Any],
         body: Iterable[bytes] | None,
+        until: threading.Event | None,
         on_frame: OnFrame,
     ) -> dict[str, Any]:
         """Header, banner, package where it is missing, request, frames; returns the result."""
@@ -120,7 +141,11 @@ class Call:
         if word == bootstrap.FAIL:
             return self._result(rest, on_frame, None)
         self._write(json.dumps(request).encode("ascii") + b"\n")
-        sender = Sender(self._pipe, body, self._watch) if body is not None else None
+        sender: Sender | Ender | None = None
+        if body is not None:
+            sender = Sender(self._pipe, body, self._watch)
+        elif until is not None:
+            sender = Ender(self._pipe, until)
         if sender:
             sender.start()
         try:
@@ -164,7 +189,7 @@ class Call:
                     hint="check the account's profile (~/.bashrc) and the disk its home is on",
                 )
 
-    def _result(self, data: bytes | None, on_frame: OnFrame, sender: Sender | None) -> dict[str, Any]:
+    def _result(self, data: bytes | None, on_frame: OnFrame, sender: Sender | Ender | None) -> dict[str, Any]:
         while True:
             for frame in self._frames.feed(data) if data else ():
                 if "ok" in frame.data:
@@ -201,12 +226,13 @@ def call(
     args: Mapping[str, Any] | None,
     body: Iterable[bytes] | None,
     on_frame: OnFrame | None,
+    until: threading.Event | None,
     watch: Watch,
 ) -> dict[str, Any]:
     """``Transport.call`` over a pipe; the pipe is closed at the end, however it ends."""
     request = {**(args or {}), "verb": verb, "host": host, "base_dir": base_dir}
     try:
-        return Call(pipe, python, watch).converse(base_dir, package, request, body, on_frame or ignore)
+        return Call(pipe, python, watch).converse(base_dir, package, request, body, until, on_frame or ignore)
     except DdpctlError as error:
         pipe.close(lost=isinstance(error, LinkLost))
         raise at(host, error) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,7 @@ class DryTransport:
         on_frame: OnFrame | None = None,
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
+        until: threading.Event | None = None,
     ) -> dict[str, Any]:
         self.prepare()
         asked = Asked(self._host, verb, dict(args or {}), b"".join(body or ()))

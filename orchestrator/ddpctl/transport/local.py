@@ -167,6 +167,7 @@ class LocalTransport:
         on_frame: OnFrame | None = None,
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
+        until: threading.Event | None = None,
     ) -> dict[str, Any]:
         host = self._host
         python = str(Path(host.python).expanduser()) if host.python.startswith("~") else host.python
@@ -186,6 +187,7 @@ class LocalTransport:
                 args=args,
                 body=body,
                 on_frame=on_frame,
+                until=until,
                 watch=watch,
             )
         finally:

@@ -221,6 +221,7 @@ class SSHTransport:
         on_frame: OnFrame | None = None,
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
+        until: threading.Event | None = None,
     ) -> dict[str, Any]:
         pipe = self._start(self._line, CHANNEL_S if timeout is None else timeout)
         return conversation.call(
@@ -233,6 +234,7 @@ class SSHTransport:
             args=args,
             body=body,
             on_frame=on_frame,
+            until=until,
             watch=conversation.Watch(f"`{verb}`", timeout, cancel),
         )
 
