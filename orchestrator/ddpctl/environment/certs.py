@@ -5,11 +5,6 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, field
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 
 @dataclass(frozen=True)
 class Credentials:
@@ -24,6 +19,12 @@ def new_credentials() -> Credentials:
 
     It is valid at any time: it dies with the run, and a node whose clock is wrong must not be shut out.
     """
+    # Here, for most commands never make one: these imports are a twentieth of the start of every command.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl spread")])
     certificate = (

@@ -13,7 +13,7 @@ from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, Shell
 from ddpctl.transport import bootstrap
 from ddpctl.transport.base import OnFrame, Result
 from ddpctl.transport.frames import FrameReader
-from ddpctl.transport.limits import BANNER_S, OUTPUT_BYTES, POLL_S
+from ddpctl.transport.limits import BANNER_S, OUTPUT_BYTES, PATIENT_S, POLL_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
 from ddpctl_worker.contract import LINK_DEAD_S
@@ -52,8 +52,12 @@ class Watch:
     @property
     def step(self) -> float:
         """How long to wait for bytes before the next ``check``."""
-        left = POLL_S if self._end is None else self._end - time.monotonic()
-        return min(POLL_S, max(left, 0.001))
+        longest = PATIENT_S if self._cancel is None else POLL_S
+        return longest if self._end is None else min(longest, max(self._end - time.monotonic(), 0.001))
+
+    def step_beside(self, sender: object | None) -> float:
+        """The same while a body may be on its way, whose end or error is looked for."""
+        return self.step if sender is None else min(self.step, POLL_S)
 
 
 class Sender(threading.Thread):
@@ -99,10 +103,9 @@ class Ender(threading.Thread):
         super().__init__(name="ddpctl-ender", daemon=True)
         self._pipe, self._until = pipe, until
         self._over = False
-        self.error: Exception | None = None
 
     def run(self) -> None:
-        while not self._until.wait(POLL_S):
+        while not self._until.wait(PATIENT_S):
             if self._over:
                 return
         self._pipe.end_input()
@@ -141,18 +144,16 @@ class Call:
         if word == bootstrap.FAIL:
             return self._result(rest, on_frame, None)
         self._write(json.dumps(request).encode("ascii") + b"\n")
-        sender: Sender | Ender | None = None
-        if body is not None:
-            sender = Sender(self._pipe, body, self._watch)
-        elif until is not None:
-            sender = Ender(self._pipe, until)
-        if sender:
-            sender.start()
+        sender = Sender(self._pipe, body, self._watch) if body is not None else None
+        ender = Ender(self._pipe, until) if until is not None else None
+        beside = [thread for thread in (sender, ender) if thread is not None]
+        for thread in beside:
+            thread.start()
         try:
             return self._result(rest, on_frame, sender)
         finally:
-            if sender:
-                sender.stop()
+            for thread in beside:
+                thread.stop()
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -189,7 +190,7 @@ class Call:
                     hint="check the account's profile (~/.bashrc) and the disk its home is on",
                 )
 
-    def _result(self, data: bytes | None, on_frame: OnFrame, sender: Sender | Ender | None) -> dict[str, Any]:
+    def _result(self, data: bytes | None, on_frame: OnFrame, sender: Sender | None) -> dict[str, Any]:
         while True:
             for frame in self._frames.feed(data) if data else ():
                 if "ok" in frame.data:
@@ -199,7 +200,7 @@ class Call:
             self._watch.check()
             if sender and sender.error and not isinstance(sender.error, DdpctlError):
                 raise sender.error
-            data = self._pipe.recv(self._watch.step)
+            data = self._pipe.recv(self._watch.step_beside(sender))
             if data:
                 self._watch.heard()
             elif data is not None:
@@ -257,7 +258,7 @@ def run(pipe: Pipe, *, host: str, stdin: bytes, watch: Watch) -> Result:
             if sender and not sender.is_alive():
                 sender = None  # a command need not read its stdin: an error here is none of ours
                 pipe.end_input()
-            data = pipe.recv(watch.step)
+            data = pipe.recv(watch.step_beside(sender))
             if data == b"":
                 return Result(pipe.exit_code(2.0), bytes(output), pipe.stderr())
             output += data or b""

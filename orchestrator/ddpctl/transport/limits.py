@@ -10,7 +10,8 @@ HANDSHAKE_S = 20.0  # key exchange
 AUTH_S = 20.0  # each key that is tried
 CHANNEL_S = 15.0  # opening a channel
 BANNER_S = 20.0  # from the command to the worker's banner: a cold interpreter on a slow disk fits in
-POLL_S = 0.25  # how often a waiting call looks at its deadlines and at ``cancel``
+POLL_S = 0.25  # how often a waiting call looks at ``cancel`` and at its body's sender
+PATIENT_S = 2.0  # how often one without either wakes up: whatever comes, and a link that ends, wakes it anyway
 CLOSE_S = 3.0  # closing all connections of a fleet
 
 USER_TIMEOUT_MS = 8_000  # unacknowledged bytes this old end a TCP connection

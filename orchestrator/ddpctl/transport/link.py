@@ -185,6 +185,7 @@ class ChannelPipe:
             self._channel.shutdown_write()
 
     def recv(self, timeout: float) -> bytes | None:
+        self._channel.settimeout(timeout)
         try:
             data = self._channel.recv(_READ)
         except TimeoutError:
