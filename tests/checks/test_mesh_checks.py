@@ -92,6 +92,18 @@ def test_stuck_launcher_is_told_from_those_that_wait_for_it() -> None:
     assert "ranks 2, 3 stuck" in found.message
 
 
+def test_launcher_that_lost_the_master_when_time_was_up_is_not_to_blame() -> None:
+    nothing: dict[str, Any] = {"ranks": {}, "tail": []}
+    stuck: dict[str, Any] = {"exit_code": None, "timed_out": True, **nothing}
+    (found,) = rehearsal(
+        n0={"expected": [0], "seconds": 60.0, "met": True, **stuck},
+        n1={"expected": [1], "seconds": 60.5, "met": False, **stuck},
+        n2={"expected": [2], "seconds": 60.1, "met": True, "exit_code": 1, "timed_out": False, **nothing},
+    )
+    assert found.host == "n1"
+    assert "never met" in found.message
+
+
 def test_launcher_that_ends_at_once_is_quoted() -> None:
     (found,) = rehearsal(
         n0={

@@ -8,11 +8,14 @@ import pytest
 
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages import rehearse
 from ddpctl.stages.preflight import Options
+from ddpctl.stages.rehearse import DEADLINE_S
 from tests.lab import Lab
 from tests.lab_preflight.preflight import Seen, measured, preflight, trouble, where
 
 ONLY = ("ssh", "fabric", "mesh", "deep")
+JOB = {"train": {"script": "train.py", "code": None}}
 
 
 def rehearsal(report: Seen | PreflightReport) -> list[Finding]:
@@ -41,17 +44,32 @@ def test_all_ranks_get_through(lab3: Lab, python213: str) -> None:
 
 @pytest.mark.torch
 def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
-    """Its interpreter starts, and its torch never comes up: nothing that a check of one host alone would ask."""
-    lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
-    job = {"train": {"script": "train.py", "code": None}}
+    """Its launcher starts it, and its interpreter never comes up: nothing that a check of one host alone would ask."""
+    lab3[1].write("/root/slow/sitecustomize.py", "import os, time\nif 'RANK' in os.environ:\n    time.sleep(3600)\n")
     hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
-    # The others wait 30 s for it; before that they have torch to import, on a machine that may be busy.
+    begun = time.monotonic()
+    report = preflight(lab3, only=ONLY, deep=True, defaults={"python": python213}, hosts=hosts, jobs=JOB)
+    assert time.monotonic() - begun < DEADLINE_S  # the others gave up after 30 s, which ended it here soon after
+    found = rehearsal(report)
+    assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
+    assert "2 ranks on node0,node2 waited for it" in found[0].message
+    assert "never met" not in found[0].message
+    assert report.exit_code == 3
+    assert leftovers(lab3) == []
+
+
+@pytest.mark.torch
+def test_launcher_that_is_stuck_is_named(lab3: Lab, python213: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' launchers wait for it, and start no rank that could give up: only the deadline ends this."""
+    monkeypatch.setattr(rehearse, "DEADLINE_S", 60.0)
+    lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
+    hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
     report = measured(
-        lab3, options=Options(only=ONLY, deep=True, deep_s=75), defaults={"python": python213}, hosts=hosts, jobs=job
+        lab3, options=Options(only=ONLY, deep=True), defaults={"python": python213}, hosts=hosts, jobs=JOB
     )
     found = rehearsal(report)
     assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
-    assert report.exit_code == 3
+    assert "never met the others" in found[0].message
     assert leftovers(lab3) == []
 
 

@@ -26,16 +26,18 @@ from ddpctl_worker.stopper import Stopper, reap, run_to_end
 
 MAX_S = 900.0
 GRACE_S = 3.0
+LOOK_S = 1.0  # how often the launcher's connections are looked at until there is one
 TAIL_LINES = 40
 _ENTERS = re.compile(r"rank (\d+): (\w+)\s*$")
 _STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
 
 
 def rehearse(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
-    """Run ``argv`` beside ``script`` (text, saved as ``name``) until it ends or ``deadline`` seconds are up.
+    """Run ``argv`` beside ``script`` (text, saved as ``name``) until it ends, ``deadline`` seconds are up, or the
+    orchestrator closes our stdin: the other nodes have ended.
 
     Returns {"exit_code" (None: it had to be stopped), "timed_out", "seconds", "ranks": {rank: {"phase", "report"}},
-    "tail": the last lines that were no report, "met": whether the launcher had a connection on ``port`` in the end,
+    "tail": the last lines that were no report, "met": whether the launcher ever had a connection on ``port``,
     "survivors"}.
     """
     folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
@@ -60,6 +62,7 @@ class _Rehearsal:
         self._buffer = b""
         self.ranks: Dict[str, Dict[str, Any]] = {}
         self.tail: List[str] = []
+        self.met = False
         for path in (self._paths.code, self._paths.output):
             os.mkdir(path, 0o700)
         with open(os.path.join(self._paths.code, name), "w", encoding="utf-8") as file:
@@ -73,16 +76,14 @@ class _Rehearsal:
         except OSError as error:
             raise WorkerError("spawn_failed", "%s: %s" % (self._request["argv"][0], error.strerror)) from None
         status = self._follow(child, started + self._deadline)
-        timed_out = status is None and not self._link.closed.is_set()
-        met = status is not None or self._met()
         stopper = self._stop(child.pid)
         return {
             "exit_code": status,
-            "timed_out": timed_out,
+            "timed_out": status is None,
             "seconds": round(time.monotonic() - started, 2),
             "ranks": self.ranks,
             "tail": self.tail[-TAIL_LINES:],
-            "met": met,
+            "met": self.met or status is not None,
             "survivors": stopper.survivors,
         }
 
@@ -102,9 +103,10 @@ class _Rehearsal:
         )
 
     def _follow(self, child: "subprocess.Popen[bytes]", until: float) -> Optional[int]:
-        """Read until the launcher ends; its exit code, or None when time is up or nobody waits for us any more."""
+        """Read until the launcher ends; its exit code, or None when time is up or we are told to end."""
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
+        look = time.monotonic() + LOOK_S
         while time.monotonic() < until and not self._link.closed.is_set():
             if select.select([child.stdout], [], [], 0.1)[0]:
                 data = child.stdout.read(1 << 16)
@@ -114,6 +116,10 @@ class _Rehearsal:
             if child.poll() is not None:
                 self._take(child.stdout.read() or b"")
                 return child.returncode
+            if not self.met and time.monotonic() >= look:
+                # Now and then, not in the end: when one node gives up, the others' connections are gone too.
+                self.met = self._connected()
+                look = time.monotonic() + LOOK_S
         return None
 
     def _take(self, data: bytes) -> None:
@@ -135,7 +141,7 @@ class _Rehearsal:
         elif line:
             self.tail = [*self.tail[-TAIL_LINES:], line[:500]]
 
-    def _met(self) -> bool:
+    def _connected(self) -> bool:
         """Whether a process of ours is connected to the master port, or listens on it."""
         own = processes.descendants([os.getpid()], processes.snapshot())
         inodes = {inode for pid in own for inode in _sockets(pid)}

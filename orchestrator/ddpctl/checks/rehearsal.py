@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.ranges import fold
 
 CHECK = "deep.rehearsal"
+AT_ONCE_S = 3.0  # the nodes begin and end within so much of each other
 # What the ranks of the other nodes say when one of them is missing: no cause, but its echo.
 _ECHOES = ("timed out", "timeout", "connection closed by peer", "connection reset", "broken pipe", "socket timeout")
 
@@ -93,12 +95,18 @@ def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, b
     failed = [rank for rank in ranks if not rank.ok]
     silent = [rank for rank in failed if rank.report is None]
     guilty = [rank for rank in failed if rank.error is not None and not rank.echo]
-    dead = [rank for rank in silent if told[rank.host].get("exit_code") not in (None, 0)]
+    given_up = min((float(answer["seconds"]) for answer in told.values() if answer.get("timed_out")), default=math.inf)
+    dead = [rank for rank in silent if _ended_by_itself(told[rank.host], given_up)]
     absent = [rank for rank in silent if not told[rank.host].get("met")]
     chosen = guilty or dead or (absent or silent or failed if blame else [])
     for host in dict.fromkeys(rank.host for rank in chosen):
         own = [rank for rank in chosen if rank.host == host]
         yield _finding(host, own, told[host], [rank for rank in failed if rank not in chosen])
+
+
+def _ended_by_itself(answer: Mapping[str, Any], given_up: float) -> bool:
+    """A launcher that ends about when another node gives up (seconds from the start) has only lost its connection."""
+    return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - AT_ONCE_S
 
 
 def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiting: Sequence[_Rank]) -> Finding:

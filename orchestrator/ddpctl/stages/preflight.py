@@ -31,7 +31,7 @@ from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.script import read_script
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
-from ddpctl.stages.rehearse import DEADLINE_S, run_rehearsal
+from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "preflight"
@@ -49,7 +49,6 @@ class Options:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     deep: bool = False
-    deep_s: float = DEADLINE_S  # the rehearsal's, seconds
     mesh: bool = True
     reuse: bool = False  # take the clean result of the last minute for the same question
 
@@ -134,7 +133,7 @@ def _measure(
         if reason:
             findings += (Finding(rehearsal.CHECK, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
-            told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc, deadline=options.deep_s)
+            told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc)
             findings += judge.verdicts((rehearsal.REHEARSAL,), replace(view, rehearsal=told))
     return PreflightReport(
         cluster=inventory.cluster,

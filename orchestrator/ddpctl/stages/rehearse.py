@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from ddpctl.transport.base import Fleet, Transport
 STAGE = "rehearsal"
 SCRIPT = "init_proc.py"
 PHASE_S = 30  # the longest wait in one phase
-DEADLINE_S = 120.0  # imports and all phases
+DEADLINE_S = 120.0  # imports and all phases, of the first node to end
+OTHERS_S = 20.0  # for the other nodes once one has ended: ranks get through together or not at all
 SLACK_S = 40.0  # connecting, and ending whatever is left
 
 
@@ -32,7 +34,6 @@ def run_rehearsal(
     tell: Tell,
     *,
     nproc: int | None = None,
-    deadline: float = DEADLINE_S,
 ) -> dict[str, dict[str, Any]]:
     """What each host told of it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
 
@@ -44,15 +45,27 @@ def run_rehearsal(
     tell(StageStarted(STAGE, len(plan.nodes)))
     done = 0
 
+    enough = threading.Event()
+    last_call = threading.Timer(OTHERS_S, enough.set)
+    last_call.daemon = True
+    first = threading.Semaphore()
+
     def rehearse(transport: Transport) -> dict[str, Any]:
         nonlocal done
-        request = _request(plan, plan.node(transport.host), script, deadline)
-        answer = transport.call("rehearse", request, timeout=deadline + SLACK_S)
+        request = _request(plan, plan.node(transport.host), script)
+        try:
+            answer = transport.call("rehearse", request, timeout=DEADLINE_S + SLACK_S, until=enough)
+        finally:
+            if first.acquire(blocking=False):
+                last_call.start()
         done += 1
         tell(Progress(STAGE, done, len(plan.nodes), transport.host))
         return answer
 
-    outcome = fleet.together(rehearse, plan.hosts)
+    try:
+        outcome = fleet.together(rehearse, plan.hosts)
+    finally:
+        last_call.cancel()
     tell(StageEnded(STAGE, outcome.ok))
     return {node.host: _told(node, outcome.results, outcome.errors) for node in plan.nodes}
 
@@ -73,7 +86,7 @@ def _plan(inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, fact
     return make_plan(inventory, JobSpec(**keys), list(hosts), identity, facts=facts, nproc=nproc)
 
 
-def _request(plan: Plan, node: NodePlan, script: str, deadline: float) -> dict[str, Any]:
+def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
     return {
         "argv": list(node.command.argv),
         "env": dict(node.command.env),
@@ -81,7 +94,7 @@ def _request(plan: Plan, node: NodePlan, script: str, deadline: float) -> dict[s
         "port": plan.master_port,
         "name": SCRIPT,
         "script": script,
-        "deadline": deadline,
+        "deadline": DEADLINE_S,
     }
 
 
