@@ -78,15 +78,20 @@ def _judge_folder(view: View) -> Iterable[Finding]:
                 fix=f"make it writable there, or set `base_dir:` of {host} to a folder that is",
                 evidence=fs,
             )
-        elif fs["noexec"] and view.want.managed:
-            yield Finding(
-                "host.base_dir",
-                Severity.ERROR,
-                f"{fs['path']} lies on {fs['mount']}, mounted noexec: an environment cannot run from there",
-                host,
-                fix=f"mount -o remount,exec {fs['mount']}, or set `base_dir:` of {host} to another disk",
-                evidence=fs,
-            )
+        elif fs["noexec"]:
+            yield _noexec(host, fs, managed=view.want.managed)
+
+
+def _noexec(host: str, fs: dict[str, Any], *, managed: bool) -> Finding:
+    harm = "an environment cannot run from there" if managed else "output there cannot be told apart by rank"
+    return Finding(
+        "host.base_dir",
+        Severity.ERROR if managed else Severity.INFO,
+        f"{fs['path']} lies on {fs['mount']}, mounted noexec: {harm}",
+        host,
+        fix=f"mount -o remount,exec {fs['mount']}, or set `base_dir:` of {host} to another disk",
+        evidence=fs,
+    )
 
 
 def _full(fs: dict[str, Any]) -> bool:
@@ -123,7 +128,8 @@ FOLDER = Check(
     _judge_folder,
     Doc(
         cause="The folder for ddpctl's files on the node (by default below the home folder) is read-only, belongs to "
-        "somebody else, is a symbolic link, or cannot hold programs (noexec) though an environment shall run from it.",
+        "somebody else, is a symbolic link, or cannot hold programs (noexec): an error where an environment shall run "
+        "from it; otherwise only the ranks' outputs are not told apart.",
         symptom="Read-only file system / Permission denied at the very first step",
         fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",
     ),
