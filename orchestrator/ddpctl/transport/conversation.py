@@ -13,7 +13,7 @@ from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, Shell
 from ddpctl.transport import bootstrap
 from ddpctl.transport.base import OnFrame, Result
 from ddpctl.transport.frames import FrameReader
-from ddpctl.transport.limits import BANNER_S, OUTPUT_BYTES, PATIENT_S, POLL_S
+from ddpctl.transport.limits import BANNER_S, ENDED_S, OUTPUT_BYTES, PATIENT_S, POLL_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
 from ddpctl_worker.contract import LINK_DEAD_S
@@ -21,6 +21,8 @@ from ddpctl_worker.contract import LINK_DEAD_S
 log = logging.getLogger(__name__)
 
 Cancel = Callable[[], bool]
+# Verbs after which a node shall be as if nothing had been there: the worker's own end is waited for too.
+_NOTHING_STAYS = frozenset({"stop", "rehearse"})
 
 
 class Watch:
@@ -233,7 +235,10 @@ def call(
     """``Transport.call`` over a pipe; the pipe is closed at the end, however it ends."""
     request = {**(args or {}), "verb": verb, "host": host, "base_dir": base_dir}
     try:
-        return Call(pipe, python, watch).converse(base_dir, package, request, body, until, on_frame or ignore)
+        result = Call(pipe, python, watch).converse(base_dir, package, request, body, until, on_frame or ignore)
+        if verb in _NOTHING_STAYS:
+            pipe.exit_code(ENDED_S)
+        return result
     except DdpctlError as error:
         pipe.close(lost=isinstance(error, LinkLost))
         raise at(host, error) from None
