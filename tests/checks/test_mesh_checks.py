@@ -83,6 +83,19 @@ def test_failure_is_blamed_on_who_failed_and_not_on_who_waited() -> None:
     assert "n0" in found.message
 
 
+def test_rank_whose_store_went_away_only_waited() -> None:
+    """The master's rank gave up first, and took the store with it."""
+    lost = "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server crash?"
+    ended: dict[str, Any] = {"seconds": 36.0, "exit_code": 1, "met": True, "tail": []}
+    (found,) = rehearsal(
+        n0={"expected": [0], "ranks": {"0": rank(0, error="DistStoreError: wait timeout after 30000ms")}, **ended},
+        n1={"expected": [1], "ranks": {}, "seconds": 56.0, "timed_out": True, "met": True, "tail": []},
+        n2={"expected": [2], "ranks": {"2": rank(2, error=lost)}, **ended},
+    )
+    assert found.host == "n1"
+    assert "2 ranks on n0,n2 waited" in found.message
+
+
 def test_stuck_launcher_is_told_from_those_that_wait_for_it() -> None:
     nothing: dict[str, Any] = {"ranks": {}, "seconds": 60.0, "exit_code": None, "timed_out": True, "tail": []}
     (found,) = rehearsal(

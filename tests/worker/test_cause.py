@@ -102,6 +102,7 @@ def test_a_full_disk(text: str) -> None:
         "RuntimeError: [../gloo/pair.cc:598] Connection reset by peer",
         "RuntimeError: Timed out waiting 12000ms for recv operation to complete",
         "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (h, 1).",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
         "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
     ],
 )

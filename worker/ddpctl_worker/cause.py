@@ -7,7 +7,7 @@ import re
 import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED
+from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED, VICTIM_WORDS
 from ddpctl_worker.lines import STDERR, STDOUT
 
 MAX_TRACEBACK = 16 << 10
@@ -30,15 +30,7 @@ _PREFIX = re.compile(
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
-# What a rank says whose peer went away: it is the victim, and the culprit is elsewhere (seen with gloo, NCCL).
-_VICTIM = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|"
-    r"remote process exited or there was a network error|NCCL Error 6|ncclRemoteError|"
-    r"Timed out waiting \d+ms for (?:recv|send)|Socket Timeout|"
-    r"failed to recv, got 0 bytes|Watchdog caught collective operation timeout|"
-    r"wait timeout after \d+ms|client socket has timed out|Timed out after \d+ seconds waiting for clients|"
-    r"connectFullMesh failed|RendezvousClosedError|The connection to the C10d store has failed"
-)
+_VICTIM = re.compile(VICTIM_WORDS, re.IGNORECASE)  # torch spells some of them now one way, now the other
 
 
 class Evidence(NamedTuple):

@@ -60,6 +60,18 @@ UNSAFE_PATH = "unsafe_path"
 NO_SPACE = "no_space"
 CORRUPT = "corrupt"
 
+# --- what ranks say --------------------------------------------------------------------------------------------------
+# A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,
+# whatever the case of its letters.
+VICTIM_WORDS = (
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection was likely closed|"
+    r"remote process exited or there was a network error|NCCL Error 6|ncclRemoteError|"
+    r"Timed out waiting \d+ms for (?:recv|send)|Socket Timeout|"
+    r"failed to recv, got 0 bytes|Watchdog caught collective operation timeout|"
+    r"wait timeout after \d+ms|client socket has timed out|Timed out after \d+ seconds waiting for clients|"
+    r"connectFullMesh failed|RendezvousClosedError|The connection to the C10d store has failed"
+)
+
 # --- environment of a job's process -----------------------------------------------------------------------------------
 ENV_JOB = "DDPCTL_JOB"
 ENV_RUN = "DDPCTL_RUN"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.ranges import fold
+from ddpctl_worker.contract import VICTIM_WORDS
 
 CHECK = "deep.rehearsal"
 AT_ONCE_S = 3.0  # the nodes begin and end within so much of each other
 # What the ranks of the other nodes say when one of them is missing: no cause, but its echo.
-_ECHOES = ("timed out", "timeout", "connection closed by peer", "connection reset", "broken pipe", "socket timeout")
+_ECHO = re.compile(VICTIM_WORDS + r"|timed out|timeout|connection reset", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class _Rank:
 
     @property
     def echo(self) -> bool:
-        return self.error is not None and any(words in self.error.lower() for words in _ECHOES)
+        return self.error is not None and bool(_ECHO.search(self.error))
 
 
 def _ask(target: Target, want: Want) -> Iterable[Question]:
