@@ -16,7 +16,7 @@ def _tidy(lab3: Lab) -> Iterator[None]:
     yield
     for host in lab3:
         host.run("ip route flush table main proto static; ip link del docker0", check=False)
-        host.run("ip link set dev eth0 mtu 1500")
+        host.run("ip link set dev eth0 mtu 1500 gso_max_segs 65535")
 
 
 @pytest.fixture(scope="module")
