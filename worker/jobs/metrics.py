@@ -10,7 +10,7 @@ ddpctl adds up what ends in ``_per_s`` and averages the rest.
 import json
 import os
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -33,19 +33,20 @@ class Meter:
 
     Call ``start`` where a stretch of training begins (so that evaluation and checkpoints do not count) and ``step``
     after each step of the optimizer. With a DDP model given, the line also says which share of the time a gradient
-    all-reduce was under way: sent, or waiting for another rank.
+    all-reduce was under way: sent, or waiting for another rank. ``tokens`` says how many each sample has; where it is
+    given, the line has tokens_per_s as well.
     """
 
-    def __init__(self, model: Optional[torch.nn.Module] = None) -> None:
-        self.steps = 0
+    def __init__(self, model: Optional[torch.nn.Module] = None, tokens: int = 0) -> None:
+        self.steps, self.tokens = 0, tokens
         self.communication = CommunicationTimer(model) if isinstance(model, DistributedDataParallel) else None
         self.start()
 
     def start(self) -> None:
         """Time counts from here."""
-        self._samples, self._since = 0, time.monotonic()
         if self.communication is not None:
             self.communication.take()
+        self._samples, self._since = 0, time.monotonic()
 
     def step(self, samples: int, **values: Any) -> None:
         """One step is done, with this many samples on this rank; ``values`` (loss ...) are read when a line is due.
@@ -62,12 +63,15 @@ class Meter:
 
     def write(self, **values: Any) -> None:
         """A line for the steps since the last one."""
-        numbers = {name: float(value) for name, value in values.items()}  # reading a tensor waits for the GPU
-        seconds = time.monotonic() - self._since
         if not self._samples:
             return
-        if self.communication is not None:
-            numbers["comm_share"] = min(1.0, self.communication.take() / seconds)
+        numbers = {name: float(value) for name, value in values.items()}  # reading a tensor waits for the GPU
+        communicated = self.communication.take() if self.communication is not None else None  # and so does this
+        seconds = time.monotonic() - self._since
+        if communicated is not None:
+            numbers["comm_share"] = min(1.0, communicated / seconds)
+        if self.tokens:
+            numbers["tokens_per_s"] = self._samples * self.tokens / seconds
         write_metrics(step=self.steps, samples_per_s=self._samples / seconds, **numbers)
         self.start()
 
@@ -80,37 +84,59 @@ class CommunicationTimer:
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        self._cuda = next(model.parameters()).device.type == "cuda"
-        self._spans: List[Tuple[Any, Any]] = []
-        model.register_comm_hook(None, self._reduce)
+        self._spans: List[Tuple[torch.device, Any, Any]] = []
+        model.register_comm_hook(model.process_group, self._reduce)
 
-    def _reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """What DDP does by itself (the average over all ranks), with a clock before and after."""
-        begun = self._now()
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    def _reduce(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """What DDP does by itself (the mean over its ranks), with a mark in time before and after.
+
+        DDP multiplies by 1 / world size, and so does this: dividing can give another last bit.
+        """
+        gradients = bucket.buffer().mul_(1.0 / dist.get_world_size(group))
+        # gloo works on the host, and its callbacks know no stream; NCCL's run with one that waits for the all-reduce.
+        clock = torch.device("cpu") if dist.get_backend(group) == "gloo" else gradients.device
+        begun = mark(clock)
+        work = dist.all_reduce(gradients, group=group, async_op=True)
 
         def done(future: torch.futures.Future[List[torch.Tensor]]) -> torch.Tensor:
-            self._spans.append((begun, self._now()))
+            # May run in a thread of gloo. The backward pass ends after it, so take() never meets one under way.
+            self._spans.append((clock, begun, mark(clock)))
             return future.value()[0]
 
         return work.get_future().then(done)
 
-    def _now(self) -> Any:
-        """A mark in time: on a GPU an event in the current stream, else seconds."""
-        if not self._cuda:
-            return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def take(self) -> float:
-        """Seconds since the last call during which a bucket was under way. Waits for the GPU."""
+        """Seconds since the last call during which a bucket was under way: of several GPUs the busiest one's.
+
+        Waits for the GPU. Not to be called during a backward pass.
+        """
         spans, self._spans = self._spans, []
-        if self._cuda and spans:
-            torch.cuda.synchronize()
-            origin = spans[0][0]
-            spans = [(origin.elapsed_time(begun) / 1e3, origin.elapsed_time(end) / 1e3) for begun, end in spans]
-        return union_s(spans)
+        by_clock: Dict[torch.device, List[Tuple[Any, Any]]] = {}  # events of two GPUs cannot be compared
+        for clock, begun, end in spans:
+            by_clock.setdefault(clock, []).append((begun, end))
+        return max((self._union_s(clock, marks) for clock, marks in by_clock.items()), default=0.0)
+
+    @staticmethod
+    def _union_s(clock: torch.device, marks: List[Tuple[Any, Any]]) -> float:
+        """Seconds that these pairs of marks cover, all of one clock."""
+        if clock.type == "cuda":
+            torch.cuda.synchronize(clock)
+        origin = marks[0][0]
+        return union_s([(seconds_between(origin, begun), seconds_between(origin, end)) for begun, end in marks])
+
+
+def mark(device: torch.device) -> Any:
+    """A mark in time, for ``seconds_between``: on a GPU an event in its current stream, else the host's clock."""
+    if device.type != "cuda":
+        return time.monotonic()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begun: Any, end: Any) -> float:
+    """Seconds from one mark to another of the same device; a GPU has to have passed both."""
+    return float(end - begun) if isinstance(begun, float) else float(begun.elapsed_time(end)) / 1e3
 
 
 def union_s(spans: List[Tuple[float, float]]) -> float:

@@ -1,0 +1,402 @@
+"""How fast do these ranks exchange data? Collectives over message sizes, as a table and as JSON lines.
+
+Small messages show the latency, large ones the bandwidth. With NCCL the data lies on the GPU, with gloo on the host.
+Rank 0 prints a row as soon as it is measured, and at the end one line of JSON for each:
+
+    {"op": "all_reduce", "bytes": 4096, "world_size": 4, "time_us": 81.3, "algbw_gb_s": 0.05, "busbw_gb_s": 0.075}
+
+``bytes`` is S, the size of the whole tensor: what a rank gets, and for reduce_scatter what it gives. It is rounded up
+until it divides among the ranks. ``time_us`` is the slowest rank's median. Bandwidths are in 10^9 bytes a second: algbw
+is S / time, busbw what the busiest link carries at the least / time. With one rank busbw is 0.
+
+``--pairs`` measures the network between nodes: all_reduce between each two of them, by the processes with local rank 0.
+In a round every node has one partner, so that no pair disturbs another; then all nodes measure together. Each pair, in
+the order of their ranks, and then the whole give one line of JSON:
+
+    {"pair": ["node0", "node1"], "ranks": [0, 2], "latency_us": 52.1, "bytes": 67108864, "time_us": 61234.0,
+     "busbw_gb_s": 1.096}
+    {"whole": true, "ranks": [0, 2, 4], "latency_us": ..., "bytes": ..., "time_us": ..., "busbw_gb_s": ...}
+
+``latency_us`` is the time of --min_bytes, the other three are of --max_bytes. A node's name is $DDPCTL_HOST, without it
+the host's. Other lines, which do not begin with ``{``, are for people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import common
+import metrics
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FACTOR = 4  # from one message size to the next
+FLOAT_BYTES = 4
+Line = Dict[str, Any]  # one of the JSON lines
+
+
+class Team(NamedTuple):
+    """The ranks that measure together, and this one's place among them."""
+
+    group: Any  # None: all ranks of the launch
+    rank: int
+    size: int
+    device: torch.device
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Bandwidth and latency of the collectives.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add, names = parser.add_argument, list(COLLECTIVES)
+    add("--collectives", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
+    add("--min_bytes", type=byte_count, default="8", metavar="SIZE", help="smallest message: 8, 4K, 1M ...")
+    add("--max_bytes", type=byte_count, default="64M", metavar="SIZE", help="largest message")
+    add("--iters", type=common.whole(1), default=20, metavar="N", help="timed runs of each; the median counts")
+    add("--warmup", type=common.whole(0), default=5, metavar="N", help="runs before those")
+    add("--pairs", action="store_true", help="all_reduce between each two nodes instead")
+    common.add_options(parser)
+    return parser.parse_args(argv)
+
+
+def byte_count(text: str) -> int:
+    """A number of bytes: 8, 4K, 64M or 2G, in powers of 1024."""
+    found = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper())
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: give bytes such as 8, 4K, 64M or 2G")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]
+
+
+def message_sizes(least: int, most: int, ranks: int) -> list[int]:
+    """From ``least`` by FACTOR to ``most``, which is always one of them, each rounded up by ``fit``."""
+    sizes = [most]
+    while least < most:
+        sizes.append(least)
+        least *= FACTOR
+    return sorted({fit(size, ranks) for size in sizes})
+
+
+def fit(size: int, ranks: int) -> int:
+    """This number of bytes, rounded up to whole floats for each rank."""
+    step = FLOAT_BYTES * max(1, ranks)
+    return -(-size // step) * step
+
+
+def all_reduce(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
+    """Every rank gets the sum of all."""
+    dist.all_reduce(whole, group=team.group)
+    return whole
+
+
+def parameter_server(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
+    """The same sum by way of one rank: it takes in every other rank's tensor and sends each of them the result.
+
+    Rank 0's link carries S for each other rank, in and out: n - 1 times S. In a ring no link carries more than 2 S.
+    """
+    if team.rank:
+        dist.send(whole, 0)
+        dist.recv(whole, 0)
+        return whole
+    for rank in range(1, team.size):
+        dist.recv(spare, rank)
+        whole.add_(spare)
+    for rank in range(1, team.size):
+        dist.send(whole, rank)
+    return whole
+
+
+def reduce_scatter(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
+    """Each rank gets one part of the sum: what a ring all_reduce does first."""
+    newer = getattr(dist, "reduce_scatter_single", None)  # the name since torch 2.13
+    (newer or dist.reduce_scatter_tensor)(part, whole, group=team.group)
+    return part
+
+
+def all_gather(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
+    """Every rank gets the parts of all: what a ring all_reduce does then."""
+    if dist.get_backend(team.group) == "gloo":
+        dist.all_gather(list(whole.chunk(team.size)), part, group=team.group)  # all that an old gloo has
+    else:
+        newer = getattr(dist, "all_gather_single", None)
+        (newer or dist.all_gather_into_tensor)(whole, part, group=team.group)
+    return whole
+
+
+def broadcast(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
+    """Every rank gets what rank 0 has."""
+    dist.broadcast(whole, 0, group=team.group)
+    return whole
+
+
+COLLECTIVES: Dict[str, Callable[[Team, Tensor, Tensor, Tensor], Tensor]] = {
+    collective.__name__: collective
+    for collective in (all_reduce, parameter_server, reduce_scatter, all_gather, broadcast)
+}
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """busbw / algbw: what the busiest link carries at least, as a multiple of S.
+
+    From doc/PERFORMANCE.md of NVIDIA/nccl-tests. ``parameter_server`` has the factor of all_reduce, so that the two can
+    be compared: both give every rank the sum. One rank has no link: 0.
+    """
+    if ranks == 1:
+        return 0.0
+    share = (ranks - 1) / ranks
+    return {"broadcast": 1.0, "reduce_scatter": share, "all_gather": share}.get(op, 2 * share)
+
+
+def bandwidths(op: str, size: int, ranks: int, seconds: float) -> tuple[float, float]:
+    """algbw and busbw in 10^9 bytes a second."""
+    rate = size / seconds / 1e9
+    return rate, rate * bus_factor(op, ranks)
+
+
+def value(rank: int, part: int) -> int:
+    """What a rank has in one part of its tensor. The sums are exact in float32 up to 3000 ranks."""
+    return rank + 1 + part
+
+
+def expected(op: str, rank: int, ranks: int) -> list[int]:
+    """The values, in equal parts, that a rank has to get."""
+    every = range(ranks)
+    if op == "broadcast":
+        return [value(0, part) for part in every]
+    if op == "all_gather":
+        return [value(part, part) for part in every]
+    total = [sum(value(other, part) for other in every) for part in every]
+    return [total[rank]] if op == "reduce_scatter" else total
+
+
+def measure(team: Team, op: str, size: int, args: argparse.Namespace) -> float:
+    """Seconds that a run takes on the slowest rank. The first run's result is checked.
+
+    Raises:
+        JobError: it is wrong on some rank; every rank raises this.
+    """
+    length = size // FLOAT_BYTES // team.size
+    values = [float(value(team.rank, part)) for part in range(team.size)]
+    whole = torch.tensor(values, device=team.device).repeat_interleave(length)
+    part, spare = whole.view(team.size, length)[team.rank].clone(), torch.empty_like(whole)
+
+    def run() -> Tensor:
+        return COLLECTIVES[op](team, whole, part, spare)
+
+    right = torch.tensor(expected(op, team.rank, team.size), dtype=torch.float32, device=team.device)
+    result = run()
+    wrong = not bool((result.view(len(right), -1) == right[:, None]).all())
+    for tensor in (whole, part):
+        tensor.zero_()  # the sum of zeros stays in range, run after run
+    seconds = median_s(run, args, team.device)
+    verdict = torch.tensor([seconds, dist.get_rank() + 1 if wrong else 0], dtype=torch.float64, device=team.device)
+    dist.all_reduce(verdict, dist.ReduceOp.MAX, group=team.group)
+    if verdict[1]:
+        reason = f"{op} of {size} bytes gave a wrong result on rank {int(verdict[1]) - 1}"
+        kind = common.JobError if wrong else common.Refused
+        raise kind(f"{reason}: run it again, and leave that rank's node out if it is wrong again")
+    return float(verdict[0])
+
+
+def median_s(run: Callable[[], Tensor], args: argparse.Namespace, device: torch.device) -> float:
+    """The median of this rank's runs, in seconds."""
+    for _ in range(args.warmup):
+        run()
+    marks = [metrics.mark(device)]
+    for _ in range(args.iters):
+        run()
+        marks.append(metrics.mark(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return statistics.median(map(metrics.seconds_between, marks, marks[1:]))
+
+
+def measure_all(team: Team, args: argparse.Namespace) -> Iterator[Line]:
+    """Every collective with every size, each as soon as it is measured.
+
+    Raises:
+        Refused: the backend has none of them.
+    """
+    ops = [op for op in dict.fromkeys(args.collectives) if op != "reduce_scatter" or has_reduce_scatter(team)]
+    if not ops:
+        raise common.Refused("no collective is left to measure: name others with --collectives")
+    for size in message_sizes(args.min_bytes, args.max_bytes, team.size):
+        for op in ops:
+            seconds = measure(team, op, size, args)
+            rate, bus = bandwidths(op, size, team.size, seconds)
+            line = {"op": op, "bytes": size, "world_size": team.size, "time_us": round(seconds * 1e6, 2)}
+            yield {**line, "algbw_gb_s": round(rate, 9), "busbw_gb_s": round(bus, 9)}
+
+
+def has_reduce_scatter(team: Team) -> bool:
+    """Whether this backend can do it: gloo learned it after torch 1.13."""
+    whole = torch.zeros(team.size, device=team.device)
+    try:
+        reduce_scatter(team, whole, whole[:1].clone(), whole)
+    except RuntimeError as error:
+        if "does not support" not in str(error):
+            raise
+        if team.rank == 0:
+            common.say(f"reduce_scatter is left out: {dist.get_backend()} of torch {torch.__version__} has none")
+        return False
+    return True
+
+
+def print_table(team: Team, lines: Iterator[Line]) -> None:
+    """A row for each line as it comes, then the latencies, then the lines themselves; on rank 0."""
+    if team.rank:
+        for _ in lines:
+            pass
+        return
+    common.say(f"{team.size} ranks, backend {dist.get_backend()}, float32 on {team.device.type}")
+    common.say(f"{'bytes':>12} {'collective':<16} {'time us':>12} {'algbw GB/s':>11} {'busbw GB/s':>11}")
+    done: List[Line] = []
+    for line in lines:
+        done.append(line)
+        numbers = f"{line['time_us']:>12.1f} {line['algbw_gb_s']:>11.4f} {line['busbw_gb_s']:>11.4f}"
+        common.say(f"{line['bytes']:>12} {line['op']:<16} {numbers}")
+    least = [line for line in done if line["bytes"] == done[0]["bytes"]]
+    common.say("latency: " + ", ".join(f"{line['op']} {line['time_us']:.1f} us" for line in least))
+    if team.size == 1:
+        common.say("one rank: nothing crosses a link; the times are those of the calls, and the bus bandwidth is 0")
+    for line in done:
+        common.say(json.dumps(line))
+
+
+def rounds(count: int) -> Iterator[List[Tuple[int, int]]]:
+    """Who meets whom: each two of 0 to count - 1 once, nobody twice in a round, in as few rounds as can be.
+
+    The circle method of tournaments: the first keeps its seat, all others move on by one after each round.
+    """
+    seats: List[int | None] = [*range(count), *([None] if count % 2 else [])]  # None: who sits opposite has no partner
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        opposite = zip(seats[:half], seats[::-1])  # noqa: B905  (Python 3.8; the second half goes unused)
+        yield [(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+
+
+def measure_pairs(place: common.Place, device: torch.device, args: argparse.Namespace) -> list[Line]:
+    """The JSON lines of every pair of nodes and of all nodes together, on rank 0; none on the other ranks.
+
+    Raises:
+        Refused: there is one node only.
+    """
+    # Ranks wait in gloo: an NCCL barrier keeps the GPU busy, and gloo notices at once that another rank is gone.
+    control = None
+    if dist.get_backend() != "gloo":
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=args.timeout))
+    here = os.environ.get("DDPCTL_HOST") or socket.gethostname()
+    places: list[Any] = [None] * place.world_size
+    dist.all_gather_object(places, (here, place.local_rank), group=control)
+    hosts = {rank: host for rank, (host, local_rank) in enumerate(places) if local_rank == 0}
+    if len(hosts) < 2:
+        raise common.Refused(f"--pairs measures between nodes, and {here} is the only one: start it on two or more")
+    net, nodes, pairs = Network(place.rank, hosts, device, control, args), list(hosts), []
+    for number, meetings in enumerate(rounds(len(nodes)), 1):
+        teams = [[nodes[a], nodes[b]] for a, b in meetings]
+        if place.rank == 0:
+            common.say(f"round {number}: {', '.join(net.names(team) for team in teams)}")
+        pairs += measure_together(net, teams)
+    whole = measure_together(net, [nodes])
+    gathered: list[Any] = [None] * place.world_size
+    dist.gather_object(pairs, gathered if place.rank == 0 else None, group=control)
+    if place.rank:
+        return []
+    lines = sorted((line for lines in gathered for line in lines), key=lambda line: line["ranks"])
+    tagged = [{"pair": [hosts[rank] for rank in line["ranks"]], **line} for line in lines]
+    return tagged + [{"whole": True, **line} for line in whole]
+
+
+class Network(NamedTuple):
+    """What the nodes measure with."""
+
+    rank: int  # of this process
+    hosts: dict[int, str]  # the nodes, by the rank that measures for each
+    device: torch.device
+    control: Any  # a gloo group of all ranks
+    args: argparse.Namespace
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """The nodes of these ranks."""
+        return " with ".join(self.hosts[rank] for rank in ranks)
+
+
+def measure_together(net: Network, teams: list[list[int]]) -> list[Line]:
+    """Each of these teams measures its all_reduce, all at the same time: a line on the first rank of each.
+
+    Raises:
+        JobError: the nodes of a team do not reach each other, or a sum is wrong.
+    """
+    mine = next((ranks for ranks in teams if net.rank in ranks), [])
+    with named(net, mine):
+        # Every rank makes every group, all in one order: right with every backend and every torch, and since torch 2.1
+        # it costs a rank that is not in the group nothing.
+        made = [dist.new_group(ranks, timeout=timedelta(seconds=net.args.timeout)) for ranks in teams]
+    sizes, seconds = [fit(least, len(mine)) for least in (net.args.min_bytes, net.args.max_bytes)], []
+    for size in sizes:
+        dist.barrier(group=net.control)  # no team measures its latency while another one fills the switch
+        if mine:
+            team = Team(made[teams.index(mine)], mine.index(net.rank), len(mine), net.device)
+            with named(net, mine):
+                seconds.append(measure(team, "all_reduce", size, net.args))
+    dist.barrier(group=net.control)  # no group is taken down while a member is still in it
+    if mine:
+        dist.destroy_process_group(made[teams.index(mine)])
+    if net.rank not in mine[:1]:
+        return []
+    rate = round(bandwidths("all_reduce", sizes[1], len(mine), seconds[1])[1], 9)
+    latency, time = (round(value * 1e6, 2) for value in seconds)
+    return [{"ranks": mine, "latency_us": latency, "bytes": sizes[1], "time_us": time, "busbw_gb_s": rate}]
+
+
+@contextmanager
+def named(net: Network, ranks: list[int]) -> Iterator[None]:
+    """An error gets the names of the nodes that met it."""
+    try:
+        yield
+    except RuntimeError as error:
+        advice = "" if isinstance(error, common.JobError) else "; can they reach each other on every port?"
+        raise common.JobError(f"{net.names(ranks)}: {str(error).splitlines()[0]}{advice}") from error
+
+
+def print_pairs(lines: list[Line]) -> None:
+    """A table, then the lines themselves."""
+    common.say(f"{'nodes':<40} {'latency us':>12} {'bytes':>12} {'time us':>12} {'busbw GB/s':>11}")
+    for line in lines:
+        nodes = " with ".join(line["pair"]) if "pair" in line else f"all {len(line['ranks'])} together"
+        numbers = f"{line['bytes']:>12} {line['time_us']:>12.1f} {line['busbw_gb_s']:>11.4f}"
+        common.say(f"{nodes:<40} {line['latency_us']:>12.1f} {numbers}")
+    for line in lines:
+        common.say(json.dumps(line))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The whole measurement."""
+    args = parse_args(argv)
+    if args.min_bytes > args.max_bytes:
+        raise common.Refused(f"--min_bytes {args.min_bytes} is more than --max_bytes {args.max_bytes}")
+    place = common.join(args)
+    device = place.device if dist.get_backend() == "nccl" else torch.device("cpu")
+    if args.pairs:
+        lines = measure_pairs(place, device, args)
+        if place.rank == 0:
+            print_pairs(lines)
+    else:
+        team = Team(None, place.rank, place.world_size, device)
+        print_table(team, measure_all(team, args))
+    common.wait_for_all(place.device)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    common.run(main)
