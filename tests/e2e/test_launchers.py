@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -91,15 +92,24 @@ def test_what_a_dry_run_prints_is_what_runs(version: str, request: pytest.Fixtur
         folder = f"/root/.local/state/ddpctl/runs/{run['run']}/{host.name}"
         cwd = host.run(["readlink", f"/proc/{found.pid}/cwd"]).stdout.strip()
         assert cwd == node["cwd"].replace("{code_dir}", f"{folder}/code")
-        check_environment(node["env"], dict(found.environ), folder, plan["run"], run["run"])
+        tokens = {
+            "{run_dir}": folder,
+            "{output_dir}": f"{folder}/output",
+            "{checkpoint_dir}": f"/root/.local/state/ddpctl/checkpoints/{job}/{host.name}",
+            plan["run"]: run["run"],
+        }
+        check_environment(node["env"], dict(found.environ), tokens)
     site("kill", job).ok()
 
 
-def check_environment(planned: dict[str, str], real: dict[str, str], folder: str, run: str, real_run: str) -> None:
-    """Everything planned is there, and what else there is comes from the login or is ours and secret."""
+def check_environment(planned: dict[str, str], real: dict[str, str], tokens: dict[str, str]) -> None:
+    """Everything planned is there, and what else there is comes from the login or is ours and secret.
+
+    ``tokens`` are the parts of a planned value that only the node, or only the real run, can spell.
+    """
     assert planned["TOKEN"] != real["TOKEN"] == "shibboleth"
     for name, value in planned.items():
-        want = value.replace("{run_dir}", folder).replace("{output_dir}", f"{folder}/output").replace(run, real_run)
+        want = functools.reduce(lambda text, token: text.replace(token, tokens[token]), tokens, value)
         assert name == "TOKEN" or real[name] == want, name
     others = set(real) - set(planned)
     login = {"HOME", "LANG", "LOGNAME", "MAIL", "PATH", "PWD", "SHELL", "SHLVL", "USER", "_", "OLDPWD", "MOTD_SHOWN"}

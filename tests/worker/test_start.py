@@ -56,6 +56,8 @@ def test_environment(node: Node) -> None:
     assert env["TOKEN"] == "s3cret value"
     assert (env["DDPCTL_JOB"], env["DDPCTL_RUN"], env["DDPCTL_RUN_DIR"]) == ("job", run, folder)
     assert env["DDPCTL_OUTPUT_DIR"] == f"{folder}/output"
+    assert env["DDPCTL_HOST"] == node.host
+    assert env["DDPCTL_METRICS"] == f"{folder}/metrics/rank-0.jsonl"
     assert "PYTHON_EXEC" not in env  # the pipes' shim leaves no trace in the rank
     assert seen["cwd"] == str(node.scratch)
 

@@ -23,6 +23,7 @@ VERBS = {
     "start": ("ddpctl_worker.start", "start", False),
     "status": ("ddpctl_worker.status", "status", False),
     "stop": ("ddpctl_worker.stop", "stop", False),
+    "metrics": ("ddpctl_worker.metrics", "metrics", False),
     "tail": ("ddpctl_worker.tail", "tail", False),
     "fetch": ("ddpctl_worker.fetch", "fetch", False),
     "store_has": ("ddpctl_worker.store", "store_has", False),

@@ -78,12 +78,17 @@ ENV_JOB = "DDPCTL_JOB"
 ENV_RUN = "DDPCTL_RUN"
 ENV_RUN_DIR = "DDPCTL_RUN_DIR"
 ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"
+ENV_HOST = "DDPCTL_HOST"
+ENV_ATTEMPT = "DDPCTL_ATTEMPT"
+ENV_CHECKPOINT_DIR = "DDPCTL_CHECKPOINT_DIR"
+ENV_METRICS = "DDPCTL_METRICS"
 ENV_COOKIE = "DDPCTL_COOKIE"
 
 # In a NodePlan's argv, env or cwd these stand for the node's own folders, which only the node can spell (``~``).
 RUN_DIR_TOKEN = "{run_dir}"
 OUTPUT_DIR_TOKEN = "{output_dir}"
 CODE_DIR_TOKEN = "{code_dir}"
+CHECKPOINT_DIR_TOKEN = "{checkpoint_dir}"
 
 # Variables that a launcher takes as silent defaults or that a job must not inherit from the login.
 SCRUB_PREFIXES = ("PET_", "TORCHELASTIC_", "DDPCTL_")

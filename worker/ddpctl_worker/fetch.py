@@ -14,7 +14,7 @@ from ddpctl_worker.lines import decode
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.logs import Reader
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
-from ddpctl_worker.spawn import place, working_folder
+from ddpctl_worker.spawn import folders_of, place, working_folder
 
 CHUNK = 1 << 20
 
@@ -34,6 +34,8 @@ def fetch(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     for path in (paths.run, paths.state, paths.exit, paths.debug_log):
         sender.plain(path, "record/" + os.path.basename(path))
     _send_logs(paths, sender)
+    for path in _walk(paths.metrics):
+        sender.plain(path, "metrics/" + os.path.relpath(path, paths.metrics))
     for path in _walk(paths.output):
         sender.plain(path, "output/" + os.path.relpath(path, paths.output))
     missing = _send_outputs(paths, run, run.get("outputs") if outputs is None else outputs, sender)
@@ -124,7 +126,7 @@ def _send_outputs(paths: RunPaths, run: Dict[str, Any], outputs: Any, sender: _S
     root = os.path.realpath(str(state.get("cwd") or working_folder(None, paths)))
     missing = []
     for wanted in outputs or ():
-        pattern = os.path.join(root, place(os.path.expanduser(str(wanted)), paths))
+        pattern = os.path.join(root, place(os.path.expanduser(str(wanted)), folders_of(paths)))
         found = sorted(glob.glob(pattern, recursive=True)) or ([pattern] if os.path.lexists(pattern) else [])
         sent = 0
         for top in found:

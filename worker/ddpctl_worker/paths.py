@@ -11,6 +11,8 @@
         reserve         room kept free so that exit.json can be written on a full disk, and stop.reserve for stop.json
         logs/           segments of the run's log        pipes/   a FIFO for each rank's stdout and stderr
         code/           the unpacked code archive        output/  DDPCTL_OUTPUT_DIR
+        metrics/        what each rank writes to its DDPCTL_METRICS
+    <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone
 
 Everything is 0700 / 0600; symlinks and foreign owners below base_dir are refused (UNSAFE_PATH).
 """
@@ -46,6 +48,7 @@ class RunPaths:
         self.pipes = os.path.join(node, "pipes")
         self.code = os.path.join(node, "code")
         self.output = os.path.join(node, "output")
+        self.metrics = os.path.join(node, "metrics")
         self.shim = os.path.join(node, "python")
         self.error_file = os.path.join(node, "error.json")
         self.debug_log = os.path.join(node, "supervisor.log")
@@ -77,6 +80,19 @@ def runs_dir(base: str) -> str:
 def run_paths(base: str, run: str, host: str) -> RunPaths:
     """The files of ``run`` on ``host``; nothing is created."""
     return RunPaths(os.path.join(runs_dir(base), name(run, "run id"), name(host, "host name")))
+
+
+def checkpoint_dir(base: str, job: str, host: str) -> str:
+    """The folder for the checkpoints of ``job`` on ``host``; nothing is created."""
+    return os.path.join(base, "checkpoints", name(job, "job name"), name(host, "host name"))
+
+
+def private_dirs(base: str, path: str) -> str:
+    """``private_dir`` for every folder from ``base`` (not itself) down to ``path``."""
+    found = base
+    for part in os.path.relpath(path, base).split(os.sep):
+        found = private_dir(os.path.join(found, part))
+    return found
 
 
 def private_dir(path: str) -> str:

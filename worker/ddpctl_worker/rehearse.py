@@ -88,9 +88,9 @@ class _Rehearsal:
         }
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        run = {"job": "rehearsal", "run": "rehearsal-" + secrets.token_hex(4)}
+        run = {"job": "rehearsal", "run": "rehearsal-" + secrets.token_hex(4), "host": self._request["host"]}
         request = dict(self._request, run=run)
-        env = environment(request, login_environment(), self._paths, secrets.token_hex(16))
+        env = environment(request, login_environment(), self._paths, self._paths.output, secrets.token_hex(16))
         return subprocess.Popen(
             self._request["argv"],
             cwd=self._paths.code,

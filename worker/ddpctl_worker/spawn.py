@@ -13,9 +13,12 @@ import subprocess
 from typing import Any, Callable, Dict, List, Optional
 
 from ddpctl_worker.contract import (
+    CHECKPOINT_DIR_TOKEN,
     CODE_DIR_TOKEN,
     ENV_COOKIE,
+    ENV_HOST,
     ENV_JOB,
+    ENV_METRICS,
     ENV_OUTPUT_DIR,
     ENV_RUN,
     ENV_RUN_DIR,
@@ -32,8 +35,10 @@ _F_SETPIPE_SZ = 1031
 
 # The ranks' interpreter, as the launcher sees it: connects the rank to its own pipes and becomes the real one, with
 # the very arguments it was given. It must not fail where the pipes are missing: then the rank keeps the launcher's.
+# Each rank gets a file of its own for its metrics, so that no two write to one.
 _SHIM = """#!/bin/sh
 unset PYTHON_EXEC
+export DDPCTL_METRICS={metrics}/rank-"$RANK".jsonl
 p={pipes}/"$LOCAL_RANK"
 if [ -p "$p.out" ] && [ -p "$p.err" ]; then exec {python} "$@" >"$p.out" 2>"$p.err"; fi
 exec {python} "$@"
@@ -51,9 +56,13 @@ def login_environment() -> Dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def place(text: str, paths: RunPaths) -> str:
+def folders_of(paths: RunPaths) -> Dict[str, str]:
+    """What the tokens of contract.py stand for in a run; see ``CHECKPOINT_DIR_TOKEN`` for the one that it shares."""
+    return {RUN_DIR_TOKEN: paths.node, OUTPUT_DIR_TOKEN: paths.output, CODE_DIR_TOKEN: paths.code}
+
+
+def place(text: str, folders: Dict[str, str]) -> str:
     """``text`` with a folder's token at its very beginning replaced; a token anywhere else is the user's own text."""
-    folders = {RUN_DIR_TOKEN: paths.node, OUTPUT_DIR_TOKEN: paths.output, CODE_DIR_TOKEN: paths.code}
     for token, folder in folders.items():
         if text == token or text.startswith((token + "/", token + ":")):
             return folder + text[len(token) :]
@@ -64,18 +73,24 @@ def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
     """Where the launcher runs: tokens and ``~`` replaced, a relative path taken from the home."""
     if not cwd:
         return paths.code if os.path.isdir(paths.code) else os.path.expanduser("~")
-    found = os.path.expanduser(place(cwd, paths))
+    found = os.path.expanduser(place(cwd, folders_of(paths)))
     return found if os.path.isabs(found) else os.path.join(os.path.expanduser("~"), found)
 
 
-def environment(request: Dict[str, Any], login: Dict[str, str], paths: RunPaths, cookie: str) -> Dict[str, str]:
-    """The launcher's environment: the login's, scrubbed, then the plan's, the secrets, and ours."""
+def environment(
+    request: Dict[str, Any], login: Dict[str, str], paths: RunPaths, checkpoints: str, cookie: str
+) -> Dict[str, str]:
+    """The launcher's environment: the login's, scrubbed, then the plan's, the secrets, and ours.
+
+    ``checkpoints`` is the folder for the checkpoints of this job on this node.
+    """
     found = {
         key: value for key, value in login.items() if key not in SCRUB_NAMES and not key.startswith(SCRUB_PREFIXES)
     }
     tokens = set(request.get("token_env") or ())
+    folders = {**folders_of(paths), CHECKPOINT_DIR_TOKEN: checkpoints}
     for key, value in (request.get("env") or {}).items():
-        found[key] = place(value, paths) if key in tokens else value
+        found[key] = place(value, folders) if key in tokens else value
     found.update(request.get("secrets") or {})
     run = request["run"]
     found["TORCHELASTIC_ERROR_FILE"] = paths.error_file
@@ -83,8 +98,10 @@ def environment(request: Dict[str, Any], login: Dict[str, str], paths: RunPaths,
         {
             ENV_JOB: run["job"],
             ENV_RUN: run["run"],
+            ENV_HOST: run["host"],
             ENV_RUN_DIR: paths.node,
             ENV_OUTPUT_DIR: paths.output,
+            ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim names a file for each rank
             ENV_COOKIE: cookie,
         }
     )
@@ -99,13 +116,14 @@ def make_shim(paths: RunPaths, python: str, search: Optional[str], nproc: int) -
     real = shutil.which(python, path=search)
     if real is None:
         return False
+    words = {"pipes": paths.pipes, "metrics": paths.metrics, "python": real}
     try:
         os.mkdir(paths.pipes, 0o700)
         for rank in range(nproc):
             os.mkfifo(paths.fifo(rank, "out"), 0o600)
             os.mkfifo(paths.fifo(rank, "err"), 0o600)
         with open(paths.shim, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(_SHIM.format(pipes=shlex.quote(paths.pipes), python=shlex.quote(real)))
+            file.write(_SHIM.format(**{name: shlex.quote(text) for name, text in words.items()}))
         os.chmod(paths.shim, 0o700)
         null = subprocess.DEVNULL
         runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0

@@ -16,7 +16,7 @@ from typing import Any, Dict, Optional
 import ddpctl_worker
 from ddpctl_worker import guardian, paths, processes, record, spawn
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import BAD_REQUEST, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
+from ddpctl_worker.contract import BAD_REQUEST, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.status import node_status
@@ -78,7 +78,7 @@ def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
     me = processes.identify(os.getpid())
     try:
         os.mkdir(aside.node, 0o700)
-        for folder in (aside.logs, aside.output):
+        for folder in (aside.logs, aside.output, aside.metrics):
             os.mkdir(folder, 0o700)
         record.make_reserve(aside.reserve)
         record.make_reserve(aside.stop_reserve, STOP_BYTES)
@@ -114,15 +114,12 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
     """Everything the supervisor needs, or why this run cannot be started (``refused``)."""
     run = request["run"]
     cookie = secrets.token_hex(16)
-    refused, shim, cwd = None, False, "/"
-    try:
-        _unpack_code(run, base, found)
+    shim, cwd = False, "/"
+    env = _environment(request, base, found, cookie)
+    refused = _make_folders(run, base, found, env)
+    if refused is None:
         cwd = spawn.working_folder(request.get("cwd"), found)
         refused = None if os.path.isdir(cwd) else "the working folder %s is not there" % cwd
-    except (WorkerError, OSError) as error:
-        refused = "the code could not be unpacked: %s" % error
-    login = spawn.login_environment()
-    env = spawn.environment(request, login, found, cookie)
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
         shim = spawn.make_shim(found, python, env.get("PATH"), int(run["nproc"]))
@@ -141,6 +138,24 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
         "gang_key": request.get("gang_key"),
         "code_path": os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))),
     }
+
+
+def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: str) -> Dict[str, str]:
+    checkpoints = paths.checkpoint_dir(base, request["run"]["job"], request["run"]["host"])
+    return spawn.environment(request, spawn.login_environment(), found, checkpoints, cookie)
+
+
+def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str, str]) -> Optional[str]:
+    """The job's code and its folder for checkpoints; why one of them could not be made."""
+    try:
+        what = "the folder for checkpoints could not be made"
+        if ENV_CHECKPOINT_DIR in env:
+            paths.private_dirs(base, env[ENV_CHECKPOINT_DIR])
+        what = "the code could not be unpacked"
+        _unpack_code(run, base, found)
+    except (WorkerError, OSError) as error:
+        return "%s: %s" % (what, error)
+    return None
 
 
 def _unpack_code(run: Dict[str, Any], base: str, found: RunPaths) -> None:

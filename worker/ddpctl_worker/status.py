@@ -18,6 +18,7 @@ from ddpctl_worker.contract import (
     TERMINAL,
 )
 from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.metrics import last_values
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
 from ddpctl_worker.processes import Identity
@@ -26,13 +27,16 @@ STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
 
 
 def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
-    """The verb: every run of this host that was asked for (``run``, or ``job``: a name or a run id), newest first."""
+    """The verb: every run of this host that was asked for (``run``, or ``job``: a name or a run id), newest first.
+
+    The newest comes with the last ``metrics`` of its ranks where a run or job was named.
+    """
     base, host = base_of(request), request["host"]
     run, job = request.get("run"), request.get("job")
     if run:
         paths = run_paths(base, run, host)
         found = [node_status(paths)] if record.read_json(paths.run) else []
-        return {"runs": found}
+        return {"runs": _with_metrics(found, base, host)}
     listed = []
     for paths in known_runs(base, host):
         made = _readable(paths.run)
@@ -49,7 +53,14 @@ def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         if request.get("all") or name not in jobs or one["state"] not in TERMINAL:
             states.append(one)
         jobs.add(name)
-    return {"runs": states}
+    return {"runs": _with_metrics(states, base, host) if job is not None else states}
+
+
+def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Dict[str, Any]]:
+    """Only the newest run is worth reading files of a job's own: that is the one that is shown."""
+    if states:
+        states[0]["metrics"] = last_values(run_paths(base, str(states[0]["run"]), host))
+    return states
 
 
 def node_status(paths: RunPaths) -> Dict[str, Any]:

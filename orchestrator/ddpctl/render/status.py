@@ -52,6 +52,8 @@ def status_view(run: RunStatus) -> RenderableType:
             "-" if node.heartbeat_age_s is None else f"{node.heartbeat_age_s:.0f}s ago",
         )
     parts: list[RenderableType] = [head, Whole(table)]
+    if run.metrics:
+        parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.cause:
         parts.append(cause_view(run.cause))
     dropped = sum(node.dropped_lines for node in run.nodes)

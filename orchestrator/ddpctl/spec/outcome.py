@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.spec.metrics import Values, of_job
 from ddpctl_worker import contract
 
 
@@ -66,6 +67,7 @@ class NodeStatus:
     cause: Cause | None = None
     last_output_age_s: float | None = None
     dropped_lines: int = 0
+    metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
@@ -84,6 +86,7 @@ class NodeStatus:
             cause=Cause.from_json(cause) if cause else None,
             last_output_age_s=data.get("last_output_age_s"),
             dropped_lines=data.get("dropped_lines") or 0,
+            metrics=data.get("metrics") or {},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -174,6 +177,11 @@ class RunStatus:
         return max((node.ended for node in self.nodes if node.ended), default=None)
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The last values that the job wrote of itself."""
+        return of_job([values for node in self.nodes for values in node.metrics.values()])
+
+    @property
     def world_size(self) -> int:
         return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
 
@@ -195,6 +203,7 @@ class RunStatus:
             "world_size": self.world_size,
             "nodes": [node.to_json() for node in self.nodes],
             "cause": cause.to_json() if cause else None,
+            "metrics": self.metrics,
         }
 
 

@@ -250,11 +250,17 @@ def _environment(
         env.pop(name, None)  # the secret's own value wins
     env[contract.ENV_JOB] = shared.job.name
     env[contract.ENV_RUN] = shared.run
-    env[contract.ENV_RUN_DIR] = contract.RUN_DIR_TOKEN
-    env[contract.ENV_OUTPUT_DIR] = contract.OUTPUT_DIR_TOKEN
-    # torchrun leaves a folder in /tmp at every run unless it is given one.
-    env["PET_LOG_DIR"] = f"{contract.RUN_DIR_TOKEN}/torchelastic"
-    return env, (contract.ENV_RUN_DIR, contract.ENV_OUTPUT_DIR, "PET_LOG_DIR")
+    env[contract.ENV_HOST] = host.name
+    env[contract.ENV_ATTEMPT] = "0"
+    folders = {
+        contract.ENV_RUN_DIR: contract.RUN_DIR_TOKEN,
+        contract.ENV_OUTPUT_DIR: contract.OUTPUT_DIR_TOKEN,
+        contract.ENV_CHECKPOINT_DIR: contract.CHECKPOINT_DIR_TOKEN,
+        contract.ENV_METRICS: f"{contract.RUN_DIR_TOKEN}/metrics/node.jsonl",  # each rank finds one of its own here
+        # torchrun leaves a folder in /tmp at every run unless it is given one.
+        "PET_LOG_DIR": f"{contract.RUN_DIR_TOKEN}/torchelastic",
+    }
+    return env | folders, tuple(folders)
 
 
 def _mended_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
