@@ -1,0 +1,252 @@
+"""Semantic segmentation on PASCAL VOC 2012: the same work by DistributedDataParallel, DataParallel and one device.
+
+``--parallel ddp`` runs one process a device, ``dp`` one process with all its GPUs, ``none`` one device. The same global
+batch gives the same losses in all three, up to rounding. Four things see to that, and each is marked below: the order
+of the pictures, their augmentation (in voc.py), the mean of the loss, and a model without batch statistics. Needs
+torch 1.13 or newer, numpy and Pillow; torchvision for every model but the small one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import zlib
+from typing import Any, NamedTuple, Sequence
+
+import torch
+import torch.distributed as dist
+import voc
+from common import JobError, Place, Refused, add_options, join, run, say, wait_for_all, whole
+from metrics import Meter
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+from vision import torchvision_models
+
+
+class Job(NamedTuple):
+    """All that an epoch needs."""
+
+    place: Place
+    model: nn.Module
+    devices: int  # of all ranks together
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.PolynomialLR
+    train: DataLoader[Any]
+    val: DataLoader[Any]
+    meter: Meter
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Semantic segmentation by DistributedDataParallel, DataParallel or one device.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--parallel", choices=("ddp", "dp", "none"), default="ddp", help="dp and none are for one process")
+    add("--model", default="small", metavar="NAME", help="small, or a name in torchvision.models.segmentation")
+    add("--data_dir", default="data", metavar="DIR", help=f"has VOCdevkit/VOC2012 in it; or: {voc.SYNTHETIC}")
+    add("--size", type=whole(32), default=128, metavar="PIXELS", help="side of the square that a picture is put on")
+    add("--num_epochs", type=whole(1), default=10, metavar="N", help="passes over the training pictures")
+    add("--batch_size", type=whole(1), default=8, metavar="N", help="pictures a step of each device")
+    add("--learning_rate", type=float, default=0.05, metavar="X", help="of SGD, at the first step")
+    add("--random_seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of weights, order and pictures")
+    add("--train_size", type=whole(1), metavar="N", help="train with the first N pictures (synthetic: 240)")
+    add("--val_size", type=whole(1), metavar="N", help="validate with the first N pictures (synthetic: 60)")
+    add("--num_workers", type=whole(0), default=0, metavar="N", help="data loader processes of each process")
+    add_options(parser)
+    return parser.parse_args(argv)
+
+
+class Segmenter(nn.Module):
+    """A body, and its scores brought to the size of the images."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores (n, CLASSES, h, w) for images (n, 3, h, w)."""
+        scores = self.body(images)
+        scores = scores["out"] if isinstance(scores, dict) else scores  # torchvision's models name their outputs
+        return functional.interpolate(scores, images.shape[2:], mode="bilinear", align_corners=False)
+
+
+def small(width: int = 32) -> nn.Module:
+    """A body of the DeepLab kind, for a CPU: strides to a quarter of the size, then dilated convolutions.
+
+    There is no BatchNorm in it, so each picture is worked on alone. BatchNorm takes mean and variance over the pictures
+    on one device: the losses would depend on how many devices share a batch.
+    """
+    body = nn.Sequential()
+    for given, stride, dilation in ((3, 2, 1), (width, 2, 1), (width, 1, 1), (width, 1, 2), (width, 1, 4)):
+        convolution = nn.Conv2d(given, width, 3, stride, padding=dilation, dilation=dilation)
+        nn.init.kaiming_normal_(convolution.weight)  # keeps the variance from layer to layer, as no norm does it
+        body.extend([convolution, nn.ReLU()])
+    return body.append(nn.Conv2d(width, voc.CLASSES, 1))
+
+
+def make_model(name: str, batch_size: int) -> nn.Module:
+    """The model of this name. JobError without torchvision; Refused for an unknown name or a batch of one."""
+    if name == "small":
+        return Segmenter(small())
+    models = torchvision_models()
+    if models is None:
+        raise JobError(f"--model {name} needs a torchvision for torch {torch.__version__}: install it, or use small")
+    names = models.list_models(module=models.segmentation)
+    if name not in names:
+        raise Refused(f"there is no model {name!r}: --model takes {', '.join(['small', *names])}")
+    if name.startswith("deeplabv3") and batch_size == 1:
+        raise Refused(f"{name} pools pictures to one pixel and normalises over the batch: use --batch_size 2 or more")
+    # Without weights: nothing is downloaded.
+    return Segmenter(models.get_model(name, weights=None, weights_backbone=None, num_classes=voc.CLASSES))
+
+
+def spread(model: nn.Module, parallel: str, place: Place) -> tuple[nn.Module, int]:
+    """The model on the devices of this process, and how many these are."""
+    model, cuda = model.to(place.device), place.device.type == "cuda"
+    if parallel == "ddp":
+        return DistributedDataParallel(model, [place.device.index] if cuda else None), 1
+    if parallel == "none":
+        return model, 1
+    devices = torch.cuda.device_count() if cuda else 1
+    if devices == 1:
+        say("DataParallel has 1 device here: it only calls the model")
+    return DataParallel(model), devices
+
+
+def make_loaders(args: argparse.Namespace, place: Place, here: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """This rank's share of both splits, for ``here`` devices. Refused where they do not fill one global batch."""
+    train, val = voc.load(args.data_dir, args.size, args.random_seed, args.train_size, args.val_size)
+    check_same(train, val, place)
+    batch, world = args.batch_size * here, place.world_size
+    if len(train) < batch * world:
+        raise Refused(f"{len(train)} training pictures do not fill one batch of {batch * world}: use --batch_size")
+    # All ranks shuffle the same list and rank r takes every world-size-th from r on. So step s of all ranks together
+    # has the pictures that one process with a batch of the global size has at step s, if no partial batch is kept.
+    sampler: Any = DistributedSampler(train, world, place.rank, seed=args.random_seed, drop_last=True)
+    # DistributedSampler makes shares equal by giving pictures out twice. To measure with, a share may be shorter.
+    share = Subset(val, range(place.rank, len(val), world))
+    options = {"num_workers": args.num_workers, "pin_memory": place.device.type == "cuda"}
+    return DataLoader(train, batch, sampler=sampler, drop_last=True, **options), DataLoader(share, batch, **options)
+
+
+def check_same(train: voc.Voc, val: voc.Voc, place: Place) -> None:
+    """Refused unless all ranks list the same pictures: one with fewer steps would leave the others waiting."""
+    mine = torch.tensor([zlib.crc32("\n".join([*train.names, "", *val.names]).encode())], device=place.device)
+    sums = [torch.zeros_like(mine) for _ in range(place.world_size)]
+    dist.all_gather(sums, mine)
+    others = [str(rank) for rank, one in enumerate(sums) if not torch.equal(one, sums[0])]
+    if others:
+        raise Refused(f"ranks {', '.join(others)} list other pictures than rank 0: every node needs the same VOC2012")
+
+
+def prepare(args: argparse.Namespace, place: Place) -> Job:
+    """Everything in place for the first epoch."""
+    if args.parallel != "ddp" and place.world_size > 1:
+        raise Refused(f"--parallel {args.parallel} takes one process, not {place.world_size}: start one, or use ddp")
+    torch.manual_seed(args.random_seed)  # the same weights everywhere
+    model, here = spread(make_model(args.model, args.batch_size), args.parallel, place)
+    torch.manual_seed(args.random_seed + 1 + place.rank)  # other dropouts on each rank
+    train, val = make_loaders(args, place, here)
+    steps = args.num_epochs * len(train)
+    optimizer = torch.optim.SGD(model.parameters(), args.learning_rate, momentum=0.9, weight_decay=1e-4)
+    # rate * (1 - step / steps)^0.9, by step: the "poly" of DeepLabv3 (arXiv:1706.05587, section 4.1)
+    schedule = torch.optim.lr_scheduler.PolynomialLR(optimizer, steps, power=0.9)
+    devices = here * place.world_size
+    if place.rank == 0:
+        say(f"model {args.model} by {args.parallel} devices {devices} batch {args.batch_size * devices} steps {steps}")
+    return Job(place, model, devices, optimizer, schedule, train, val, Meter(model))
+
+
+def train_step(job: Job, images: Tensor, classes: Tensor) -> Tensor:
+    """One step of the optimizer; what this rank adds to the mean loss of all ranks, times the world size.
+
+    The loss is a mean over all pixels of the global batch that count. DDP averages the gradients of the ranks, and a
+    mean of means is another number: pictures differ in how much of them is IGNORE. So each rank divides its sum by
+    the count of all ranks, and the world size undoes DDP's own division.
+    """
+    counted = (classes != voc.IGNORE).sum()
+    counting = dist.all_reduce(counted, async_op=True)  # under way during the forward pass
+    total = functional.cross_entropy(job.model(images), classes, ignore_index=voc.IGNORE, reduction="sum")
+    counting.wait()
+    loss = total * job.place.world_size / counted.clamp(min=1)
+    job.optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
+    job.optimizer.step()
+    job.schedule.step()
+    return loss.detach()
+
+
+def train_epoch(job: Job, epoch: int) -> float:
+    """One pass of all ranks over the pictures; the mean loss of all steps."""
+    train: Any = job.train
+    train.sampler.set_epoch(epoch)  # another order
+    train.dataset.epoch = epoch  # other augmentation
+    device = job.place.device
+    loss = losses = torch.zeros((), dtype=torch.float64, device=device)
+    job.model.train()
+    job.meter.start()
+    for images, classes in train:
+        loss = train_step(job, images.to(device, non_blocking=True), classes.to(device, non_blocking=True))
+        losses = losses + loss
+        job.meter.step(len(images), loss=loss, devices=job.devices)
+    job.meter.write(loss=loss, devices=job.devices)
+    dist.all_reduce(losses)
+    return float(losses) / job.place.world_size / len(train)
+
+
+@torch.no_grad()
+def mean_iou(job: Job) -> float:
+    """The mean over classes of intersection over union, 0 to 1, on the validation pictures of all ranks.
+
+    The ranks add up their confusion matrices: a mean of each rank's own mIoU would be another number.
+    """
+    # The bare module: DDP's forward may communicate, and the ranks need not have the same number of batches. The
+    # running statistics of BatchNorm differ by rank: rank 0's are the ones to measure with.
+    model = job.model.module if isinstance(job.model, DistributedDataParallel) else job.model
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    model.eval()
+    confusion = torch.zeros(voc.CLASSES**2, dtype=torch.int64, device=job.place.device)
+    for images, classes in job.val:
+        named, classes = model(images.to(job.place.device)).argmax(dim=1), classes.to(job.place.device)
+        counts = classes != voc.IGNORE
+        confusion += torch.bincount(classes[counts] * voc.CLASSES + named[counts], minlength=len(confusion))
+    dist.all_reduce(confusion)
+    return iou_of(confusion.view(voc.CLASSES, voc.CLASSES))
+
+
+def iou_of(confusion: Tensor) -> float:
+    """Mean IoU of a confusion matrix int64 (classes, classes): rows are the truth, columns what the model named.
+
+    A class's IoU is TP / (TP + FP + FN), counted in pixels (VOC's measure: Everingham et al., IJCV 2015). A class that
+    is neither there nor named has none.
+    """
+    both = confusion.diagonal()
+    either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
+    return float((both[either > 0] / either[either > 0]).mean())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The whole training."""
+    args = parse_args(argv)
+    place = join(args)
+    job = prepare(args, place)
+    for epoch in range(1, args.num_epochs + 1):
+        started, progress = time.monotonic(), f"epoch {epoch}/{args.num_epochs}"
+        loss = train_epoch(job, epoch)
+        if not math.isfinite(loss):
+            raise Refused(f"the loss is {loss} in {progress}: try a smaller --learning_rate")
+        share = mean_iou(job)
+        if place.rank == 0:
+            say(f"{progress} loss {loss:.4f} mIoU {share:.4f} time {time.monotonic() - started:.1f}s")
+    wait_for_all(place.device)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(main)
