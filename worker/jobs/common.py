@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from datetime import timedelta
 from typing import Any, Callable, NamedTuple, NoReturn
@@ -106,13 +107,24 @@ def wait_for_all(device: torch.device) -> None:
     dist.barrier(device_ids=[device.index] if dist.get_backend() == "nccl" else None)
 
 
+def gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The values of every rank, of one shape on all, stacked by rank: (world size, ...), on the CPU."""
+    mine = values.detach().to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    return torch.stack(rows).cpu()
+
+
 def run(main: Callable[[], None]) -> None:
     """Run the job to its end. ``record`` leaves an exception where torch's launcher finds it and names the rank."""
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     try:
         record(main)()
     except Refused as error:
-        give_up(f"{name}: {error}" if os.environ.get("RANK", "0") == "0" else "")
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(1)  # rank 0 speaks first: a launcher ends all its ranks as soon as one has ended
+            give_up("")
+        give_up(f"{name}: {error}")
     except (JobError, OSError) as error:
         give_up(f"{name}: {error}")
     except Exception:
