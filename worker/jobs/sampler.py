@@ -1,0 +1,140 @@
+"""DistributedSampler made visible: which rank gets which samples, in which order, in every epoch.
+
+The data set is the numbers 0, 1, 2 ..., so that a sample is its own index. Every rank loads its share as a training
+does; the shares are then gathered, checked to be an exact partition, and printed by rank 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Sequence
+
+import torch
+import torch.distributed as dist
+from common import JobError, Refused, add_options, gather, join, run, say, whole
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+
+SHOWN = 8  # samples in a line
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--samples", type=whole(1, 10**7), default=90, metavar="N", help="size of the data set")
+    add("--batch_size", type=whole(1), default=10, metavar="N", help="samples a step of each rank")
+    add("--epochs", type=whole(2), default=2, metavar="N", help="at least 2, to compare")
+    add("--drop_last", action="store_true", help="leave samples out where they do not divide, rather than repeat some")
+    add_options(parser)
+    return parser.parse_args(argv)
+
+
+def share(args: argparse.Namespace, rank: int, world_size: int, forget: bool = False) -> Tensor:
+    """What one rank trains on, in its order: (epochs, samples of a rank)."""
+    data = range(args.samples)
+    sampler: DistributedSampler[int] = DistributedSampler(data, world_size, rank, drop_last=args.drop_last)  # type: ignore[arg-type,unused-ignore]
+    loader: DataLoader[int] = DataLoader(data, args.batch_size, sampler=sampler)  # type: ignore[arg-type,unused-ignore]
+    epochs = []
+    for epoch in range(args.epochs):
+        if not forget:
+            sampler.set_epoch(epoch)  # shuffles by seed + epoch; without it by seed + 0 every time
+        epochs.append(torch.cat(list(loader)))
+    return torch.stack(epochs)
+
+
+def check(order: Tensor, samples: int, world_size: int, drop_last: bool) -> tuple[list[int], list[int]]:
+    """Proves that one epoch's order (all ranks' samples, dealt out like cards) is a partition of the data set.
+
+    Returns the samples that are given out twice and those that are left out.
+
+    Raises:
+        JobError: a sample comes more or less often than that.
+    """
+    whole_rounds = samples // world_size if drop_last else -(-samples // world_size)
+    counts = torch.bincount(order, minlength=samples)
+    twice = order[samples:]  # what was added so that every rank has the same number
+    missing = (counts == 0).nonzero().flatten()
+    expected = torch.ones(len(counts), dtype=torch.int64)
+    expected[twice] = 2
+    expected[missing] = 0
+    right = len(counts) == samples and len(missing) == max(0, samples - len(order)) and torch.equal(counts, expected)
+    if not right or len(order) != whole_rounds * world_size:
+        raise JobError(f"the shares of {world_size} ranks are no partition of {samples} samples: is torch the same?")
+    return twice.tolist(), missing.tolist()
+
+
+def orders(shares: Tensor) -> Tensor:
+    """(ranks, epochs, samples of a rank) as (epochs, all): rank r has the places r, r + world size ... of the order."""
+    return shares.permute(1, 2, 0).flatten(start_dim=1)
+
+
+def listed(samples: Sequence[int]) -> str:
+    """The first of these samples."""
+    return " ".join(str(sample) for sample in samples[:SHOWN]) + (" ..." if len(samples) > SHOWN else "")
+
+
+def header(args: argparse.Namespace, world_size: int, each: int) -> list[str]:
+    """Sizes of shares and batches."""
+    size = args.batch_size
+    steps = -(-each // size)
+    last = (each - (steps - 1) * size) * world_size
+    return [
+        f"{args.samples} samples, world size {world_size}: {each} samples for each rank",
+        f"batch size {size}, global batch size {size} x {world_size} = {size * world_size}",
+        f"{steps} steps an epoch, {last} samples in the last one",
+        "epoch  rank  samples",
+    ]
+
+
+def table(args: argparse.Namespace, shares: Tensor) -> list[str]:
+    """The lines to print, about shares (ranks, epochs, samples of a rank).
+
+    Raises:
+        JobError: an epoch is no partition of the data set.
+    """
+    world_size, _, each = shares.shape
+    lines = header(args, world_size, each)
+    for epoch, order in enumerate(orders(shares)):
+        lines += [f"{epoch:5}  {rank:4}  {listed(shares[rank, epoch].tolist())}" for rank in range(world_size)]
+        twice, missing = check(order, args.samples, world_size, args.drop_last)
+        lines.append(f"{epoch:5}   all  {verdict(twice, missing, args.samples, world_size)}")
+    return lines
+
+
+def verdict(twice: list[int], missing: list[int], samples: int, world_size: int) -> str:
+    """What ``check`` has proved."""
+    if missing:
+        return f"no sample twice; left out: {listed(missing)}"
+    if not twice:
+        return "every sample exactly once"
+    # The order is filled up from its own beginning, so the first of them has gone to rank 0 already, and so on.
+    pairs = [f"{sample} (ranks {i} and {(samples + i) % world_size})" for i, sample in enumerate(twice[:SHOWN])]
+    return f"every sample exactly once, but twice: {', '.join(pairs)}" + (" ..." if len(twice) > SHOWN else "")
+
+
+def compare(remembered: Tensor, forgotten: Tensor) -> list[str]:
+    """What ``set_epoch`` changes: the orders (epochs, samples) with it and without it."""
+    different = [len(torch.unique(epochs, dim=0)) for epochs in (remembered, forgotten)]
+    return [f"orders in {len(remembered)} epochs: {different[0]} with set_epoch, {different[1]} without it"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The whole job."""
+    args = parse_args(argv)
+    place = join(args)
+    if args.samples < place.world_size:
+        raise Refused(
+            f"{args.samples} samples are too few for {place.world_size} ranks: some would train on nothing but copies, "
+            f"or with --drop_last on nothing; give at least --samples {place.world_size}"
+        )
+    shares = gather(share(args, place.rank, place.world_size), place.device)
+    forgotten = gather(share(args, place.rank, place.world_size, forget=True), place.device)
+    lines = [*table(args, shares), *compare(orders(shares), orders(forgotten))]
+    if place.rank == 0:
+        say("\n".join(lines))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(main)
