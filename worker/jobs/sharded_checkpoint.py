@@ -1,0 +1,238 @@
+"""Checkpoints in pieces: every rank writes what it holds, and any number of ranks can go on from that.
+
+``torch.save(model.state_dict())`` on rank 0 would save rank 0's shard only. torch.distributed.checkpoint (DCP) has
+every rank write its own shard, and keeps an index of which part of which tensor lies where, for other ranks to read:
+
+    step_000020/__0_0.distcp    what rank 0 held; __1_0.distcp what rank 1 held, ...
+    step_000020/.metadata       DCP's index, written by rank 0
+    step_000020/whole.json      ours, written last, by rank 0: step, settings, size and CRC-32 of every other file
+
+A folder without whole.json is half written and is never read. The newest two whole ones are kept.
+
+**Nodes that share no disk**: each node then has the files of its own ranks only, but needs all of them to resume. Copy
+them to every node, or save to a folder that all nodes share. ``save`` says so, ``resume`` refuses. Needs torch 2.6.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import zlib
+from contextlib import suppress
+from typing import Any, Dict, List
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from common import Place, Refused, say, wait_for_all
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+MARKER = "whole.json"
+KEEP = 2
+ADVICE = "to resume, copy all its files to every node, or use a --model_dir that all nodes share"
+
+Files = Dict[str, List[int]]  # name: size in bytes, CRC-32
+
+
+class Checkpoints:
+    """The checkpoints of one training, in one folder. All ranks call each public method together.
+
+    ``settings`` are what a run that resumes must have in common with the run that saved.
+    """
+
+    def __init__(self, folder: str, settings: dict[str, Any], place: Place) -> None:
+        self.folder, self.settings, self.place = folder, settings, place
+        self.kept: list[int] = []  # steps
+        self.looked = False  # at whether all nodes see the same folder
+
+    def path(self, step: int) -> str:
+        """The folder of the checkpoint of a step."""
+        return os.path.join(self.folder, f"step_{step:06d}")
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Every rank writes its share, then rank 0 declares the checkpoint whole.
+
+        Raises:
+            Refused: a rank cannot write.
+        """
+        folder = self.path(step)
+        if self.place.local_rank == 0:
+            remove(folder)  # half written or damaged, or it would have been resumed
+        wait_for_all(self.place.device)
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        try:
+            dcp.save({"model": model_state, "optimizer": optimizer_state["state"]}, checkpoint_id=folder)
+        except dcp.CheckpointException as error:
+            raise Refused(f"cannot write {folder}: {cause(error)}") from error
+        files = {name: file for mine in gather_objects(written(folder, self.place.rank)) for name, file in mine.items()}
+        if self.place.rank == 0:
+            write_json(os.path.join(folder, MARKER), {"step": step, "settings": self.settings, "files": files})
+        if not self.looked:
+            self.say_if_scattered(folder, files)
+        self.kept = [*self.kept, step][-KEEP:]
+        if self.place.local_rank == 0:
+            self.remove_the_rest()
+
+    def say_if_scattered(self, folder: str, files: Files) -> None:
+        """One line where a rank does not see what the others wrote."""
+        self.looked = True
+        seen = sum(os.path.exists(os.path.join(folder, name)) for name in files)
+        few = [
+            (rank, *other)
+            for rank, other in enumerate(gather_objects((socket.gethostname(), seen)))
+            if other[1] < len(files)
+        ]
+        if few and self.place.rank == 0:
+            rank, host, seen = few[-1]  # rank 0 has .metadata; the last one shows best what is missing
+            say(f"no shared disk: rank {rank} on {host} has {seen} of {len(files)} files of {folder}; {ADVICE}")
+
+    def remove_the_rest(self) -> None:
+        """Removes from this node what is older than the checkpoints kept, damaged, or half written."""
+        kept = [os.path.basename(self.path(step)) for step in self.kept]
+        for name in os.listdir(self.folder):
+            if name.startswith("step_") and name not in kept:
+                remove(os.path.join(self.folder, name))
+
+    def refuse_to_overwrite(self) -> None:
+        """For a run that does not resume.
+
+        Raises:
+            Refused: there are checkpoints, which this run would replace.
+        """
+        if from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None):
+            raise Refused(f"{self.folder} has checkpoints: add --resume to go on, or choose another --model_dir")
+
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Fills model and optimizer from the newest whole checkpoint; the step of it, or 0 where there is none.
+
+        The optimizer's settings (learning rate ...) stay as they are.
+
+        Raises:
+            Refused: a node lacks files, all checkpoints are damaged, or the settings differ.
+        """
+        found = from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None)
+        manifest = next((manifest for manifest in found if self.is_whole(manifest)), None)
+        if manifest is None and found:
+            raise Refused(f"every checkpoint in {self.folder} is damaged: start anew with another --model_dir")
+        if manifest is None:
+            return 0
+        self.compare_settings(manifest)
+        self.load(self.path(manifest["step"]), model, optimizer)
+        self.kept = [manifest["step"]]
+        return int(manifest["step"])
+
+    def is_whole(self, manifest: dict[str, Any]) -> bool:
+        """Whether every node has every file, and as it was written. One rank a node reads them.
+
+        Raises:
+            Refused: a node lacks files. (It lacks those of older checkpoints as well.)
+        """
+        folder = self.path(manifest["step"])
+        missing, damaged = inspect(folder, manifest["files"]) if self.place.local_rank == 0 else ([], [])
+        reports = gather_objects((socket.gethostname(), missing, damaged))
+        for host, missing, _ in reports:
+            if missing:
+                raise Refused(f"{folder} on {host} lacks {', '.join(missing)}: {ADVICE}")
+        for host, _, damaged in reports:
+            if damaged and self.place.rank == 0:
+                say(f"{folder} on {host} is damaged ({', '.join(damaged)}): the checkpoint before it is next")
+        return not any(damaged for _, _, damaged in reports)
+
+    def compare_settings(self, manifest: dict[str, Any]) -> None:
+        """Refuses a checkpoint of other settings."""
+        theirs = manifest["settings"]
+        other = [
+            f"{name} {theirs.get(name)}, not {value}"
+            for name, value in self.settings.items()
+            if theirs.get(name) != value
+        ]
+        if other:
+            raise Refused(f"{self.path(manifest['step'])} has {'; '.join(other)}: resume with what it was made with")
+
+    def load(self, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Every rank reads what it holds now, from whichever files have it."""
+        model_state, optimizer_state = get_state_dict(model, optimizer)  # the tensors that are to be filled
+        state = {"model": model_state, "optimizer": optimizer_state["state"]}
+        try:
+            dcp.load(state, checkpoint_id=folder)
+        except dcp.CheckpointException as error:
+            raise Refused(f"cannot read {folder}: {cause(error)}") from error
+        optimizer_state["state"] = state["optimizer"]
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=optimizer_state)
+
+
+def gather_objects(mine: Any) -> list[Any]:
+    """The values of all ranks, by rank, on every rank."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, mine)
+    return values
+
+
+def from_rank_0(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def read_manifests(folder: str) -> list[dict[str, Any]]:
+    """What each whole.json under this folder says, newest step first."""
+    found = []
+    for name in sorted(os.listdir(folder), reverse=True) if os.path.isdir(folder) else []:
+        path = os.path.join(folder, name, MARKER)
+        if name.startswith("step_") and os.path.exists(path):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    found.append(json.load(file))
+            except ValueError:
+                say(f"{path} is damaged: the checkpoint before it is next")
+    return found
+
+
+def written(folder: str, rank: int) -> Files:
+    """The files that this rank has just written."""
+    mine = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_") or (rank == 0 and name == ".metadata")]
+    return {name: fingerprint(os.path.join(folder, name)) for name in mine}
+
+
+def inspect(folder: str, files: Files) -> tuple[list[str], list[str]]:
+    """The names of those files that are not on this node, and of those that are not as they were written."""
+    missing = [name for name in sorted(files) if not os.path.exists(os.path.join(folder, name))]
+    there = [name for name in sorted(files) if name not in missing]
+    return missing, [name for name in there if fingerprint(os.path.join(folder, name)) != files[name]]
+
+
+def fingerprint(path: str) -> list[int]:
+    """Size in bytes and CRC-32 of a file. (torch.load would not notice a flipped bit.)"""
+    crc = size = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            crc, size = zlib.crc32(block, crc), size + len(block)
+    return [size, crc]
+
+
+def write_json(path: str, value: Any) -> None:
+    """A whole file under this name, or none: written aside, made durable, renamed."""
+    aside = f"{path}.part"
+    with open(aside, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def remove(folder: str) -> None:
+    """Removes a checkpoint, whole.json first. Where nodes share the folder, each of them may do this at once."""
+    with suppress(FileNotFoundError):
+        for name in [MARKER, *os.listdir(folder)]:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+
+
+def cause(error: dcp.CheckpointException) -> str:
+    """The first rank's reason, in one line."""
+    rank, (reason, _) = min(error.failures.items())
+    return f"rank {rank}: {type(reason).__name__}: {reason}".splitlines()[0]
