@@ -145,9 +145,9 @@ some = dist.new_group([0, 1])
 part = same(some)[2] if rank < 2 else True
 timer.take()
 with profile(activities=[ProfilerActivity.CPU]) as profiler:
-    for step in range(6):
-        if step % size == rank:
-            time.sleep(0.05)  # the others wait for this rank in their first bucket
+    for late in range(size):
+        if rank == late:
+            time.sleep(0.5)  # the others wait in their first bucket: long, next to what a busy machine adds to a step
         gradients(timed)
     seconds = timer.take()
 events = [event.time_range for event in profiler.events() if event.name == "gloo:all_reduce"]
@@ -170,6 +170,6 @@ def test_three_ranks_get_the_same_gradients_and_the_profilers_time() -> None:
     for rank in ranks:
         assert rank["whole"], "DDP's own gradients, bit for bit"
         assert rank["part"], "and those of a model over a part of the ranks"
-        assert rank["buckets"] > 6
+        assert rank["buckets"] > 3
         assert rank["timed"] == pytest.approx(rank["profiled"], rel=0.1), rank
         assert rank["sum"] > 1.2 * rank["profiled"], "buckets are under way at once, and count once"
