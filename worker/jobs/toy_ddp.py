@@ -147,7 +147,7 @@ def two_devices(place: Place) -> tuple[torch.device, torch.device]:
         if gpus < 2 * ranks:
             raise Refused(
                 f"model_parallel needs 2 GPUs for each rank, and the host of rank {rank} has {gpus} for its {ranks}: "
-                f"start at most {gpus // 2} processes there"
+                "start fewer ranks there, or see it without GPUs (CUDA_VISIBLE_DEVICES=)"
             )
     return torch.device("cuda", 2 * place.local_rank), torch.device("cuda", 2 * place.local_rank + 1)
 
