@@ -222,10 +222,15 @@ def test_a_missing_file_is_named(alone: None, tmp_path: Path) -> None:
         train(tmp_path, "--steps", "2", "--resume")
 
 
-def test_a_run_that_does_not_resume_leaves_checkpoints_alone(alone: None, tmp_path: Path) -> None:
-    train(tmp_path, "--steps", "1")
-    with pytest.raises(common.Refused, match="has checkpoints: add --resume to go on, or choose another --model_dir"):
-        train(tmp_path, "--steps", "1")
+def test_a_run_that_does_not_resume_sets_aside_what_is_there(
+    alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps in ("1", "2", "3"):
+        train(tmp_path, "--steps", steps)
+    folder, old = tmp_path / "fsdp_gpt", tmp_path / "fsdp_gpt.old"
+    assert [path.name for path in folder.iterdir()] == ["step_000003"]
+    assert [path.name for path in old.iterdir()] == ["step_000002"]
+    assert f"{folder} of an earlier training is now {old}\n" in capsys.readouterr().out
 
 
 def test_another_models_checkpoint_is_refused(alone: None, tmp_path: Path) -> None:

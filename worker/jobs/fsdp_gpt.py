@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.resume:
         done = checkpoints.resume(trainer.model, trainer.optimizer)
     else:
-        checkpoints.refuse_to_overwrite()
+        checkpoints.start_anew()
     if place.rank == 0 and args.resume:
         say(f"resumed {checkpoints.path(done)}" if done else f"no checkpoint in {checkpoints.folder}: step 1 is next")
     train(trainer, checkpoints, done)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import zlib
 from contextlib import suppress
@@ -95,14 +96,14 @@ class Checkpoints:
             if name.startswith("step_") and name not in kept:
                 remove(os.path.join(self.folder, name))
 
-    def refuse_to_overwrite(self) -> None:
-        """For a run that does not resume.
-
-        Raises:
-            Refused: there are checkpoints, which this run would replace.
-        """
-        if from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None):
-            raise Refused(f"{self.folder} has checkpoints: add --resume to go on, or choose another --model_dir")
+    def start_anew(self) -> None:
+        """Sets aside what an earlier training left: this one neither mixes with it nor deletes it."""
+        if not from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None):
+            return
+        for rank_0 in (True, False):  # rank 0 first: on a shared disk nothing is left for the other nodes to do
+            if self.place.local_rank == 0 and (self.place.rank == 0) == rank_0:
+                set_aside(self.folder)
+            wait_for_all(self.place.device)
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Fills model and optimizer from the newest whole checkpoint; the step of it, or 0 where there is none.
@@ -177,6 +178,15 @@ def from_rank_0(value: Any) -> Any:
     return values[0]
 
 
+def set_aside(folder: str) -> None:
+    """Renames a folder, if it is there, and replaces the one that was set aside before."""
+    if os.path.isdir(folder):
+        if os.path.isdir(f"{folder}.old"):
+            shutil.rmtree(f"{folder}.old")
+        os.replace(folder, f"{folder}.old")
+        say(f"{folder} of an earlier training is now {folder}.old")
+
+
 def read_manifests(folder: str) -> list[dict[str, Any]]:
     """What each whole.json under this folder says, newest step first."""
     found = []
@@ -192,7 +202,8 @@ def read_manifests(folder: str) -> list[dict[str, Any]]:
 
 
 def written(folder: str, rank: int) -> Files:
-    """The files that this rank has just written."""
+    """The files that this rank has just written (DCP has put their content on the disk)."""
+    make_names_durable(folder)
     mine = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_") or (rank == 0 and name == ".metadata")]
     return {name: fingerprint(os.path.join(folder, name)) for name in mine}
 
@@ -221,6 +232,16 @@ def write_json(path: str, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)
+    make_names_durable(os.path.dirname(path))
+
+
+def make_names_durable(folder: str) -> None:
+    """The files' names in a folder survive a power failure once the folder is on the disk too."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def remove(folder: str) -> None:
