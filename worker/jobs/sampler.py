@@ -51,7 +51,7 @@ def check(order: Tensor, samples: int, world_size: int, drop_last: bool) -> tupl
     Raises:
         JobError: a sample comes more or less often than that.
     """
-    whole_rounds = samples // world_size if drop_last else -(-samples // world_size)
+    each = samples // world_size if drop_last else -(-samples // world_size)
     counts = torch.bincount(order, minlength=samples)
     twice = order[samples:]  # what was added so that every rank has the same number
     missing = (counts == 0).nonzero().flatten()
@@ -59,7 +59,7 @@ def check(order: Tensor, samples: int, world_size: int, drop_last: bool) -> tupl
     expected[twice] = 2
     expected[missing] = 0
     right = len(counts) == samples and len(missing) == max(0, samples - len(order)) and torch.equal(counts, expected)
-    if not right or len(order) != whole_rounds * world_size:
+    if not right or len(order) != each * world_size:
         raise JobError(f"the shares of {world_size} ranks are no partition of {samples} samples: is torch the same?")
     return twice.tolist(), missing.tolist()
 
@@ -98,18 +98,18 @@ def table(args: argparse.Namespace, shares: Tensor) -> list[str]:
     for epoch, order in enumerate(orders(shares)):
         lines += [f"{epoch:5}  {rank:4}  {listed(shares[rank, epoch].tolist())}" for rank in range(world_size)]
         twice, missing = check(order, args.samples, world_size, args.drop_last)
-        lines.append(f"{epoch:5}   all  {verdict(twice, missing, args.samples, world_size)}")
+        lines.append(f"{epoch:5}   all  {verdict(order, twice, missing, world_size)}")
     return lines
 
 
-def verdict(twice: list[int], missing: list[int], samples: int, world_size: int) -> str:
+def verdict(order: Tensor, twice: list[int], missing: list[int], world_size: int) -> str:
     """What ``check`` has proved."""
     if missing:
         return f"no sample twice; left out: {listed(missing)}"
     if not twice:
         return "every sample exactly once"
-    # The order is filled up from its own beginning, so the first of them has gone to rank 0 already, and so on.
-    pairs = [f"{sample} (ranks {i} and {(samples + i) % world_size})" for i, sample in enumerate(twice[:SHOWN])]
+    ranks = {sample: ((order == sample).nonzero().flatten() % world_size).tolist() for sample in twice[:SHOWN]}
+    pairs = [f"{sample} (ranks {first} and {again})" for sample, (first, again) in ranks.items()]
     return f"every sample exactly once, but twice: {', '.join(pairs)}" + (" ..." if len(twice) > SHOWN else "")
 
 
