@@ -117,8 +117,8 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def test_the_nodes_of_a_pair_that_do_not_meet_are_named() -> None:
-    net = SimpleNamespace(names=lambda ranks: "node0 with node2")
-    with pytest.raises(common.JobError) as raised, job.named(net, [0, 4]):
+    net = job.Network(4, {0: "node0", 2: "node1", 4: "node2"}, torch.device("cpu"), None, SimpleNamespace())
+    with pytest.raises(common.JobError) as raised, job.named(net, [[0, 4]]):
         raise RuntimeError("timed out\nat tcp/pair.cc")
     assert str(raised.value) == "node0 with node2: timed out; can they reach each other on every port?"
 
@@ -162,17 +162,18 @@ def test_nodes_meet_in_pairs_and_all_together() -> None:
     environments = [{"DDPCTL_HOST": host, "LOCAL_RANK": str(local_rank)} for host, local_rank in places]
     done = forked(RANK.format(before="", args=args), *environments)
     assert (done.status, done.stderr) == (0, "")
-    *pairs, whole = json_lines(done.stdout)
+    lines = json_lines(done.stdout)
+    pairs, whole = lines[:3], lines[3:]
     assert [(line["pair"], line["ranks"]) for line in pairs] == [
         (["node-a", "node-b"], [0, 2]),
         (["node-a", "node-c"], [0, 3]),
         (["node-b", "node-c"], [2, 3]),
     ]
-    assert (whole["whole"], whole["ranks"]) == (True, [0, 2, 3])
-    for line, factor, size in [*((line, 1.0, 16384) for line in pairs), (whole, 4 / 3, 16392)]:
-        assert line["bytes"] == size
-        assert line["latency_us"] > 0
-        assert line["busbw_gb_s"] == pytest.approx(factor * size / line["time_us"] / 1e3, rel=0.01)
+    assert [line["bytes"] for line in whole] == [12, 36, 132, 516, 2052, 8196, 16392]
+    assert {(line["op"], line["backend"], line["world_size"]) for line in whole} == {("all_reduce", "gloo", 3)}
+    assert all((line["bytes"], line["latency_us"] > 0) == (16384, True) for line in pairs)
+    for line, factor in [*((line, 1.0) for line in pairs), *((line, 4 / 3) for line in whole)]:
+        assert line["busbw_gb_s"] == pytest.approx(factor * line["bytes"] / line["time_us"] / 1e3, rel=0.01)
     rounds = [line for line in done.stdout.splitlines() if line.startswith("round ")]
     assert [line.partition(": ")[0] for line in rounds] == ["round 1", "round 2", "round 3"]
 

@@ -3,19 +3,19 @@
 Small messages show the latency, large ones the bandwidth. With NCCL the data lies on the GPU, with gloo on the host.
 Rank 0 prints a row as soon as it is measured, and at the end one line of JSON for each:
 
-    {"op": "all_reduce", "bytes": 4096, "world_size": 4, "time_us": 81.3, "algbw_gb_s": 0.05, "busbw_gb_s": 0.075}
+    {"op": "all_reduce", "backend": "nccl", "bytes": 4096, "world_size": 4, "time_us": 81.3, "algbw_gb_s": 0.05,
+     "busbw_gb_s": 0.075}
 
 ``bytes`` is S, the size of the whole tensor: what a rank gets, and for reduce_scatter what it gives. It is rounded up
 until it divides among the ranks. ``time_us`` is the slowest rank's median. Bandwidths are in 10^9 bytes a second: algbw
 is S / time, busbw what the busiest link carries at the least / time. With one rank busbw is 0.
 
 ``--pairs`` measures the network between nodes: all_reduce between each two of them, by the processes with local rank 0.
-In a round every node has one partner, so that no pair disturbs another; then all nodes measure together. Each pair, in
-the order of their ranks, and then the whole give one line of JSON:
+In a round every node has one partner, so that no pair disturbs another. Each pair gives one line of JSON, in the order
+of their ranks; then all nodes together give a line of the first kind for each message size:
 
     {"pair": ["node0", "node1"], "ranks": [0, 2], "latency_us": 52.1, "bytes": 67108864, "time_us": 61234.0,
      "busbw_gb_s": 1.096}
-    {"whole": true, "ranks": [0, 2, 4], "latency_us": ..., "bytes": ..., "time_us": ..., "busbw_gb_s": ...}
 
 ``latency_us`` is the time of --min_bytes, the other three are of --max_bytes. A node's name is $DDPCTL_HOST, without it
 the host's. Other lines, which do not begin with ``{``, are for people.
@@ -233,7 +233,13 @@ def measure_all(team: Team, args: argparse.Namespace) -> Iterator[Line]:
         for op in ops:
             seconds = measure(team, op, size, args)
             rate, bus = bandwidths(op, size, team.size, seconds)
-            line = {"op": op, "bytes": size, "world_size": team.size, "time_us": round(seconds * 1e6, 2)}
+            line = {
+                "op": op,
+                "backend": dist.get_backend(),
+                "bytes": size,
+                "world_size": team.size,
+                "time_us": round(seconds * 1e6, 2),
+            }
             yield {**line, "algbw_gb_s": round(rate, 9), "busbw_gb_s": round(bus, 9)}
 
 
@@ -286,7 +292,7 @@ def rounds(count: int) -> Iterator[List[Tuple[int, int]]]:
 
 
 def measure_pairs(place: common.Place, device: torch.device, args: argparse.Namespace) -> list[Line]:
-    """The JSON lines of every pair of nodes and of all nodes together, on rank 0; none on the other ranks.
+    """The JSON lines of every pair of nodes and then of all nodes together, on rank 0; none on the other ranks.
 
     Raises:
         Refused: there is one node only.
@@ -307,14 +313,17 @@ def measure_pairs(place: common.Place, device: torch.device, args: argparse.Name
         if place.rank == 0:
             common.say(f"round {number}: {', '.join(net.names(team) for team in teams)}")
         pairs += measure_together(net, teams)
-    whole = measure_together(net, [nodes])
+    with team_of(net, [nodes]) as team:
+        args = argparse.Namespace(**{**vars(args), "collectives": ["all_reduce"]})
+        with named(net, [nodes]):
+            whole = list(measure_all(team, args)) if team else []
     gathered: list[Any] = [None] * place.world_size
     dist.gather_object(pairs, gathered if place.rank == 0 else None, group=control)
     if place.rank:
         return []
     lines = sorted((line for lines in gathered for line in lines), key=lambda line: line["ranks"])
     tagged = [{"pair": [hosts[rank] for rank in line["ranks"]], **line} for line in lines]
-    return tagged + [{"whole": True, **line} for line in whole]
+    return tagged + whole
 
 
 class Network(NamedTuple):
@@ -337,45 +346,56 @@ def measure_together(net: Network, teams: list[list[int]]) -> list[Line]:
     Raises:
         JobError: the nodes of a team do not reach each other, or a sum is wrong.
     """
-    mine = next((ranks for ranks in teams if net.rank in ranks), [])
-    with named(net, mine):
-        # Every rank makes every group, all in one order: right with every backend and every torch, and since torch 2.1
-        # it costs a rank that is not in the group nothing.
-        made = [dist.new_group(ranks, timeout=timedelta(seconds=net.args.timeout)) for ranks in teams]
-    sizes, seconds = [fit(least, len(mine)) for least in (net.args.min_bytes, net.args.max_bytes)], []
-    for size in sizes:
-        dist.barrier(group=net.control)  # no team measures its latency while another one fills the switch
-        if mine:
-            team = Team(made[teams.index(mine)], mine.index(net.rank), len(mine), net.device)
-            with named(net, mine):
-                seconds.append(measure(team, "all_reduce", size, net.args))
-    dist.barrier(group=net.control)  # no group is taken down while a member is still in it
-    if mine:
-        dist.destroy_process_group(made[teams.index(mine)])
-    if net.rank not in mine[:1]:
+    with team_of(net, teams) as team:
+        seconds = []
+        for size in (net.args.min_bytes, net.args.max_bytes):
+            dist.barrier(group=net.control)  # no team measures its latency while another one fills the switch
+            if team:
+                with named(net, teams):
+                    seconds.append(measure(team, "all_reduce", fit(size, team.size), net.args))
+    if not team or team.rank:
         return []
-    rate = round(bandwidths("all_reduce", sizes[1], len(mine), seconds[1])[1], 9)
+    size = fit(net.args.max_bytes, team.size)
+    rate = round(bandwidths("all_reduce", size, team.size, seconds[1])[1], 9)
     latency, time = (round(value * 1e6, 2) for value in seconds)
-    return [{"ranks": mine, "latency_us": latency, "bytes": sizes[1], "time_us": time, "busbw_gb_s": rate}]
+    ranks = next(ranks for ranks in teams if net.rank in ranks)
+    return [{"ranks": ranks, "latency_us": latency, "bytes": size, "time_us": time, "busbw_gb_s": rate}]
 
 
 @contextmanager
-def named(net: Network, ranks: list[int]) -> Iterator[None]:
-    """An error gets the names of the nodes that met it."""
+def team_of(net: Network, teams: list[list[int]]) -> Iterator[Team | None]:
+    """This rank's team, with a process group of its own; None for a rank that is in none of them."""
+    mine = next((ranks for ranks in teams if net.rank in ranks), [])
+    with named(net, teams):  # not what follows: a barrier fails for a node of any other pair too
+        # Every rank makes every group, all in one order: right with every backend and every torch, and since torch 2.1
+        # it costs a rank that is not in the group nothing.
+        made = [dist.new_group(ranks, timeout=timedelta(seconds=net.args.timeout)) for ranks in teams]
+    group = made[teams.index(mine)] if mine else None
+    yield Team(group, mine.index(net.rank), len(mine), net.device) if mine else None
+    dist.barrier(group=net.control)  # no group is taken down while a member is still in it
+    if mine:
+        dist.destroy_process_group(group)
+
+
+@contextmanager
+def named(net: Network, teams: list[list[int]]) -> Iterator[None]:
+    """An error gets the names of the nodes in this rank's team."""
     try:
         yield
     except RuntimeError as error:
+        mine = next((ranks for ranks in teams if net.rank in ranks), [])
         advice = "" if isinstance(error, common.JobError) else "; can they reach each other on every port?"
-        raise common.JobError(f"{net.names(ranks)}: {str(error).splitlines()[0]}{advice}") from error
+        raise common.JobError(f"{net.names(mine)}: {str(error).splitlines()[0]}{advice}") from error
 
 
 def print_pairs(lines: list[Line]) -> None:
     """A table, then the lines themselves."""
     common.say(f"{'nodes':<40} {'latency us':>12} {'bytes':>12} {'time us':>12} {'busbw GB/s':>11}")
     for line in lines:
-        nodes = " with ".join(line["pair"]) if "pair" in line else f"all {len(line['ranks'])} together"
+        nodes = " with ".join(line["pair"]) if "pair" in line else f"all {line['world_size']} together"
+        latency = f"{line['latency_us']:.1f}" if "pair" in line else ""
         numbers = f"{line['bytes']:>12} {line['time_us']:>12.1f} {line['busbw_gb_s']:>11.4f}"
-        common.say(f"{nodes:<40} {line['latency_us']:>12.1f} {numbers}")
+        common.say(f"{nodes:<40} {latency:>12} {numbers}")
     for line in lines:
         common.say(json.dumps(line))
 

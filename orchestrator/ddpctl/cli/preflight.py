@@ -8,7 +8,6 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.code import CodeArchive, code_imports, pack
-from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
@@ -37,7 +36,7 @@ def preflight(
     options = Options(only=_ids(only), skip=_ids(skip), deep=deep)
     report = _run(where, spec, options)
     if html is not None:
-        _write(html, preflight_html(report))
+        session.write_page(html, preflight_html(report))
     if as_json:
         session.print_json(report.to_json())
     else:
@@ -70,10 +69,3 @@ def _run(inventory: Inventory, job: JobSpec | None, options: Options) -> Preflig
     imports = code_imports(archive) if archive is not None else None
     with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
         return run_preflight(inventory, hosts, job, fleet, view.tell, options=options, imports=imports)
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the report cannot be written to {path}: {error.strerror}") from None

@@ -36,6 +36,7 @@ COMMANDS = (
     "kill",
     "fetch",
     "gc",
+    "bench",
     "trust",
     "schema",
 )
@@ -55,7 +56,11 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(root)
     for name in commands:
-        app.command(name)(getattr(importlib.import_module(f"ddpctl.cli.{name}"), name))
+        command = getattr(importlib.import_module(f"ddpctl.cli.{name}"), name)
+        if isinstance(command, typer.Typer):  # it has commands of its own
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

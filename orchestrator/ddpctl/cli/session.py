@@ -16,6 +16,7 @@ import typer
 from ddpctl import files
 from ddpctl.cli.prompt import TerminalPrompter
 from ddpctl.cli.state import GLOBAL
+from ddpctl.errors import UsageError
 from ddpctl.render.console import is_plain, stderr_console, stdout_console
 from ddpctl.spec.inventory import Inventory
 from ddpctl.transport.base import Fleet
@@ -79,6 +80,18 @@ def print_json(document: dict[str, Any]) -> None:
 
 def print_view(view: Any) -> None:
     stdout_console().print(view)
+
+
+def write_page(path: Path, page: str) -> None:
+    """An HTML report.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the report cannot be written to {path}: {error.strerror}") from None
 
 
 def warn(message: str) -> None:

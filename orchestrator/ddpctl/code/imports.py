@@ -1,4 +1,5 @@
-"""Which modules a job's code imports, so that a check can tell what the job needs from what merely lies around."""
+"""What a job's code says: which modules it imports, so that a check can tell what the job needs from what merely lies
+around, and whether it mentions a name at all."""
 
 from __future__ import annotations
 
@@ -20,6 +21,19 @@ def code_imports(archive: CodeArchive) -> frozenset[str] | None:
             return None
         found |= imported_modules(text)
     return frozenset(found)
+
+
+def code_mentions(archive: CodeArchive, name: str) -> bool:
+    """Whether any file of the archive holds this name; True where there is too much to read."""
+    wanted = name.encode()
+    with tarfile.open(archive.path, "r:gz") as tar:
+        for number, member in enumerate(tar):
+            if number >= MAX_FILES or member.size > MAX_BYTES:
+                return True
+            stream = tar.extractfile(member) if member.isfile() else None
+            if stream is not None and wanted in stream.read():
+                return True
+    return False
 
 
 def _sources(archive: CodeArchive) -> Iterator[str | None]:

@@ -7,7 +7,7 @@ from html import escape
 
 from ddpctl.render import groups
 from ddpctl.render.groups import Group, Matrix
-from ddpctl.render.style import CSS
+from ddpctl.render.page import page
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.preflight import PreflightReport
@@ -35,14 +35,7 @@ def preflight_html(report: PreflightReport) -> str:
         _findings("Worth knowing", groups.of_severity(report.findings, Severity.INFO)),
         _rest(report),
     ]
-    title = escape(f"preflight of {report.cluster}")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n" + "\n".join(parts) + "\n</main>\n"
-        "</body>\n</html>\n"
-    )
+    return page(f"preflight of {report.cluster}", parts)
 
 
 def _head(report: PreflightReport) -> str:

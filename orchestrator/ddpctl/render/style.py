@@ -68,6 +68,8 @@ table { border-collapse: collapse; }
   font-size: .85rem; color: var(--soft); }
 .legend i { display: inline-block; width: 1rem; height: 1rem; margin-right: .4rem; border-radius: 3px;
   vertical-align: -2px; }
+figure { margin: .75rem 0; max-width: 48rem; }
+figure svg { width: 100%; height: auto; }
 details { margin: .5rem 0; }
 summary { cursor: pointer; }
 """

@@ -7,7 +7,7 @@ known yet (a dry run opens no connection) the plan says ``auto`` in its place an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpctl.spec.command import REDACTED, Command
@@ -118,6 +118,14 @@ class Plan:
 
     def node(self, host: str) -> NodePlan:
         return next(node for node in self.nodes if node.host == host)
+
+    def with_own_checkpoints(self) -> Plan:
+        """The same, but checkpoints go to the run's own folder: a benchmark neither finds nor replaces the job's."""
+        folder = {contract.ENV_CHECKPOINT_DIR: f"{contract.RUN_DIR_TOKEN}/checkpoints"}
+        nodes = [
+            replace(node, command=replace(node.command, env={**node.command.env, **folder})) for node in self.nodes
+        ]
+        return replace(self, nodes=tuple(nodes))
 
     def to_json(self) -> dict[str, Any]:
         """What ``--dry-run --json`` prints; no secret's value is in it."""

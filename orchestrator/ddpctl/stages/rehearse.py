@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import ddpctl
 from ddpctl.errors import DdpctlError
+from ddpctl.files.shipped import shipped_jobs
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
@@ -41,7 +40,7 @@ def run_rehearsal(
         UsageError: the job cannot be planned on these hosts.
     """
     plan = _plan(inventory, hosts, job, facts, nproc)
-    script = program()
+    script = (shipped_jobs() / SCRIPT).read_text(encoding="utf-8")
     tell(StageStarted(STAGE, len(plan.nodes)))
     done = 0
 
@@ -96,12 +95,3 @@ def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
         "script": script,
         "deadline": DEADLINE_S,
     }
-
-
-def program() -> str:
-    """The source of the test program that ships with ddpctl: beside the package, or in the source tree."""
-    package = Path(ddpctl.__file__).parent
-    for folder in (package / "jobs", package.parents[1] / "worker" / "jobs"):
-        if (folder / SCRIPT).is_file():
-            return (folder / SCRIPT).read_text(encoding="utf-8")
-    raise FileNotFoundError(f"{SCRIPT} did not come with this ddpctl")

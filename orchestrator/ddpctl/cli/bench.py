@@ -1,0 +1,190 @@
+"""``ddpctl bench``: what more machines buy, and which of them hold the others up."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ddpctl.cli import session
+from ddpctl.cli.order import Order, make_order
+from ddpctl.code import code_mentions
+from ddpctl.errors import Interrupted, UsageError
+from ddpctl.files.shipped import shipped_jobs
+from ddpctl.render.bench import network_view, scaling_view
+from ddpctl.render.bench_html import network_html, scaling_html
+from ddpctl.render.console import stderr_console
+from ddpctl.render.progress import ProgressView
+from ddpctl.spec.bench import ScalingReport, ScalingRow, network_report, node_counts
+from ddpctl.spec.event import StageEnded, StageStarted, Tell
+from ddpctl.spec.inventory import Inventory, job_hosts
+from ddpctl.spec.job import JobSpec, Requires
+from ddpctl.spec.metrics import SAMPLES
+from ddpctl.stages.bench import HOW_TO_REPORT, measure, output_of_rank_0
+from ddpctl.stages.preflight import Options
+from ddpctl.transport.base import Fleet
+from ddpctl_worker.contract import ENV_METRICS
+
+NETWORK_SCRIPT = "allreduce_bench.py"
+NETWORK_ARGS = ("--pairs", "--max_bytes", "16M", "--iters", "10")
+LONGEST_NAME = 63
+
+bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.", no_args_is_help=True)
+
+JobOption = typer.Option(None, "--job", help="Which job of the inventory; needed when there are several.")
+HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Write the result as one self-contained page.")
+
+
+@bench.command()
+def scaling(
+    inventory: Path | None = session.InventoryArgument,
+    job: str = JobOption,
+    nodes: str = typer.Option(None, "--nodes", metavar="N,...", help="Numbers of nodes; default: 1,2,4 ... and all."),
+    compare: str = typer.Option(None, "--compare", metavar="dp", help="dp: DataParallel on one node too."),
+    seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Measure each size for this long after warm-up."),
+    html: Path = HtmlOption,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Run the same work on more and more nodes: samples/s, speed-up, efficiency, time in communication, slowest rank.
+
+    Each size is started, measured and stopped. The job reports samples_per_s in the file $DDPCTL_METRICS.
+    """
+    where = session.load(inventory, option, job=job)
+    spec = where.job(job)
+    if compare not in (None, "dp"):
+        raise UsageError(f"--compare takes dp, not {compare!r}")
+    counts = _counts(nodes, len(job_hosts(where, spec, "all")))
+    _refuse_without_metrics(make_order(where, spec.name))
+    with _measuring(where) as (fleet, tell):
+        trial = _Trials(where, spec, fleet, tell, seconds)
+        rows = [trial.run(count) for count in reversed(counts)]
+        if rows[-1].nodes > 1 or rows[-1].processes > 1:
+            rows.append(trial.run(1, nproc=1))
+        rows.reverse()
+        if compare:
+            rows.append(trial.run(1, nproc=1, parallel=compare))
+    report = ScalingReport(spec.name, where.cluster, tuple(rows))
+    return _show(report.to_json(), scaling_view(report), scaling_html(report), html, as_json=as_json)
+
+
+@bench.command()
+def network(
+    inventory: Path | None = session.InventoryArgument,
+    job: str = JobOption,
+    html: Path = HtmlOption,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Time all_reduce between every two nodes and over all of them, in the job's environment, and name slow nodes."""
+    where = session.load(inventory, option, job=job)
+    spec = _network_job(where, job)
+    order = make_order(_with_job(where, spec), spec.name, nproc=1)
+    if len(order.hosts) < 2:
+        raise UsageError("bench network measures between nodes, and there is one only", hint="add hosts")
+    with _measuring(where) as (fleet, tell):
+        tell(StageStarted("bench network", None))
+        run, lines = output_of_rank_0(order.wanted(Options(reuse=True)), fleet, tell, by=session.me())
+        tell(StageEnded("bench network", True))
+    report = network_report(lines, job=spec.name, cluster=where.cluster, run=run.run, hosts=run.hosts)
+    return _show(report.to_json(), network_view(report), network_html(report), html, as_json=as_json)
+
+
+class _Trials:
+    """Runs one job in several sizes."""
+
+    def __init__(self, inventory: Inventory, job: JobSpec, fleet: Fleet, tell: Tell, seconds: float) -> None:
+        self._inventory, self._job, self._fleet, self._tell, self._seconds = inventory, job, fleet, tell, seconds
+
+    def run(self, nodes: int, nproc: int | None = None, parallel: str = "ddp") -> ScalingRow:
+        """One size, measured."""
+        job = self._job.model_copy(update={"name": _bench_name(self._job.name)})
+        if parallel == "dp":
+            job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
+        order = make_order(_with_job(self._inventory, job), job.name, nodes=nodes, nproc=nproc)
+        stage = "DataParallel" if parallel == "dp" else f"{nodes} node{'s' if nodes > 1 else ''}"
+        stage += ", 1 process" if nproc == 1 else ""
+        self._tell(StageStarted(stage, None))
+        try:
+            run, figures = measure(
+                order.wanted(Options(reuse=True)), self._fleet, self._tell, seconds=self._seconds, by=session.me()
+            )
+        except BaseException:
+            self._tell(StageEnded(stage, False))
+            raise
+        self._tell(StageEnded(stage, True, f"{figures.samples_per_s:.1f} samples/s"))
+        return ScalingRow(nodes, run.world_size, run.run, figures, parallel)
+
+
+def _counts(text: str | None, hosts: int) -> tuple[int, ...]:
+    """The numbers of nodes, rising.
+
+    Raises:
+        UsageError: a number that is none, or more nodes than there are hosts.
+    """
+    if text is None:
+        return node_counts(hosts)
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"--nodes takes numbers such as 1,2,4, not {text!r}") from None
+    if found[0] < 1 or found[-1] > hosts:
+        wrong = found[0] if found[0] < 1 else found[-1]
+        raise UsageError(f"--nodes {wrong}, but the job has {hosts} host{'s' if hosts > 1 else ''}")
+    return tuple(found)
+
+
+def _refuse_without_metrics(order: Order) -> None:
+    """Where the whole code is known, it says whether the job reports anything at all.
+
+    Raises:
+        UsageError: it never does.
+    """
+    if order.archive is not None and not code_mentions(order.archive, ENV_METRICS):
+        what = f"{order.job.name} reports no {SAMPLES}: nothing in {order.job.code} mentions {ENV_METRICS}"
+        raise UsageError(what, hint=HOW_TO_REPORT)
+
+
+def _network_job(inventory: Inventory, name: str | None) -> JobSpec:
+    """The job's environment and hosts with the benchmark's program; without any job, all hosts as they are."""
+    keys: dict[str, Any] = {"script": NETWORK_SCRIPT, "args": NETWORK_ARGS, "code": str(shipped_jobs())}
+    if name is None and not inventory.jobs:
+        return JobSpec(name="bench-network", **keys)
+    job = inventory.job(name)
+    gone: dict[str, Any] = {"module": None, "workdir": None, "outputs": (), "requires": Requires()}
+    return job.model_copy(update=keys | gone | {"name": _bench_name(job.name), "local_rank_arg": "none"})
+
+
+def _bench_name(job: str) -> str:
+    """Runs of a benchmark are not runs of the job: `status JOB` means the real one."""
+    return f"bench-{job}"[:LONGEST_NAME]
+
+
+def _with_job(inventory: Inventory, job: JobSpec) -> Inventory:
+    return inventory.model_copy(update={"jobs": {job.name: job}})
+
+
+@contextlib.contextmanager
+def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
+    """Connections and progress; a signal ends the run that is under way, like Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
+        try:
+            yield fleet, view.tell
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; nothing is left running") from None
+
+
+def _show(document: dict[str, Any], view: Any, page: str, html: Path | None, *, as_json: bool) -> int:
+    if html is not None:
+        session.write_page(html, page)
+    if as_json:
+        session.print_json(document)
+    else:
+        session.print_view(view)
+    return 0

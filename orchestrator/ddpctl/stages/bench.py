@@ -1,0 +1,138 @@
+"""Run a job in order to measure it: start it, watch its metrics or its output, and leave nothing of it running."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ddpctl.errors import DdpctlError, JobFailed, Survivors
+from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
+from ddpctl.spec.event import Event, Line, Note, Tell
+from ddpctl.spec.metrics import SAMPLES
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.stages.follow import FAILURES, follow
+from ddpctl.stages.metrics import MetricsReader
+from ddpctl.stages.status import read_run
+from ddpctl.stages.stop import stop_run
+from ddpctl.stages.up import Wanted, Way, go_up
+from ddpctl.transport.base import Fleet
+
+POLL_S = 1.0
+GRACE_S = 5.0
+FIRST_LINE_S = 300.0  # after the start: import, data, compilation
+MOST_S = 900.0  # from the first line: a job that writes a line an epoch may need several epochs
+
+HOW_TO_REPORT = (
+    'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
+    "(docs/jobs.md, Metrics)"
+)
+
+
+def measure(wanted: Wanted, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
+    """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
+
+    Raises:
+        JobFailed: it failed by itself, or wrote no samples_per_s.
+        PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
+    """
+    with running(wanted, fleet, tell, by) as run:
+        reader = MetricsReader(run, fleet)
+        end = _watch(run, reader, fleet, seconds)
+    _raise_for(end)
+    found = measured(reader.lines)
+    if found is None:
+        raise JobFailed(f"{wanted.job.name} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
+    return run, found
+
+
+def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
+    """Run a job to its end; what its rank 0 wrote on stdout, line by line.
+
+    Raises:
+        JobFailed: it failed. PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
+    """
+    lines: list[str] = []
+
+    def take(event: Event) -> None:
+        if not isinstance(event, Line):
+            tell(event)
+        elif event.rank == 0 and event.stream == "stdout":
+            lines.append(event.text)
+
+    with running(wanted, fleet, tell, by) as run:
+        follow(run.run, run.hosts, fleet, take)
+        end = read_run(fleet, run)
+    _raise_for(end)
+    return run, lines
+
+
+@contextlib.contextmanager
+def running(wanted: Wanted, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
+    """Brings a run up with a folder of its own for checkpoints; whatever happens then, nothing of it is left.
+
+    Raises:
+        Survivors: something is left.
+    """
+    way = Way()
+    plan = wanted.plan
+    wanted = replace(wanted, plan=lambda facts: plan(facts).with_own_checkpoints())
+    try:
+        go_up(wanted, fleet, _warnings_only(tell), way=way)
+        assert way.status is not None
+        yield way.status
+    finally:
+        if way.plan is not None:
+            outcome = stop_run(way.plan.job, way.plan.run, way.plan.hosts, fleet, grace=GRACE_S, by=by)
+            if outcome.survivors:
+                left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
+                raise Survivors(f"processes of {way.plan.run} survived: {left}", hint=f"ddpctl kill {way.plan.run}")
+
+
+def _warnings_only(tell: Tell) -> Tell:
+    """A benchmark starts many runs: what each of them does is of no interest unless something is wrong."""
+
+    def choose(event: Event) -> None:
+        if isinstance(event, Note) and event.level == "warning":
+            tell(event)
+
+    return choose
+
+
+def _watch(
+    run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> RunStatus:
+    """Read until there is enough; how the run stands then."""
+    begun = clock()
+    first: float | None = None
+    while True:
+        status = read_run(fleet, run)  # before the metrics: a run that is over writes no more
+        came = reader.read()
+        if status.terminal:
+            while reader.read():
+                pass
+            return status
+        now = clock()
+        if first is None and came:
+            first = now
+        if first is None and now - begun > FIRST_LINE_S:
+            return status
+        if first is not None and _enough(reader, now - first, seconds):
+            return status
+        time.sleep(POLL_S)
+
+
+def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
+    """The window has passed and every rank that writes has a line after its warm-up, or it has taken too long."""
+    counted = all(len(lines) > WARM_UP_LINES for lines in reader.lines.values())
+    return since_first > MOST_S or (since_first >= seconds and counted)
+
+
+def _raise_for(end: RunStatus) -> None:
+    if end.state in FAILURES:
+        why = f"{end.cause.host}: {end.cause.message}" if end.cause else "no node recorded a cause"
+        error: DdpctlError = JobFailed(
+            f"{end.job} {end.state}: {why}", hint=f"its output is kept: ddpctl tail {end.run} -n 100"
+        )
+        raise error
