@@ -1,9 +1,10 @@
 """Semantic segmentation on PASCAL VOC 2012: the same work by DistributedDataParallel, DataParallel and one device.
 
 ``--parallel ddp`` runs one process a device, ``dp`` one process with all its GPUs, ``none`` one device. The same global
-batch gives the same losses in all three, up to rounding. Four things see to that, and each is marked below: the order
-of the pictures, their augmentation (in voc.py), the mean of the loss, and a model without batch statistics. Needs
-torch 1.13 or newer, numpy and Pillow; torchvision for every model but the small one.
+batch gives the same losses in all three, up to rounding. Four things see to that: the order of the pictures, their
+augmentation (in voc.py), the mean of the loss, and a model without batch statistics (in segnet.py).
+
+Needs torch 1.13 or newer, numpy and Pillow; torchvision for every model but the small one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any, NamedTuple, Sequence
 import torch
 import torch.distributed as dist
 import voc
-from common import JobError, Place, Refused, add_options, join, run, say, wait_for_all, whole
+from common import Place, Refused, add_options, gather, join, run, say, wait_for_all, whole
 from metrics import Meter
+from segnet import make_model
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
-from vision import torchvision_models
 
 
 class Job(NamedTuple):
@@ -58,51 +59,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--val_size", type=whole(1), metavar="N", help="validate with the first N pictures (synthetic: 60)")
     add("--num_workers", type=whole(0), default=0, metavar="N", help="data loader processes of each process")
     add_options(parser)
-    return parser.parse_args(argv)
-
-
-class Segmenter(nn.Module):
-    """A body, and its scores brought to the size of the images."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Scores (n, CLASSES, h, w) for images (n, 3, h, w)."""
-        scores = self.body(images)
-        scores = scores["out"] if isinstance(scores, dict) else scores  # torchvision's models name their outputs
-        return functional.interpolate(scores, images.shape[2:], mode="bilinear", align_corners=False)
-
-
-def small(width: int = 32) -> nn.Module:
-    """A body of the DeepLab kind, for a CPU: strides to a quarter of the size, then dilated convolutions.
-
-    There is no BatchNorm in it, so each picture is worked on alone. BatchNorm takes mean and variance over the pictures
-    on one device: the losses would depend on how many devices share a batch.
-    """
-    body = nn.Sequential()
-    for given, stride, dilation in ((3, 2, 1), (width, 2, 1), (width, 1, 1), (width, 1, 2), (width, 1, 4)):
-        convolution = nn.Conv2d(given, width, 3, stride, padding=dilation, dilation=dilation)
-        nn.init.kaiming_normal_(convolution.weight)  # keeps the variance from layer to layer, as no norm does it
-        body.extend([convolution, nn.ReLU()])
-    return body.append(nn.Conv2d(width, voc.CLASSES, 1))
-
-
-def make_model(name: str, batch_size: int) -> nn.Module:
-    """The model of this name. JobError without torchvision; Refused for an unknown name or a batch of one."""
-    if name == "small":
-        return Segmenter(small())
-    models = torchvision_models()
-    if models is None:
-        raise JobError(f"--model {name} needs a torchvision for torch {torch.__version__}: install it, or use small")
-    names = models.list_models(module=models.segmentation)
-    if name not in names:
-        raise Refused(f"there is no model {name!r}: --model takes {', '.join(['small', *names])}")
-    if name.startswith("deeplabv3") and batch_size == 1:
-        raise Refused(f"{name} pools pictures to one pixel and normalises over the batch: use --batch_size 2 or more")
-    # Without weights: nothing is downloaded.
-    return Segmenter(models.get_model(name, weights=None, weights_backbone=None, num_classes=voc.CLASSES))
+    args = parser.parse_args(argv)
+    if not 0 < args.learning_rate < math.inf:
+        parser.error(f"--learning_rate {args.learning_rate} is not a number above 0")
+    return args
 
 
 def spread(model: nn.Module, parallel: str, place: Place) -> tuple[nn.Module, int]:
@@ -136,12 +96,11 @@ def make_loaders(args: argparse.Namespace, place: Place, here: int) -> tuple[Dat
 
 def check_same(train: voc.Voc, val: voc.Voc, place: Place) -> None:
     """Refused unless all ranks list the same pictures: one with fewer steps would leave the others waiting."""
-    mine = torch.tensor([zlib.crc32("\n".join([*train.names, "", *val.names]).encode())], device=place.device)
-    sums = [torch.zeros_like(mine) for _ in range(place.world_size)]
-    dist.all_gather(sums, mine)
-    others = [str(rank) for rank, one in enumerate(sums) if not torch.equal(one, sums[0])]
+    mine = torch.tensor([zlib.crc32("\n".join([*train.names, "", *val.names]).encode())])
+    sums = gather(mine, place.device).flatten().tolist()
+    others = ", ".join(str(rank) for rank, one in enumerate(sums) if one != sums[0])
     if others:
-        raise Refused(f"ranks {', '.join(others)} list other pictures than rank 0: every node needs the same VOC2012")
+        raise Refused(f"other pictures than on rank 0 are listed on rank {others}: give every node the same VOC2012")
 
 
 def prepare(args: argparse.Namespace, place: Place) -> Job:
