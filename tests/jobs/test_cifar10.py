@@ -94,13 +94,13 @@ def test_a_size_reads_no_more_files_than_it_needs(layout: Path) -> None:
 def test_a_missing_file_is_named(layout: Path) -> None:
     file = next(layout.glob("data_batch_4*"))
     file.unlink()
-    with pytest.raises(cifar10.DataError, match=f"cannot read {file}: No such file"):
+    with pytest.raises(cifar10.JobError, match=f"cannot read {file}: No such file"):
         cifar10.load(str(layout), 0, None, None)
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        cifar10.DataError, match=r"no CIFAR-10 in .*: unpack cifar-10-python.tar.gz .*--data_dir synthetic"
+        cifar10.JobError, match=r"no CIFAR-10 in .*: unpack cifar-10-python.tar.gz .*--data_dir synthetic"
     ):
         cifar10.load(str(tmp_path), 0, None, None)
 
@@ -108,7 +108,7 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
 def test_a_cut_file_is_refused(layout: Path) -> None:
     file = next(layout.glob("data_batch_2*"))
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(cifar10.DataError, match=f"{file} is not a CIFAR-10 file"):
+    with pytest.raises(cifar10.JobError, match=f"{file} is not a CIFAR-10 file"):
         cifar10.load(str(layout), 0, None, None)
 
 
@@ -127,13 +127,13 @@ class Calls:
 )
 def test_a_pickle_that_calls_is_refused(tmp_path: Path, function: Callable[..., object]) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(Calls(function, "missing"), protocol=2))
-    with pytest.raises(cifar10.DataError, match=r"it asks for .* which no CIFAR-10 file does"):
+    with pytest.raises(cifar10.JobError, match=r"it asks for .* which no CIFAR-10 file does"):
         cifar10.load(str(tmp_path), 0, None, None)
 
 
 def test_a_refused_pickle_has_run_nothing(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(Calls(Path.touch, tmp_path / "ran"), protocol=2))
-    with pytest.raises(cifar10.DataError):
+    with pytest.raises(cifar10.JobError):
         cifar10.load(str(tmp_path), 0, None, None)
     assert not (tmp_path / "ran").exists()
 
@@ -157,7 +157,7 @@ def test_a_refused_pickle_has_run_nothing(tmp_path: Path) -> None:
 )
 def test_a_pickle_of_something_else_is_refused(tmp_path: Path, batch: object) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=2))
-    with pytest.raises(cifar10.DataError, match="is not a CIFAR-10 file"):
+    with pytest.raises(cifar10.JobError, match="is not a CIFAR-10 file"):
         cifar10.load(str(tmp_path), 0, None, None)
 
 

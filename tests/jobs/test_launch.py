@@ -14,7 +14,7 @@ from .conftest import JOBS, Ended, Interpreter, ended, free_port, started
 pytestmark = pytest.mark.torch
 
 EPOCH = re.compile(r"^epoch (\d+)/(\d+) loss (\d+\.\d{4}) accuracy (\d\.\d{3}) time \d+\.\ds$", re.MULTILINE)
-QUICK = ("--data_dir", "synthetic", "--train_size", "1000", "--test_size", "200", "--width", "8", "--batch_size", "8")
+QUICK = ("--data_dir", "synthetic", "--train_size", "400", "--test_size", "200", "--width", "8", "--batch_size", "8")
 
 
 def test_two_processes_learn_and_go_on_from_their_checkpoint(interpreter: Interpreter, tmp_path: Path) -> None:
@@ -28,7 +28,8 @@ def test_two_processes_learn_and_go_on_from_their_checkpoint(interpreter: Interp
     )
     second = interpreter.launch(2, "resnet_ddp.py", *args, "--num_epochs", "3")
     assert second.status == 0, second.stderr
-    assert f"resumed {tmp_path}/resnet_ddp.pth of epoch 2" in second.stdout
+    assert f"resumed {tmp_path}/resnet_ddp.ckpt of epoch 2\n" in second.stdout
+    assert len(re.findall(r"^2 replicas, the same to the last bit: ", first.stdout + second.stdout, re.MULTILINE)) == 2
     epochs = EPOCH.findall(first.stdout + second.stdout)
     assert [epoch[0] for epoch in epochs] == ["1", "2", "3"]
     assert float(epochs[2][2]) < float(epochs[0][2]) - 0.5

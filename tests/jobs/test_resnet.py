@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from .conftest import JOBS, Interpreter, ended, started
 
 torch = pytest.importorskip("torch")
 resnet = pytest.importorskip("resnet")
+common = pytest.importorskip("common")
 
 SAME_AS_TORCHVISION = """
 import sys; sys.path.insert(0, sys.argv[1])
 import torch, torchvision, resnet
-ours, theirs = resnet.ResNet18(classes=10), torchvision.models.resnet18(num_classes=10)
-theirs.conv1, theirs.maxpool = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False), torch.nn.Identity()
+ours, theirs = resnet.make("builtin", 10, 64), resnet.make("resnet18", 10, 64)
+assert type(theirs) is torchvision.models.ResNet
 theirs.load_state_dict(ours.state_dict())
 images = torch.randn(4, 3, 32, 32)
 for model in ours, theirs: model.train()
@@ -34,3 +37,20 @@ def test_the_default_is_resnet_18() -> None:
 def test_weights_and_answers_are_torchvisions(debian: Interpreter) -> None:
     done = ended(started([debian.path, "-c", SAME_AS_TORCHVISION, str(JOBS)]))
     assert done.status == 0, done.stderr
+
+
+def test_torchvisions_networks_need_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resnet, "torchvision_models", lambda: None)
+    said = "--arch resnet50 needs torchvision: pip install torchvision, or use --arch builtin"
+    with pytest.raises(common.Refused, match=said):
+        resnet.make("resnet50", 10, 64)
+    assert isinstance(resnet.make("builtin", 10, 4), resnet.ResNet18)
+
+
+def test_other_networks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = SimpleNamespace(resnet=SimpleNamespace(__all__=["ResNet", "ResNet18_Weights", "resnet18"]))
+    monkeypatch.setattr(resnet, "torchvision_models", lambda: models)
+    with pytest.raises(common.Refused, match=r"there is no --arch ResNet18_Weights: choose builtin, resnet18$"):
+        resnet.make("ResNet18_Weights", 10, 64)
+    with pytest.raises(common.Refused, match="--width 8 is for --arch builtin alone"):
+        resnet.make("resnet18", 10, 8)

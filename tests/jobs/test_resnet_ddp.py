@@ -1,15 +1,22 @@
-"""Arguments, images, checkpoints and a whole training in this one process."""
+"""Whole trainings in this one process, and two ranks of which one is killed."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .conftest import forked, free_port
+
 torch = pytest.importorskip("torch")
-cifar10 = pytest.importorskip("cifar10")
+batches = pytest.importorskip("batches")
+checkpoint = pytest.importorskip("checkpoint")
+common = pytest.importorskip("common")
+resnet = pytest.importorskip("resnet")
 job = pytest.importorskip("resnet_ddp")
 
 SMALL = ("--data_dir", "synthetic", "--train_size", "40", "--test_size", "20", "--batch_size", "8", "--width", "2")
@@ -17,145 +24,109 @@ SMALL = ("--data_dir", "synthetic", "--train_size", "40", "--test_size", "20", "
 
 def train(folder: Path, *args: str) -> None:
     """Trains the smallest model."""
-    job.main.__wrapped__([*SMALL, "--model_dir", str(folder), *args])
+    job.main([*SMALL, "--model_dir", str(folder), *args])
 
 
-def checkpoint(folder: Path) -> dict[str, Any]:
-    """What a training left."""
-    state: dict[str, Any] = torch.load(folder / "resnet_ddp.pth", weights_only=True)
-    return state
+def weights(folder: Path) -> dict[str, Any]:
+    """The model that a training left."""
+    found: dict[str, Any] = torch.load(folder / "resnet_ddp.pth", weights_only=True)
+    return found
 
 
-def test_every_argument_has_a_default(alone: None) -> None:
-    args = job.parse_args([])
-    assert (args.width, args.model_dir, args.backend, args.resume) == (64, "saved_models", "auto", False)
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
 
 
-def test_outputs_go_where_ddpctl_collects_them(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDPCTL_OUTPUT_DIR", "/run/outputs")
-    assert job.checkpoint_path(job.parse_args([])) == "/run/outputs/resnet_ddp.pth"
+def epoch_lines(output: str) -> list[str]:
+    """The epochs' lines without their times."""
+    return [line.split(" time ")[0] for line in output.splitlines() if line.startswith("epoch ")]
 
 
-@pytest.mark.parametrize(
-    "given", [["--local_rank=3"], ["--local-rank=3"], ["--local_rank", "3"], ["--local-rank", "3"]]
-)
-def test_both_spellings_of_the_local_rank(alone: None, monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
-    args = job.parse_args(given)
-    assert job.find_place(args.local_rank) == (0, 3, 1)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert job.find_place(args.local_rank) == (0, 1, 1)
+def test_what_a_training_leaves(alone: None, tmp_path: Path) -> None:
+    train(tmp_path, "--num_epochs", "2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "resnet_ddp.ckpt",
+        "resnet_ddp.ckpt.prev",
+        "resnet_ddp.pth",
+    ]
+    resnet.ResNet18(width=2).load_state_dict(weights(tmp_path))
+    state = torch.load(tmp_path / "resnet_ddp.ckpt", weights_only=True)
+    assert (state["epoch"], state["images"], state["seed"]) == (2, 0, 0)
+    assert_same(state["model"], weights(tmp_path))
 
 
-def test_the_place_is_the_launchers(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6"}.items():
-        monkeypatch.setenv(name, value)
-    assert job.find_place(0) == (5, 1, 6)
+@pytest.mark.parametrize("extra", [(), ("--accumulate", "2", "--schedule", "cosine", "--warmup_epochs", "1", "--amp")])
+def test_a_resumed_training_ends_as_one_that_never_stopped(
+    alone: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    extra: tuple[str, ...],
+) -> None:
+    """It ends in the middle of the second epoch, right after a checkpoint."""
+    args = (*extra, "--num_epochs", "3", "--checkpoint_steps", "2")
+    train(tmp_path / "straight", *args)
+    straight = epoch_lines(capsys.readouterr().out)
+
+    class Killed(BaseException):
+        """What no code catches."""
+
+    saved: list[str] = []
+    really = checkpoint.save
+
+    def save_and_die(path: str, state: dict[str, Any]) -> None:
+        really(path, state)
+        saved.append(path)
+        if state["epoch"] == 1 and state["images"]:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_and_die)
+        with pytest.raises(Killed):
+            train(tmp_path / "resumed", *args)
+    torch.distributed.destroy_process_group()
+    train(tmp_path / "resumed", *args, "--resume")
+    output = capsys.readouterr().out
+    images = 32 if extra else 16
+    assert f"resumed {saved[-1]} of epoch 1 and {images} images of the next\n" in output
+    assert epoch_lines(output) == straight
+    assert_same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--num_epochs", "0"], "0 is not between 1 and"),
-        (["--batch_size", "-1"], "-1 is not between 1 and"),
-        (["--random_seed", str(2**32)], "is not between 0 and 4294967295"),
-        (["--num_workers", "two"], "invalid whole number value: 'two'"),
-        (["--backend", "mpi"], "invalid choice: 'mpi'"),
-        (["--epochs", "3"], "unrecognized arguments: --epochs 3"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_bad_arguments_are_usage_errors(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        job.parse_args(given)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
-def test_nccl_without_cuda_says_so() -> None:
-    with pytest.raises(job.JobError, match="the nccl backend needs CUDA"):
-        job.choose_device("nccl", 0)
-
-
-def test_more_processes_than_gpus_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(job.JobError, match="local rank 2 has no GPU, 2 are visible here"):
-        job.choose_device("auto", 2)
-
-
-def test_augmented_images_are_moved_and_mirrored_ones() -> None:
-    image = torch.arange(1, 65, dtype=torch.uint8).reshape(1, 8, 8).repeat(3, 1, 1)
-    moved = job.augment(image.repeat(200, 1, 1, 1), torch.Generator().manual_seed(0))
-    assert moved.shape == (200, 3, 8, 8)
-    assert moved.dtype == torch.uint8
-    padded = torch.nn.functional.pad(image, (4, 4, 4, 4))
-    windows = [padded[:, y : y + 8, x : x + 8] for y in range(9) for x in range(9)]
-    allowed = {bytes(way.contiguous().numpy().tobytes()) for window in windows for way in (window, window.flip(2))}
-    seen = {bytes(one.contiguous().numpy().tobytes()) for one in moved}
-    assert seen <= allowed
-    assert len(seen) > 50
-
-
-def test_augmenting_follows_its_generator() -> None:
-    images = torch.from_numpy(cifar10.load("synthetic", 0, 20, 1)[0].images)
-    first, second, other = (job.augment(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
-
-
-def test_normalised_pixels_are_about_zero_and_one() -> None:
-    made = job.normalise(torch.tensor([[0, 255]], dtype=torch.uint8).reshape(1, 1, 1, 2).repeat(1, 3, 1, 1))
-    assert made.dtype == torch.float32
-    assert made.min() > -2.5
-    assert made.max() < 2.5
-
-
-def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "model.pth"
-    job.save_checkpoint(str(path), {"epoch": 1})
-    with pytest.raises(Exception, match="lambda"):
-        job.save_checkpoint(str(path), {"epoch": lambda: 2})
-    assert torch.load(path, weights_only=True) == {"epoch": 1}
-
-
-def test_a_checkpoint_says_what_it_is(alone: None, tmp_path: Path) -> None:
-    train(tmp_path, "--num_epochs", "1")
-    state = checkpoint(tmp_path)
-    assert state["epoch"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["resnet_ddp.pth"]
-    job.ResNet18(width=2).load_state_dict(state["model"])
-
-
-def test_a_resumed_training_ends_as_one_that_never_stopped(alone: None, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(
+    alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path / "straight", "--num_epochs", "3")
-    train(tmp_path / "resumed", "--num_epochs", "1")
+    train(tmp_path / "resumed", "--num_epochs", "2")
+    path = tmp_path / "resumed" / "resnet_ddp.ckpt"
+    path.write_bytes(path.read_bytes()[:-1000])
+    capsys.readouterr()
     train(tmp_path / "resumed", "--num_epochs", "3", "--resume")
-    straight, resumed = checkpoint(tmp_path / "straight"), checkpoint(tmp_path / "resumed")
-    assert straight["epoch"] == resumed["epoch"] == 3
-    for name, value in straight["model"].items():
-        assert torch.equal(value, resumed["model"][name]), name
+    output = capsys.readouterr().out
+    assert f"{path} is damaged (" in output
+    assert f"resumed {path}.prev of epoch 1\n" in output
+    assert_same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))
 
 
 def test_a_seed_makes_the_run(alone: None, tmp_path: Path) -> None:
     for folder, seed in (("first", "1"), ("again", "1"), ("other", "2")):
         train(tmp_path / folder, "--num_epochs", "1", "--random_seed", seed)
-    first, again, other = (
-        checkpoint(tmp_path / folder)["model"]["fc.weight"] for folder in ("first", "again", "other")
-    )
+    first, again, other = (weights(tmp_path / folder)["fc.weight"] for folder in ("first", "again", "other"))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_each_epoch_has_an_order_of_its_own(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     orders: list[list[int]] = []
-    shuffled = job.DistributedSampler.__iter__
+    shuffled = batches.Sampler.__iter__
 
     def remembered(sampler: Any) -> Iterator[int]:
         orders.append(list(shuffled(sampler)))
         return iter(orders[-1])
 
-    monkeypatch.setattr(job.DistributedSampler, "__iter__", remembered)
+    monkeypatch.setattr(batches.Sampler, "__iter__", remembered)
     train(tmp_path, "--num_epochs", "2")
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
     assert orders[0] != orders[1]
@@ -165,26 +136,177 @@ def test_one_line_an_epoch(alone: None, tmp_path: Path, capsys: pytest.CaptureFi
     train(tmp_path, "--num_epochs", "2", "--resume")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("rank 0 local_rank 0 world_size 1 host ")
-    assert lines[1] == f"no checkpoint {tmp_path}/resnet_ddp.pth: epoch 1 is next"
-    assert [line.split(" loss ")[0] for line in lines[2:-1]] == ["epoch 1/2", "epoch 2/2"]
+    assert lines[1] == f"no checkpoint {tmp_path}/resnet_ddp.ckpt: epoch 1 is next"
+    assert [line.split(" loss ")[0] for line in lines[2:-2]] == ["epoch 1/2", "epoch 2/2"]
+    assert re.fullmatch(r"1 replicas, the same to the last bit: [0-9a-f]{16}", lines[-2])
     assert lines[-1] == f"done: {tmp_path}/resnet_ddp.pth"
+
+
+def test_metrics_of_every_epoch(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPCTL_METRICS", str(tmp_path / "metrics"))
+    train(tmp_path, "--num_epochs", "2")
+    lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    for epoch in (1, 2):
+        here = [line for line in lines if line["epoch"] == epoch]
+        assert sum("accuracy" in line for line in here) == 1
+        assert all(line["samples_per_s"] > 0 for line in here if "accuracy" not in line)
+        assert any("comm_share" in line for line in here)
+    assert lines[-1]["step"] == 10
 
 
 def test_a_finished_training_resumes_to_nothing(
     alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, "--num_epochs", "1")
-    train(tmp_path, "--num_epochs", "1", "--resume")
-    assert "epoch 1/1" not in capsys.readouterr().out.split("resumed")[1]
+    train(tmp_path, "--num_epochs", "1", "--resume", str(tmp_path / "resnet_ddp.ckpt"))
+    assert epoch_lines(capsys.readouterr().out.split("resumed")[1]) == []
 
 
-def test_another_models_checkpoint_is_refused(alone: None, tmp_path: Path) -> None:
+def test_another_trainings_checkpoint_is_refused(alone: None, tmp_path: Path) -> None:
     train(tmp_path, "--num_epochs", "1")
-    with pytest.raises(job.JobError, match="holds another model than --width 3 makes"):
-        train(tmp_path, "--num_epochs", "2", "--resume", "--width", "3")
+    for given, said in (
+        (["--resume", "--width", "3"], "holds another model than --arch builtin --width 3 makes: give the same"),
+        (["--resume", "--random_seed", "1"], "was made with --random_seed 0: give the same one"),
+        (["--resume", str(tmp_path / "resnet_ddp.pth")], "it has no epoch: name a .ckpt file"),
+    ):
+        with pytest.raises(common.Refused, match=said):
+            train(tmp_path, "--num_epochs", "2", *given)
+        torch.distributed.destroy_process_group()
 
 
 def test_a_loss_that_is_no_number_ends_the_training(alone: None, tmp_path: Path) -> None:
-    with pytest.raises(job.JobError, match=r"the loss is (nan|inf) in epoch 1: try a smaller --learning_rate"):
+    with pytest.raises(common.Refused, match=r"the loss is (nan|inf) in epoch 1: try a smaller --learning_rate"):
         train(tmp_path, "--num_epochs", "2", "--learning_rate", "1e30")
     assert not list(tmp_path.iterdir())
+
+
+def linear_training(*args: str) -> tuple[Any, list[int]]:
+    """A training of a network without batch norm, and a list that grows with each reduction of its gradients."""
+    parsed = job.parse_args(["--learning_rate", "0.1", *args])
+    place = common.join(parsed)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    reductions: list[int] = []
+
+    def hook(state: object, bucket: Any) -> Any:
+        reductions.append(bucket.index())
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    hook.__annotations__ = {}  # DDP compares them with types
+    model.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = job.make_scaler(False)
+    return job.Training(parsed, place, model, model, optimizer, scaler, None, None, None), reductions
+
+
+def test_accumulated_batches_are_one_large_step_and_one_reduction(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the last batch is smaller: each image counts the same."""
+    monkeypatch.setattr(batches, "augment", lambda images, generator, mirror: images)
+    images = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(10)
+    splits = {"one": [10], "three": [4, 4, 2]}
+    results = {}
+    for name, sizes in splits.items():
+        training, reductions = linear_training()
+        group = list(zip(images.split(sizes), labels.split(sizes), strict=True))
+        loss = job.train_step(training, group, 10, torch.Generator())
+        assert len(reductions) == 1
+        results[name] = (float(loss), training.model.module[1].weight.detach().clone())
+        torch.distributed.destroy_process_group()
+    assert results["one"][0] == pytest.approx(results["three"][0], abs=1e-5)
+    assert torch.allclose(results["one"][1], results["three"][1], atol=1e-7)
+    assert not torch.allclose(results["one"][1], linear_training()[0].model.module[1].weight, atol=1e-3)
+
+
+def test_amp_computes_in_16_bits_and_keeps_weights_in_32(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[Any] = set()
+    entropy = job.functional.cross_entropy
+
+    def remembered(scores: Any, *args: Any, **keys: Any) -> Any:
+        seen.add(scores.dtype)
+        return entropy(scores, *args, **keys)
+
+    monkeypatch.setattr(job.functional, "cross_entropy", remembered)
+    train(tmp_path, "--num_epochs", "1", "--amp")
+    assert seen == {torch.bfloat16}
+    assert weights(tmp_path)["fc.weight"].dtype == torch.float32
+
+
+def test_the_scale_of_the_loss_survives_a_resume(alone: None, tmp_path: Path) -> None:
+    """fp16 itself needs a GPU; torch has the same scaler for the CPU since 2.3."""
+    made = [linear_training("--model_dir", str(tmp_path))[0]]
+    torch.distributed.destroy_process_group()
+    made.append(linear_training("--model_dir", str(tmp_path))[0])
+    first, second = (each._replace(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12)) for each in made)
+    first.scaler.scale(torch.ones(()))
+    first.scaler.update(2.0**9)
+    job.save(first, 1, 0, 0.0)
+    args = job.parse_args(["--model_dir", str(tmp_path), "--resume"])
+    path, state = job.find_state(args, second.place)
+    job.restore(state, args, second.model.module, second.optimizer, second.scaler)
+    assert (path, second.scaler.get_scale()) == (str(tmp_path / "resnet_ddp.ckpt"), 2.0**9)
+
+
+RANK = """
+import os, checkpoint, resnet_ddp
+if "DIE_AT" in os.environ and os.environ["RANK"] == "0":
+    really = checkpoint.save
+    def save_and_die(path, state):
+        really(path, state)
+        if (state["epoch"], state["images"]) == (1, int(os.environ["DIE_AT"])):
+            os.kill(os.getpid(), 9)
+    checkpoint.save = save_and_die
+resnet_ddp.main(os.environ["ARGS"].split())
+"""
+
+
+def test_two_ranks_of_which_one_is_killed_continue_to_the_same_end(tmp_path: Path) -> None:
+    """One launch holds two trainings side by side: one that is left alone, and one whose rank 0 is killed."""
+
+    def places(folder: str, *args: str, **extra: str) -> list[dict[str, str]]:
+        line = [*SMALL, "--model_dir", str(tmp_path / folder), "--num_epochs", "2", "--checkpoint_steps", "1", *args]
+        place = {"ARGS": " ".join(line), "WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), **extra}
+        return [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+
+    preload = "torch torch._dynamo resnet_ddp"
+    both = forked(RANK, *places("straight"), *places("resumed", DIE_AT="16"), preload=preload)
+    assert both.stdout.count("\ndone: ") == 1
+    resumed = forked(RANK, *places("resumed", "--resume"), preload=preload)
+    assert resumed.status == 0, resumed.stderr
+    path = tmp_path / "resumed" / "resnet_ddp.ckpt"
+    assert f"resumed {path} of epoch 1 and 16 images of the next\n" in resumed.stdout
+    assert epoch_lines(resumed.stdout) == [line for line in epoch_lines(both.stdout) if "epoch 2/2" in line]
+    assert_same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))
+
+
+DIFFERENT = """
+import torch, torch.distributed as dist, resnet_ddp
+from common import Place, Refused, say
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+place = Place(rank, rank, 2, torch.device("cpu"))
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 3)
+resnet_ddp.check_replicas(model, place)
+with torch.no_grad():
+    model.bias[1] += rank * 1e-7
+try:
+    resnet_ddp.check_replicas(model, place)
+except Refused as error:
+    say(str(error))
+dist.destroy_process_group()
+"""
+
+
+def test_different_replicas_are_refused_on_every_rank() -> None:
+    done = forked(DIFFERENT, {}, {}, preload="torch resnet_ddp")
+    assert done.status == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("2 replicas, the same to the last bit: ") for line in lines) == 1
+    refused = "rank 1 and rank 0 hold different weights: look for what a rank does alone"
+    assert [line for line in lines if "replicas" not in line] == [refused, refused]

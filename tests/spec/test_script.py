@@ -97,7 +97,7 @@ def test_the_process_group(text: str, does: bool) -> None:
     assert read_script(text).initialises is does
 
 
-@pytest.mark.parametrize("name", ["resnet_ddp.py", "init_proc.py"])
+@pytest.mark.parametrize("name", ["common.py", "init_proc.py"])
 def test_the_jobs_in_the_box(name: str) -> None:
     facts = read_script((JOBS / name).read_text())
     assert facts == ScriptFacts(

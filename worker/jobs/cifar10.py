@@ -2,7 +2,7 @@
 
 Both published layouts are known by their file names: ``cifar-10-batches-py`` (pickles) and ``cifar-10-batches-bin``
 (records of one label byte and 3072 pixel bytes). Nothing is ever downloaded or written, so any number of processes may
-load at once. Needs numpy only.
+load at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pickle
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
+from common import JobError
 
 CLASSES = 10
 SIDE = 32  # pixels
@@ -23,10 +24,6 @@ SYNTHETIC = "synthetic"
 SYNTHETIC_SIZES = (2000, 500)  # images to train and to test with
 
 
-class DataError(ValueError):
-    """The data set cannot be used; the message says why and what to do, in one line."""
-
-
 class Split(NamedTuple):
     """Labelled images: ``images`` is uint8 (n, 3, 32, 32), ``labels`` is int64 (n,), each 0 to 9."""
 
@@ -35,7 +32,11 @@ class Split(NamedTuple):
 
 
 def load(data_dir: str, seed: int, train_size: int | None, test_size: int | None) -> tuple[Split, Split]:
-    """The training and the test split, cut to these sizes (None: all there are, or the synthetic default)."""
+    """The training and the test split, cut to these sizes (None: all there are, or the synthetic default).
+
+    Raises:
+        JobError: the data set is not there, or is not CIFAR-10.
+    """
     if data_dir == SYNTHETIC:
         return synthetic(seed, 0, train_size), synthetic(seed, 1, test_size)
     folder, suffix = find_layout(data_dir)
@@ -49,9 +50,9 @@ def find_layout(data_dir: str) -> tuple[str, str]:
         for suffix in ("", ".bin"):
             if os.path.isfile(os.path.join(folder, TRAIN_FILES[0] + suffix)):
                 return folder, suffix
-    raise DataError(
+    raise JobError(
         f"no CIFAR-10 in {os.path.abspath(data_dir)}: unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz there "
-        f"on every node, or use --data_dir {SYNTHETIC}"
+        f"on every node, or use --data_dir {SYNTHETIC} or digits"
     )
 
 
@@ -71,9 +72,9 @@ def read_file(path: str) -> Split:
         with open(path, "rb") as file:
             return from_records(read_records(file)) if path.endswith(".bin") else from_pickle(file)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        raise JobError(f"cannot read {path}: {error.strerror}") from error
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise DataError(f"{path} is not a CIFAR-10 file: {error}") from error
+        raise JobError(f"{path} is not a CIFAR-10 file: {error}") from error
 
 
 def read_records(file: BinaryIO) -> np.ndarray[Any, np.dtype[np.uint8]]:

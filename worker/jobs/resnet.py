@@ -1,16 +1,46 @@
-"""ResNet-18 for 32x32 images, in plain torch.
+"""ResNet-18 for 32x32 images, in plain torch, and torchvision's ResNets with the same stem.
 
 The layers and their names are those of torchvision's ``resnet18``, so the weights of either fit into the other, except
 for the stem: a 3x3 convolution of stride 1 and no pooling, as the ResNet paper has it for CIFAR-10. torchvision itself
-is not needed: its import costs a second in every process and fails beside a torch built for other hardware, and its
-ResNet-18 has no narrow form.
+is not needed for it: its import costs a second in every process and fails beside a torch built for other hardware, and
+its ResNet-18 has no narrow form.
 """
 
 from __future__ import annotations
 
 import torch
+from common import Refused
 from torch import Tensor, nn
 from torch.nn import functional
+from vision import torchvision_models
+
+BUILTIN = "builtin"
+FULL_WIDTH = 64  # channels of ResNet-18's first stage
+
+
+def make(arch: str, classes: int, width: int) -> nn.Module:
+    """A ResNet for images of 32x32 pixels: the one below, or torchvision's of this name.
+
+    torchvision's are made for 224x224: their stem leaves a quarter of each side, so a 32x32 image would be one pixel
+    in the last stage. It becomes that of the ResNet paper (He et al. 2015, 4.2): 3x3, stride 1, no pooling.
+
+    Raises:
+        Refused: there is no such network, or no torchvision.
+    """
+    if arch == BUILTIN:
+        return ResNet18(classes, width)
+    if width != FULL_WIDTH:
+        raise Refused(f"--width {width} is for --arch {BUILTIN} alone: leave one of them out")
+    models = torchvision_models()
+    if models is None:
+        raise Refused(f"--arch {arch} needs torchvision: pip install torchvision, or use --arch {BUILTIN}")
+    names = [name for name in models.resnet.__all__ if name.islower()]
+    if arch not in names:
+        raise Refused(f"there is no --arch {arch}: choose {BUILTIN}, {', '.join(names)}")
+    model: nn.Module = getattr(models, arch)(num_classes=classes)
+    model.conv1 = nn.Conv2d(3, FULL_WIDTH, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
 
 
 class Block(nn.Module):
@@ -34,7 +64,7 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """Images (n, 3, 32, 32) to scores (n, classes). The first stage has ``width`` channels: 64 make it ResNet-18."""
 
-    def __init__(self, classes: int = 10, width: int = 64) -> None:
+    def __init__(self, classes: int = 10, width: int = FULL_WIDTH) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)

@@ -1,146 +1,80 @@
-"""Trains ResNet-18 on CIFAR-10 with DistributedDataParallel.
+"""Trains a ResNet on small images with DistributedDataParallel, the way it is written today.
 
-Started on every node by torchrun or ``python -m torch.distributed.launch --use_env``; alone it trains in one process.
-Every rank trains on its share of the images; rank 0 measures the accuracy, prints one line an epoch and writes the
-checkpoint. A resumed run goes on as if it had not stopped. Needs torch 1.13 or newer, and numpy.
+Every rank trains on its share of the images and DDP averages the gradients. Rank 0 also measures the accuracy, prints
+one line an epoch and writes the checkpoint. Read ``main`` first, then ``train_epoch`` and ``train_step``. The parts
+are in resnet_settings.py (the options), batches.py (who gets which images), resnet.py (the network), checkpoint.py and
+metrics.py.
+
+Killed and started again with ``--resume`` it continues with the step after its newest checkpoint, as if it had never
+stopped. Started by torchrun or ddpctl on every node; ``python resnet_ddp.py`` trains in one process. Needs torch 1.13.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import multiprocessing
+import hashlib
+import math
 import os
 import random
 import socket
-import sys
 import time
-import traceback
-from datetime import timedelta
-from typing import Any, Dict, NamedTuple, NoReturn, Sequence
+from contextlib import nullcontext
+from typing import Any, Callable, NamedTuple, Sequence
 
+import batches
+import checkpoint
 import cifar10
+import digits
 import numpy as np
+import resnet
 import torch
 import torch.distributed as dist
-from resnet import ResNet18
+from common import Place, Refused, gather, join, run, say, wait_for_all
+from metrics import Meter, write_metrics
+from resnet_settings import checkpoint_path, model_path, parse_args, rate_at, refuse
 from torch import Tensor, nn
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader
 
-MEAN = (0.4914, 0.4822, 0.4465)  # of CIFAR-10's red, green and blue
-DEVIATION = (0.2470, 0.2435, 0.2616)
-MARGIN = 4  # pixels by which a training image is moved at most
 TEST_BATCH = 256  # images
-
-# A checkpoint. model: its state dictionary; optimizer: its state by parameter, without the settings, which are those of
-# the command line; epoch: how many are done.
-State = Dict[str, Any]
+NEW = {"epoch": 0, "images": 0, "loss_sum": torch.zeros((), dtype=torch.float64)}  # see save()
 
 
-class JobError(RuntimeError):
-    """The training cannot go on; the message says why and what to do, in one line."""
-
-
-class Place(NamedTuple):
-    """Where this process stands among all."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-
-class Trainer(NamedTuple):
+class Training(NamedTuple):
     """All that an epoch needs."""
 
     args: argparse.Namespace
     place: Place
-    device: torch.device
     model: DistributedDataParallel
+    forward: Callable[[Tensor], Tensor]  # the model, compiled if asked for
     optimizer: torch.optim.Optimizer
-    loader: DataLoader[Any]  # of images uint8 (n, 3, 32, 32) and labels int64 (n,)
+    scaler: Any  # of the loss, for fp16; does nothing without
+    loader: DataLoader[Any]
     test: cifar10.Split
+    meter: Meter
 
 
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description="ResNet-18 on CIFAR-10, trained by all processes of a launch together.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--num_epochs", type=whole(1), default=10, metavar="N", help="epochs in all, those before a resume too")
-    add("--batch_size", type=whole(1), default=128, metavar="N", help="images a step of each process")
-    add("--learning_rate", type=float, default=0.05, metavar="X", help="of SGD with momentum 0.9")
-    add("--random_seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of weights, order and synthetic data")
-    add("--model_dir", default=default_model_dir(), metavar="DIR", help="the checkpoint's folder, on rank 0's node")
-    add("--model_filename", default="resnet_ddp.pth", metavar="NAME", help="the checkpoint's name")
-    add("--resume", action="store_true", help="go on from the checkpoint, or from the start where there is none")
-    add("--data_dir", default="data", metavar="DIR", help="has cifar-10-batches-py or -bin in it; or: synthetic")
-    add("--train_size", type=whole(1), metavar="N", help="train with so many images only (synthetic: 2000)")
-    add("--test_size", type=whole(1), metavar="N", help="test with so many images only (synthetic: 500)")
-    add("--width", type=whole(1), default=64, metavar="N", help="channels of the first stage; ResNet-18 has 64")
-    add("--num_workers", type=whole(0), default=0, metavar="N", help="data loader processes of each process")
-    add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto is nccl with CUDA, gloo without")
-    add("--timeout", type=whole(1), default=1800, metavar="SECONDS", help="longest wait for the other processes")
-    add("--local_rank", "--local-rank", type=whole(0), default=0, metavar="N", help="$LOCAL_RANK goes before it")
-    return parser.parse_args(argv)
-
-
-def default_model_dir() -> str:
-    """Where ddpctl collects what a job makes, or a folder here."""
-    return os.environ.get("DDPCTL_OUTPUT_DIR") or "saved_models"
-
-
-def whole(least: int, most: int = 2**63 - 1) -> Any:
-    """A parser of whole numbers in a range."""
-
-    def parse(text: str) -> int:
-        number = int(text)
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{number} is not between {least} and {most}")
-        return number
-
-    parse.__name__ = "whole number"
-    return parse
-
-
-def say(text: str) -> None:
-    """One line on stdout, at once and in one piece: print() may write the newline apart, after another rank's line."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def find_place(local_rank: int) -> Place:
-    """What the launcher says, or one process alone."""
-    env = os.environ
-    return Place(int(env.get("RANK", 0)), int(env.get("LOCAL_RANK", local_rank)), int(env.get("WORLD_SIZE", 1)))
-
-
-def choose_device(backend: str, local_rank: int) -> torch.device:
-    """This process's own GPU, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        if backend == "nccl":
-            raise JobError("the nccl backend needs CUDA, which this torch does not find here: use --backend gloo")
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise JobError(f"local rank {local_rank} has no GPU, {count} are visible here: start at most {count} processes")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def join(args: argparse.Namespace, place: Place, device: torch.device) -> None:
-    """Meets the other processes."""
-    backend = args.backend if args.backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=args.timeout)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined,unused-ignore]
+def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoint.State]:
+    """Everything in place for the next step, and the state that it continues from."""
+    device = place.device
+    seed_everything(args.random_seed)
+    train, test = batches.load(args, place)
+    model = resnet.make(args.arch, cifar10.CLASSES, args.width)
+    if args.sync_bn:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call,unused-ignore]
+    model.to(device)  # before the optimizer is made, which keeps its own references
+    optimizer = torch.optim.SGD(model.parameters(), args.learning_rate, 0.9, weight_decay=5e-4, nesterov=True)
+    scaler = make_scaler(args.amp == "fp16")
+    path, state = find_state(args, place)
+    restore(state, args, model, optimizer, scaler)
+    if place.rank == 0 and args.resume:
+        say(describe(path, state))
+    parallel = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
+    # Around DDP, not inside it: torch.compile then cuts the graph where DDP's buckets end, and they still overlap.
+    forward = torch.compile(parallel) if args.compile else parallel
+    loader = batches.make_loader(train, args, place)
+    return Training(args, place, parallel, forward, optimizer, scaler, loader, test, Meter(parallel)), state
 
 
 def seed_everything(seed: int) -> None:
@@ -152,143 +86,138 @@ def seed_everything(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def load_data(args: argparse.Namespace, device: torch.device) -> tuple[cifar10.Split, cifar10.Split]:
-    """Both splits. All nodes must hold as many images: a rank with fewer steps would leave the others waiting."""
-    train, test = cifar10.load(args.data_dir, args.random_seed, args.train_size, args.test_size)
-    bounds = torch.tensor([len(train.labels), -len(train.labels)], device=device)
-    dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
-    most, least = int(bounds[0]), -int(bounds[1])
-    if most != least:
-        raise JobError(
-            f"{len(train.labels)} training images here, {least} to {most} elsewhere: all nodes need the same"
-        )
-    return train, test
+def make_scaler(enabled: bool) -> Any:
+    """Keeps small gradients from becoming 0 in fp16, by a larger loss. bf16 has the range of float32 and needs none."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)
 
 
-def make_loader(split: cifar10.Split, args: argparse.Namespace, place: Place, device: torch.device) -> DataLoader[Any]:
-    """This rank's share of the images, in an order that changes with each epoch."""
-    dataset = TensorDataset(torch.from_numpy(split.images), torch.from_numpy(split.labels))
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        dataset, place.world_size, place.rank, shuffle=True, seed=args.random_seed
-    )
-    return DataLoader(
-        dataset,
-        args.batch_size,
-        sampler=sampler,
-        num_workers=args.num_workers,
-        persistent_workers=args.num_workers > 0,
-        pin_memory=device.type == "cuda",
-    )
-
-
-def checkpoint_path(args: argparse.Namespace) -> str:
-    """Where the checkpoint lies on rank 0's node."""
-    return os.path.join(str(args.model_dir), str(args.model_filename))
-
-
-def save_checkpoint(path: str, state: State) -> None:
-    """Puts the whole state under its name or leaves what was there: written aside, made durable, renamed."""
-    aside = f"{path}.part"
-    with open(aside, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def share_checkpoint(path: str, place: Place, device: torch.device) -> State | None:
-    """The state in rank 0's file, on every rank: the other nodes need no copy. None where there is no file."""
-    content = read_bytes(path) if place.rank == 0 else None
-    size = torch.tensor([-1 if content is None else len(content)], device=device)
-    dist.broadcast(size, src=0)
-    if int(size) < 0:
-        return None
-    data = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if content is not None:
-        data.copy_(torch.from_numpy(np.frombuffer(content, dtype=np.uint8)))
-    dist.broadcast(data, src=0)
-    state: State = torch.load(io.BytesIO(data.cpu().numpy().tobytes()), map_location=device, weights_only=True)
-    return state
-
-
-def read_bytes(path: str) -> bytearray | None:
-    """A file's content, or None where there is none."""
-    try:
-        with open(path, "rb") as file:
-            return bytearray(file.read())
-    except FileNotFoundError:
-        return None
-
-
-def find_state(args: argparse.Namespace, place: Place, device: torch.device) -> State | None:
-    """The state to go on from, where one is asked for and there; rank 0 tells."""
-    if not args.resume:
-        return None
+def find_state(args: argparse.Namespace, place: Place) -> tuple[str, checkpoint.State]:
+    """The state to continue from, or that of the start; and which file rank 0 has it from."""
     path = checkpoint_path(args)
-    state = share_checkpoint(path, place, device)
-    if place.rank == 0:
-        say(f"no checkpoint {path}: epoch 1 is next" if state is None else f"resumed {path} of epoch {state['epoch']}")
-    return state
+    if args.resume is None:
+        if place.rank == 0:
+            checkpoint.start_anew(path)
+        return path, NEW
+    if args.resume == "auto":
+        return checkpoint.resume(path, place) or (path, NEW)
+    return args.resume, checkpoint.load(args.resume, place)
 
 
-def restore(state: State, args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Fills model and optimizer; how many epochs are done."""
+def describe(path: str, state: checkpoint.State) -> str:
+    """What a resumed training continues from."""
+    if state is NEW:
+        return f"no checkpoint {path}: epoch 1 is next"
+    inside = f" and {state['images']} images of the next" if state["images"] else ""
+    return f"resumed {path} of epoch {state['epoch']}{inside}"
+
+
+def restore(
+    state: checkpoint.State, args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any
+) -> None:
+    """Fill the model, the optimizer and the scaler. The optimizer's settings are those of the command line.
+
+    Raises:
+        Refused: the checkpoint is of another training.
+    """
+    if state is NEW:
+        return
+    missing = {"model", "optimizer", "scaler", "seed", *NEW} - set(state)
+    if missing:
+        raise Refused(f"that is no checkpoint of this training, it has no {min(missing)}: name a .ckpt file")
+    if state["seed"] != args.random_seed:  # another order, and for some data sets another split
+        raise Refused(f"the checkpoint was made with --random_seed {state['seed']}: give the same one")
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        raise JobError(f"the checkpoint holds another model than --width {args.width} makes") from error
+        made = f"--arch {args.arch} --width {args.width}"
+        raise Refused(f"the checkpoint holds another model than {made} makes: give the same ones") from error
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state["optimizer"]})
-    return int(state["epoch"])
+    if state["scaler"]:
+        scaler.load_state_dict({name: value.item() for name, value in state["scaler"].items()})
 
 
-def normalise(images: Tensor) -> Tensor:
-    """Pixels uint8 (n, 3, 32, 32) as float32 of mean 0 and deviation 1, near enough."""
-    mean, deviation = (torch.tensor(value, device=images.device).view(1, 3, 1, 1) for value in (MEAN, DEVIATION))
-    return (images.float() / 255 - mean) / deviation
+def save(training: Training, epoch: int, images: int, loss_sum: float) -> None:
+    """Rank 0 writes a checkpoint: ``epoch`` epochs are done, and so many images of the next one by all ranks together.
+
+    That is also the whole state of the sampler: the order follows from the seed and the epoch.
+    """
+    if training.place.rank == 0:
+        state = {
+            "model": training.model.module.state_dict(),
+            "optimizer": training.optimizer.state_dict()["state"],
+            "scaler": {name: torch.tensor(value) for name, value in training.scaler.state_dict().items()},
+            "seed": training.args.random_seed,
+            "epoch": epoch,
+            "images": images,
+            "loss_sum": torch.tensor(loss_sum, dtype=torch.float64),
+        }
+        checkpoint.save(checkpoint_path(training.args), state)
 
 
-def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each of the images (n, 3, h, w) moved by up to MARGIN pixels each way over black, and half of them mirrored."""
-    count, _, height, width = images.shape
-    padded = functional.pad(images, (MARGIN, MARGIN, MARGIN, MARGIN))
-    draws = torch.randint(0, 2 * MARGIN + 1, (2, count, 1), generator=generator, device=images.device)
-    rows = draws[0] + torch.arange(height, device=images.device)
-    columns = draws[1] + torch.arange(width, device=images.device)
-    mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=images.device).bool()
-    columns = torch.where(mirrored, columns.flip(1), columns)
-    each = torch.arange(count, device=images.device)
-    return padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+def train_epoch(training: Training, epoch: int, images: int, loss_sum: float) -> float:
+    """One pass of all ranks over the images, from the given point in it; the mean loss of the whole pass."""
+    args, place = training.args, training.place
+    sampler = training.loader.sampler
+    assert isinstance(sampler, batches.Sampler)
+    sampler.set_epoch(epoch)  # without it every epoch has the same order
+    sampler.begin = images
+    losses = torch.tensor(loss_sum if place.rank == 0 else 0.0, dtype=torch.float64, device=place.device)
+    training.model.train()  # type: ignore[no-untyped-call,unused-ignore]
+    training.meter.start()
+    for number, group in enumerate(batches.groups(training.loader, args.accumulate), 1):
+        here = sum(len(labels) for _, labels in group)
+        middle = epoch - 1 + (images + here * place.world_size / 2) / sampler.total_size
+        for settings in training.optimizer.param_groups:
+            settings["lr"] = rate_at(args, place.world_size, middle)
+        generator = batches.generator_of(place.device, args.random_seed, epoch, images, place.rank)
+        loss = train_step(training, group, here, generator)
+        losses += loss
+        images += here * place.world_size
+        training.meter.step(here, epoch=epoch, loss=loss / here)
+        if args.checkpoint_steps and number % args.checkpoint_steps == 0 and images < sampler.total_size:
+            save(training, epoch - 1, images, total(losses, epoch))
+            training.meter.start()
+    training.meter.write(epoch=epoch)
+    return total(losses, epoch) / images
 
 
-def train_epoch(trainer: Trainer, epoch: int) -> float:
-    """One pass of all ranks over the images; the mean loss of all."""
-    sampler = trainer.loader.sampler
-    assert isinstance(sampler, DistributedSampler)
-    sampler.set_epoch(epoch)
-    seeds = np.random.SeedSequence([trainer.args.random_seed, epoch, trainer.place.rank])
-    generator = torch.Generator(trainer.device).manual_seed(int(seeds.generate_state(1)[0]))
-    totals = torch.zeros(2, dtype=torch.float64, device=trainer.device)  # sum of losses, images
-    trainer.model.train()  # type: ignore[no-untyped-call,unused-ignore]
-    for images, labels in trainer.loader:
-        totals += train_step(trainer, images, labels, generator)
-    dist.all_reduce(totals)
-    return float(totals[0] / totals[1])
+def train_step(training: Training, group: list[batches.Batch], here: int, generator: torch.Generator) -> Tensor:
+    """One step of the optimizer, from the batches of the group (``here`` images): the sum of this rank's losses, ().
+
+    The gradients of the batches add up, and DDP averages over the ranks only once, in the last backward pass. The loss
+    is divided by the images of all batches, so that the step is the one of a single large batch.
+    """
+    device = training.place.device
+    mirror = training.args.data_dir != digits.DIGITS
+    dtype = torch.float16 if training.args.amp == "fp16" else torch.bfloat16
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    for number, (images, labels) in enumerate(group, 1):
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        inputs = batches.normalise(batches.augment(images, generator, mirror))
+        with nullcontext() if number == len(group) else training.model.no_sync():
+            with torch.autocast(device.type, dtype, enabled=training.args.amp is not None):
+                loss = functional.cross_entropy(training.forward(inputs), labels, reduction="sum")
+            training.scaler.scale(loss / here).backward()  # outside: each operation has the precision it had forward
+        loss_sum += loss.detach()
+    training.scaler.step(training.optimizer)
+    training.scaler.update()
+    training.optimizer.zero_grad(set_to_none=True)
+    return loss_sum
 
 
-def train_step(trainer: Trainer, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-    """One step of the optimizer; the sum of losses and the number of images of this rank, (2,)."""
-    images = images.to(trainer.device, non_blocking=True)
-    labels = labels.to(trainer.device, non_blocking=True)
-    loss = functional.cross_entropy(trainer.model(normalise(augment(images, generator))), labels)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
-    trainer.optimizer.step()
-    return torch.stack([loss.detach().double() * len(labels), loss.new_tensor(len(labels)).double()])
+def total(losses: Tensor, epoch: int) -> float:
+    """The sum over all ranks.
+
+    Raises:
+        Refused: it is not a finite number, so nothing of this training is worth saving.
+    """
+    everyone = losses.clone()
+    dist.all_reduce(everyone)
+    if not math.isfinite(everyone):
+        raise Refused(f"the loss is {float(everyone)} in epoch {epoch}: try a smaller --learning_rate, or warm up")
+    return float(everyone)
 
 
 @torch.no_grad()
@@ -299,76 +228,63 @@ def accuracy(model: nn.Module, split: cifar10.Split, device: torch.device) -> fl
     for start in range(0, len(split.labels), TEST_BATCH):
         images = torch.from_numpy(split.images[start : start + TEST_BATCH]).to(device)
         labels = torch.from_numpy(split.labels[start : start + TEST_BATCH]).to(device)
-        right += int((model(normalise(images)).argmax(dim=1) == labels).sum())
+        right += int((model(batches.normalise(images)).argmax(dim=1) == labels).sum())
     return right / len(split.labels)
 
 
-def prepare(args: argparse.Namespace, place: Place, device: torch.device) -> tuple[Trainer, int]:
-    """Everything in place for the next epoch, and how many epochs are done."""
-    if place.rank == 0:
-        os.makedirs(args.model_dir, exist_ok=True)
-    seed_everything(args.random_seed)
-    train, test = load_data(args, device)
-    model = ResNet18(cifar10.CLASSES, args.width).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), args.learning_rate, momentum=0.9, weight_decay=5e-4)
-    state = find_state(args, place, device)
-    done = 0 if state is None else restore(state, args, model, optimizer)
-    parallel = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [place.local_rank])
-    return Trainer(args, place, device, parallel, optimizer, make_loader(train, args, place, device), test), done
-
-
-def run_epoch(trainer: Trainer, epoch: int) -> None:
-    """Trains, then rank 0 measures, saves and tells while the others wait."""
+def run_epoch(training: Training, epoch: int, images: int, loss_sum: float) -> None:
+    """Trains, then rank 0 measures, saves and says so while the others wait."""
     started = time.monotonic()
-    loss = train_epoch(trainer, epoch)
-    if not np.isfinite(loss):
-        raise JobError(f"the loss is {loss} in epoch {epoch}: try a smaller --learning_rate")
-    if trainer.place.rank == 0:
-        model = trainer.model.module
-        share = accuracy(model, trainer.test, trainer.device)
-        state = {"model": model.state_dict(), "optimizer": trainer.optimizer.state_dict()["state"], "epoch": epoch}
-        save_checkpoint(checkpoint_path(trainer.args), state)
+    loss = train_epoch(training, epoch, images, loss_sum)
+    save(training, epoch, 0, 0.0)
+    if training.place.rank == 0:
+        # The model itself: DDP's forward would wait for ranks that are not here.
+        share = accuracy(training.model.module, training.test, training.place.device)
         seconds = time.monotonic() - started
-        say(f"epoch {epoch}/{trainer.args.num_epochs} loss {loss:.4f} accuracy {share:.3f} time {seconds:.1f}s")
-    wait_for_all(trainer.device)
+        write_metrics(step=training.meter.steps, epoch=epoch, loss=loss, accuracy=share)
+        say(f"epoch {epoch}/{training.args.num_epochs} loss {loss:.4f} accuracy {share:.3f} time {seconds:.1f}s")
+    wait_for_all(training.place.device)
 
 
-def wait_for_all(device: torch.device) -> None:
-    """Returns when every rank has come here."""
-    dist.barrier(device_ids=[device.index] if dist.get_backend() == "nccl" else None)
+def check_replicas(model: nn.Module, place: Place) -> None:
+    """Every rank must hold the same weights, to the last bit: DDP applies the same gradients to the same start.
+
+    Raises:
+        Refused: one does not. Something has changed a replica outside of DDP.
+    """
+    digest = hashlib.sha256()
+    for weights in model.parameters():
+        digest.update(weights.detach().cpu().numpy().tobytes())
+    sums = gather(torch.tensor(int.from_bytes(digest.digest()[:8], "big", signed=True)), place.device).tolist()
+    others = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
+    if others:
+        raise Refused(f"rank {', '.join(others)} and rank 0 hold different weights: look for what a rank does alone")
+    if place.rank == 0:
+        say(f"{place.world_size} replicas, the same to the last bit: {digest.hexdigest()[:16]}")
 
 
-@record
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole training."""
     args = parse_args(argv)
-    place = find_place(args.local_rank)
-    device = choose_device(args.backend, place.local_rank)
+    place = join(args)
     say(
         f"rank {place.rank} local_rank {place.local_rank} world_size {place.world_size} "
-        f"host {socket.gethostname()} pid {os.getpid()} device {device}"
+        f"host {socket.gethostname()} pid {os.getpid()} device {place.device}"
     )
-    join(args, place, device)
-    trainer, done = prepare(args, place, device)
-    for epoch in range(done + 1, args.num_epochs + 1):
-        run_epoch(trainer, epoch)
+    refuse(args, place.device)
+    training, state = prepare(args, place)
+    images, loss_sum = state["images"], float(state["loss_sum"])
+    for epoch in range(state["epoch"] + 1, args.num_epochs + 1):
+        run_epoch(training, epoch, images, loss_sum)
+        images, loss_sum = 0, 0.0
+    check_replicas(training.model.module, place)
+    if place.rank == 0:
+        checkpoint.save(model_path(args), training.model.module.state_dict())  # without DDP's "module." in the names
+    wait_for_all(place.device)
     dist.destroy_process_group()
     if place.rank == 0:
-        say(f"done: {checkpoint_path(args)}")
-
-
-def give_up(reason: str) -> NoReturn:
-    """Ends this process at once: an orderly end would wait for ranks that wait for this one."""
-    print(reason, file=sys.stderr, flush=True)
-    for child in multiprocessing.active_children():
-        child.terminate()
-    os._exit(1)
+        say(f"done: {model_path(args)}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (JobError, cifar10.DataError, OSError) as error:
-        give_up(f"resnet_ddp: {error}")
-    except Exception:
-        give_up(traceback.format_exc())
+    run(main)

@@ -1,0 +1,36 @@
+"""How a job finds its place and its device."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+torch = pytest.importorskip("torch")
+common = pytest.importorskip("common")
+
+
+@pytest.mark.parametrize(
+    "given", [["--local_rank=3"], ["--local-rank=3"], ["--local_rank", "3"], ["--local-rank", "3"]]
+)
+def test_both_spellings_of_the_local_rank(alone: None, monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    common.add_options(parser)
+    args = parser.parse_args([*given, "--backend", "gloo"])
+    assert common.join(args)[:3] == (0, 3, 1)
+    torch.distributed.destroy_process_group()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert common.join(args)[:3] == (0, 1, 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_nccl_without_cuda_says_so() -> None:
+    with pytest.raises(common.JobError, match="the nccl backend needs CUDA"):
+        common.choose_device("nccl", 0)
+
+
+def test_more_processes_than_gpus_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(common.JobError, match="local rank 2 has no GPU, 2 are visible here"):
+        common.choose_device("auto", 2)
