@@ -128,6 +128,13 @@ def json_lines(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.parametrize(
+    ("first", "often"), [(1e-6, (5, 20)), (0.2, (5, 20)), (0.22, (2, 20)), (1.0, (0, 5)), (2.0, (0, 2)), (60, (0, 1))]
+)
+def test_slow_runs_are_repeated_less_often(first: float, often: tuple[int, int]) -> None:
+    assert job.how_often(job.parse_args([]), first) == often
+
+
 def test_two_ranks_fill_the_table(interpreter: Interpreter) -> None:
     done = interpreter.launch(2, "allreduce_bench.py", *QUICK, "--min_bytes", "4K", "--max_bytes", "64K")
     assert done.status == 0, done.stderr

@@ -29,6 +29,7 @@ import os
 import re
 import socket
 import statistics
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -64,6 +65,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--max_bytes", type=byte_count, default="64M", metavar="SIZE", help="largest message")
     add("--iters", type=common.whole(1), default=20, metavar="N", help="timed runs of each; the median counts")
     add("--warmup", type=common.whole(0), default=5, metavar="N", help="runs before those")
+    add("--budget", type=float, default=5.0, metavar="SECONDS", help="for a size: fewer runs where they take longer")
     add("--pairs", action="store_true", help="all_reduce between each two nodes instead")
     common.add_options(parser)
     return parser.parse_args(argv)
@@ -193,11 +195,14 @@ def measure(team: Team, op: str, size: int, args: argparse.Namespace) -> float:
         return COLLECTIVES[op](team, whole, part, spare)
 
     right = torch.tensor(expected(op, team.rank, team.size), dtype=torch.float32, device=team.device)
+    begun = time.monotonic()
     result = run()
     wrong = not bool((result.view(len(right), -1) == right[:, None]).all())
+    first = torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=team.device)
+    dist.all_reduce(first, dist.ReduceOp.MAX, group=team.group)  # every rank has to run as often
     for tensor in (whole, part):
         tensor.zero_()  # the sum of zeros stays in range, run after run
-    seconds = median_s(run, args, team.device)
+    seconds = median_s(run, *how_often(args, float(first)), team.device)
     verdict = torch.tensor([seconds, dist.get_rank() + 1 if wrong else 0], dtype=torch.float64, device=team.device)
     dist.all_reduce(verdict, dist.ReduceOp.MAX, group=team.group)
     if verdict[1]:
@@ -207,12 +212,19 @@ def measure(team: Team, op: str, size: int, args: argparse.Namespace) -> float:
     return float(verdict[0])
 
 
-def median_s(run: Callable[[], Tensor], args: argparse.Namespace, device: torch.device) -> float:
+def how_often(args: argparse.Namespace, first_s: float) -> tuple[int, int]:
+    """Runs to warm up and runs to time: as many as fit the budget if all take as long as the first one; 1 at least."""
+    fit = int(args.budget / max(first_s, 1e-9))
+    iters = max(1, min(args.iters, fit))
+    return min(args.warmup, max(0, fit - iters)), iters
+
+
+def median_s(run: Callable[[], Tensor], warmup: int, iters: int, device: torch.device) -> float:
     """The median of this rank's runs, in seconds."""
-    for _ in range(args.warmup):
+    for _ in range(warmup):
         run()
     marks = [metrics.mark(device)]
-    for _ in range(args.iters):
+    for _ in range(iters):
         run()
         marks.append(metrics.mark(device))
     if device.type == "cuda":
