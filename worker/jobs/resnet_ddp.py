@@ -71,10 +71,22 @@ def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoin
     if place.rank == 0 and args.resume:
         say(describe(path, state))
     parallel = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
+    settle_buckets(parallel, device)
     # Around DDP, not inside it: torch.compile then cuts the graph where DDP's buckets end, and they still overlap.
     forward = torch.compile(parallel) if args.compile else parallel
     loader = batches.make_loader(train, args, place)
     return Training(args, place, parallel, forward, optimizer, scaler, loader, test, Meter(parallel)), state
+
+
+def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None:
+    """One backward pass for nothing, so that a resumed training adds gradients up in the order of one never stopped.
+
+    After its first backward pass DDP arranges its buckets anew. Where a gradient lies in a bucket decides in what order
+    an all-reduce of three or more ranks adds it up, so the last bits differ; many steps later also the loss does.
+    """
+    model.eval()  # batch norm then learns nothing from it
+    model(torch.zeros(1, 3, cifar10.SIDE, cifar10.SIDE, device=device)).sum().backward()
+    model.zero_grad(set_to_none=True)
 
 
 def seed_everything(seed: int) -> None:
@@ -241,7 +253,7 @@ def run_epoch(training: Training, epoch: int, images: int, loss_sum: float) -> N
         # The model itself: DDP's forward would wait for ranks that are not here.
         share = accuracy(training.model.module, training.test, training.place.device)
         seconds = time.monotonic() - started
-        write_metrics(step=training.meter.steps, epoch=epoch, loss=loss, accuracy=share)
+        write_metrics(step=training.meter.steps, epoch=epoch, accuracy=share)
         say(f"epoch {epoch}/{training.args.num_epochs} loss {loss:.4f} accuracy {share:.3f} time {seconds:.1f}s")
     wait_for_all(training.place.device)
 
