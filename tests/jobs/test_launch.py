@@ -17,16 +17,17 @@ EPOCH = re.compile(r"^epoch (\d+)/(\d+) loss (\d+\.\d{4}) accuracy (\d\.\d{3}) t
 QUICK = ("--data_dir", "synthetic", "--train_size", "400", "--test_size", "200", "--width", "8", "--batch_size", "8")
 
 
-def test_two_processes_learn_and_go_on_from_their_checkpoint(interpreter: Interpreter, tmp_path: Path) -> None:
+def test_two_processes_learn_and_go_on_from_their_checkpoint(debian: Interpreter, tmp_path: Path) -> None:
+    """With the old torch; test_resnet_ddp.py does it with the new one."""
     args = (*QUICK, "--learning_rate", "0.02", "--model_dir", str(tmp_path), "--resume")
-    first = interpreter.launch(2, "resnet_ddp.py", *args, "--num_epochs", "2", "--num_workers", "1")
+    first = debian.launch(2, "resnet_ddp.py", *args, "--num_epochs", "2", "--num_workers", "1")
     assert first.status == 0, first.stderr
     assert "UserWarning" not in first.stderr
     assert (
         len(re.findall(r"^rank ([01]) local_rank \1 world_size 2 host \S+ pid \d+ device ", first.stdout, re.MULTILINE))
         == 2
     )
-    second = interpreter.launch(2, "resnet_ddp.py", *args, "--num_epochs", "3")
+    second = debian.launch(2, "resnet_ddp.py", *args, "--num_epochs", "3")
     assert second.status == 0, second.stderr
     assert f"resumed {tmp_path}/resnet_ddp.ckpt of epoch 2\n" in second.stdout
     assert len(re.findall(r"^2 replicas, the same to the last bit: ", first.stdout + second.stdout, re.MULTILINE)) == 2
