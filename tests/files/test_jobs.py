@@ -119,3 +119,15 @@ def test_a_missing_script_or_folder(inventory: Inventory, tmp_path: Path) -> Non
         script_file(inventory.job("train").model_copy(update={"script": "trian.py"}))
     with pytest.raises(InventoryError, match="the code folder is not there"):
         script_file(inventory.job("train").model_copy(update={"code": str(tmp_path / "x")}))
+
+
+def test_a_module_beside_the_script_may_join_the_process_group(file: Path, inventory: Inventory) -> None:
+    job = inventory.job("train")
+    (file.parent / "code" / "train.py").write_text("import os, common\nfrom other import x\n")
+    facts = inspect_script(job)
+    assert facts is not None
+    assert not facts.initialises
+    (file.parent / "code" / "common.py").write_text("import torch\ntorch.distributed.init_process_group()\n")
+    facts = inspect_script(job)
+    assert facts is not None
+    assert facts.initialises

@@ -47,18 +47,18 @@ def save(path: str, state: State) -> None:
         with suppress(FileNotFoundError):
             os.replace(path, f"{path}.prev")
         os.replace(f"{path}.part", path)
-        make_names_durable(path)
+        make_names_durable(os.path.dirname(os.path.abspath(path)))
     except OSError as error:
         raise JobError(f"cannot write {path} ({error.strerror}): free the disk or choose another folder") from error
 
 
-def make_names_durable(path: str) -> None:
-    """A new name survives a power failure once its folder is on the disk too."""
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+def make_names_durable(folder: str) -> None:
+    """New names in a folder survive a power failure once the folder is on the disk too."""
+    number = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(number)
     finally:
-        os.close(folder)
+        os.close(number)
 
 
 def start_anew(path: str) -> None:

@@ -151,7 +151,7 @@ def restore(
 
 
 def save(training: Training, epoch: int, images: int, loss_sum: float) -> None:
-    """Rank 0 writes a checkpoint: ``epoch`` epochs are done, and so many images of the next one by all ranks together.
+    """Rank 0 writes a checkpoint: ``epoch`` epochs are done, and ``images`` of the next one by all ranks together.
 
     That is also the whole state of the sampler: the order follows from the seed and the epoch.
     """

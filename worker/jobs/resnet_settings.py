@@ -83,7 +83,7 @@ def refuse(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def rate_at(args: argparse.Namespace, world_size: int, epochs: float) -> float:
-    """The learning rate after so many epochs.
+    """The learning rate after this number of epochs.
 
     The linear scaling rule and the warm-up are those of Goyal et al. 2017, "Accurate, Large Minibatch SGD": k times the
     images in a step, k times the learning rate. The cosine is that of Loshchilov and Hutter 2017, "SGDR".

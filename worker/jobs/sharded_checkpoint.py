@@ -26,6 +26,7 @@ from typing import Any, Dict, List
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from checkpoint import make_names_durable
 from common import Place, Refused, say, wait_for_all
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -233,15 +234,6 @@ def write_json(path: str, value: Any) -> None:
         os.fsync(file.fileno())
     os.replace(aside, path)
     make_names_durable(os.path.dirname(path))
-
-
-def make_names_durable(folder: str) -> None:
-    """The files' names in a folder survive a power failure once the folder is on the disk too."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def remove(folder: str) -> None:

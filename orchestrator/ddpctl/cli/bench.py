@@ -106,8 +106,8 @@ class _Trials:
         if parallel == "dp":
             job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
         order = make_order(_with_job(self._inventory, job), job.name, nodes=nodes, nproc=nproc)
-        stage = "DataParallel" if parallel == "dp" else f"{nodes} node{'s' if nodes > 1 else ''}"
-        stage += ", 1 process" if nproc == 1 else ""
+        stage = f"{nodes} node{'s' if nodes > 1 else ''}" if nproc is None else "1 process"
+        stage = "DataParallel" if parallel == "dp" else stage
         self._tell(StageStarted(stage, None))
         try:
             run, figures = measure(

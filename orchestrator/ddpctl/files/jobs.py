@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ddpctl.errors import InventoryError
 from ddpctl.spec.inventory import nearest
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.script import ScriptFacts, read_script
+from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
 
 MAX_SCRIPT_BYTES = 8 << 20
 
@@ -39,6 +40,8 @@ def script_file(job: JobSpec) -> Path | None:
 def inspect_script(job: JobSpec) -> ScriptFacts | None:
     """What the job's script says about how it wants to be launched; None when it does not lie here.
 
+    That it joins the process group may also stand in a module beside it that it imports.
+
     Raises:
         InventoryError: the code folder or the script is not there or cannot be read.
     """
@@ -46,7 +49,19 @@ def inspect_script(job: JobSpec) -> ScriptFacts | None:
     if path is None:
         return None
     try:
-        with path.open("rb") as stream:
-            return read_script(stream.read(MAX_SCRIPT_BYTES).decode("utf-8", "replace"))
+        text = _read(path)
+        beside = [path.with_name(f"{name}.py") for name in imported_modules(text)]
+        helpers = [read_script(_read(module)) for module in beside if module.is_file()]
     except OSError as error:
         raise InventoryError(f"the script cannot be read: {error.strerror}", file=str(path)) from None
+    facts = read_script(text)
+    return replace(
+        facts,
+        initialises=facts.initialises or any(helper.initialises for helper in helpers),
+        reads_local_rank=facts.reads_local_rank or any(helper.reads_local_rank for helper in helpers),
+    )
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream.read(MAX_SCRIPT_BYTES).decode("utf-8", "replace")

@@ -42,7 +42,7 @@ def scaling_rows(report: ScalingReport) -> list[tuple[str, ...]]:
 def _processes(row: ScalingRow) -> str:
     if row.parallel == "ddp":
         return str(row.processes)
-    return f"1 (dp, {row.devices} devices)"
+    return f"1 (dp, {row.devices} device{'' if row.devices == 1 else 's'})"
 
 
 def _slowest(rank: Rank | None) -> str:
