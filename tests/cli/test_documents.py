@@ -19,6 +19,8 @@ SCRIPT = f"""\
 import os
 for number in range({LINES}):
     print("line", number, flush=True)
+with open(os.environ["DDPCTL_METRICS"], "a") as file:
+    file.write('{{"step": 7, "loss": 0.5}}\\n')
 raise SystemExit(int(os.environ.get("FAIL", "0")))
 """
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -80,6 +82,7 @@ NODE = {
 STATUS = {
     "schema": "int", "job": "str", "run": "str", "cluster": "str", "state": "str", "started": "str", "ended": "str",
     "world_size": "int", "nodes": [NODE], "cause": "null",
+    "metrics": {"step": "int", "loss": "float"},
 }  # fmt: skip
 CAUSE = {
     "host": "str", "rank": "int", "exit_code": "int", "signal": "null", "reason": "str", "message": "str",
