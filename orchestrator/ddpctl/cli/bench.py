@@ -30,7 +30,7 @@ from ddpctl.transport.base import Fleet
 from ddpctl_worker.contract import ENV_METRICS
 
 NETWORK_SCRIPT = "allreduce_bench.py"
-NETWORK_ARGS = ("--pairs", "--max_bytes", "16M", "--iters", "10")
+NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")
 LONGEST_NAME = 63
 
 bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.", no_args_is_help=True)
