@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 
 from tests.worker.node import Node, eventually, processes_of
 
@@ -47,6 +51,20 @@ while True:
         pass
 """
 
+# Stops the main thread of a process, and no other one, as a page fault on a hung disk would.
+STOP_MAIN = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+pid = int(sys.argv[1])
+if libc.ptrace(0x4206, pid, None, None) or libc.ptrace(0x4207, pid, None, None):  # SEIZE, INTERRUPT
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(pid, 0x40000000)
+print("stopped", flush=True)
+while not os.WIFSIGNALED(os.waitpid(pid, 0x40000000)[1]):
+    pass
+"""
+
 
 def here(node: Node, run: str) -> None:
     """Every rank is past its imports and handlers."""
@@ -70,3 +88,18 @@ def noted(node: Node, run: str) -> bool:
 
 def watchers_end(node: Node, run: str) -> None:
     eventually(lambda: not processes_of(run), "guardian and supervisor end")
+
+
+@contextlib.contextmanager
+def main_thread_stopped(pid: int) -> Iterator[None]:
+    """The other threads of the process go on."""
+    stopper = subprocess.Popen([sys.executable, "-c", STOP_MAIN, str(pid)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert stopper.stdout is not None
+        assert stopper.stdout.readline() == "stopped\n"
+        yield
+    finally:
+        stopper.kill()
+        stopper.wait()
+        if stopper.stdout:
+            stopper.stdout.close()

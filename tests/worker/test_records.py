@@ -87,12 +87,12 @@ def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = str(tmp_path / "heartbeat")
     assert record.read_heartbeat(path) is None
     heart = record.Heartbeat(path)
-    pulse = record.Pulse(12.5, 0.0, 3, 2)
+    pulse = record.Pulse(12.5, 0.0, 3, 2, 8)
     heart.beat(pulse)
     heart.close()
     assert record.read_heartbeat(path) == pulse
     blob = bytearray(Path(path).read_bytes())
-    assert len(blob) == 32
+    assert len(blob) == 36
     blob[3] ^= 1
     Path(path).write_bytes(blob)
     assert record.read_heartbeat(path) is None

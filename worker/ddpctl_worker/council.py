@@ -16,6 +16,7 @@ from ddpctl_worker.outcome import Outcome
 SILENT_S = 20.0  # no word for so long: down, or cut off
 REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
+STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing
 VICTIMS_S = 4.0  # how long victims wait for their culprit
 
 
@@ -57,6 +58,13 @@ class Council:
         elif not seat.joined:
             seat.output = now  # the silence of a node that has said nothing yet begins here
         seat.joined, seat.heard, seat.gone = True, now, None
+
+    def turned(self, host: str, age: float, now: float) -> None:
+        """A node says how long ago its supervisor's loop turned: its other threads talk on while that one hangs."""
+        seat = self.seats[host]
+        if age > STILL_S and not seat.finished:
+            text = "the supervisor on %s stands still: its loop has not turned for %d s" % (host, age)
+            self._give_up(host, seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
         """A member's connection ended."""

@@ -37,7 +37,7 @@ class HubGang(Gang):
     def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
         super().__init__(run, key, wake)
         self._council = Council(self.hosts, self.host)
-        self._selector = selectors.DefaultSelector()
+        self._selector: selectors.BaseSelector
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
@@ -50,6 +50,7 @@ class HubGang(Gang):
         return self._council.quiet(time.monotonic())
 
     def _loop(self) -> None:
+        self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         beat_at = 0.0
         leave_by: Optional[float] = None
@@ -60,9 +61,10 @@ class HubGang(Gang):
                 self._listen(now)
             if now >= beat_at:
                 beat_at = now + BEAT_S
-                self._tell_all({"k": "beat"})
+                self._tell_all(self._beat())
                 self._throw_out_strangers(now)
             self._council.heard(self.host, now, self._output_age())
+            self._council.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
                 self._council.report(outcome, age, now)
             self._decide(now)
@@ -73,7 +75,7 @@ class HubGang(Gang):
                     break
             for key, events in self._selector.select(0.1 if self._council.verdict is None else 0.02):
                 self._serve(key, events)
-        self._say_goodbye()
+        self._tell_all({"k": "bye"})
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
         """Until when a hub that has ended waits for nodes that have not even joined: they may still be starting.
@@ -187,6 +189,9 @@ class HubGang(Gang):
         assert host is not None
         age = message.get("out")
         self._council.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
+        loop = message.get("loop")
+        if isinstance(loop, (int, float)):
+            self._council.turned(host, float(loop), now)
         if message.get("k") == "down":
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "bye":
@@ -231,9 +236,10 @@ class HubGang(Gang):
         if host is not None and not any(other.wire.peer == host for other in self._lines):
             self._council.closed(host, time.monotonic())
 
-    def _say_goodbye(self) -> None:
-        self._tell_all({"k": "bye"})
+    def _close_all(self) -> None:
         for line in list(self._lines):
             self._drop(line)
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
+        self._selector.close()

@@ -64,7 +64,7 @@ class MemberGang(Gang):
                 self._report(now)
                 if now >= beat_at:
                     beat_at = now + BEAT_S
-                    self._send({"k": "beat", "out": self._output_age()})
+                    self._send(self._beat())
             self._miss_hub(now)
             if self._sock is not None and now - max(self._heard, self._since) > RECONNECT_S:
                 self._park()
@@ -76,6 +76,8 @@ class MemberGang(Gang):
                 if self._left or now >= leave_by:
                     break
             self._receive(0.1 if leave_by is None else 0.02)
+
+    def _close_all(self) -> None:
         self._close()
         self._unpark()
 
@@ -134,7 +136,7 @@ class MemberGang(Gang):
             self._heard, self._refused_since = time.monotonic(), None
             if fresh:
                 self._unpark()
-                self._send({"k": "beat", "out": self._output_age()})
+                self._send(self._beat())
                 if self._leaving is not None:
                     self._farewell()
         for message in messages:

@@ -75,6 +75,18 @@ def exit_status(pid: int, start: int) -> Optional[int]:
         return None
 
 
+def ended(child: int) -> Optional[int]:
+    """The wait status of a child of this process that has ended, which stays to be collected; None while it runs."""
+    try:
+        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if found is None:
+        return None
+    core = 0x80 if found.si_code == os.CLD_DUMPED else 0
+    return found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status | core
+
+
 def open_pidfd(pid: int) -> Optional[int]:
     """A descriptor that becomes readable when ``pid`` dies; None without support for it, or without the process."""
     opener = getattr(os, "pidfd_open", None)  # Python 3.9, Linux 5.3

@@ -51,7 +51,8 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if end is None:
         # Nobody is left to write it: the supervisor was gone already, or did not answer and was ended.
         end = {}
-        _write_end(paths, outcomes.killed(run["host"], by), own)
+        if not _only_writes(paths):
+            _write_end(paths, outcomes.killed(run["host"], by), own)
     _let_watchers_end(paths)
     counted = end if before is None else {}
     return {
@@ -103,8 +104,20 @@ def _ask_supervisor(paths: RunPaths, grace: float) -> None:
         elif not alive and not any(map(processes.is_alive, _beginners(paths, state))):
             return
         time.sleep(LOOK_S)
+    if _only_writes(paths):
+        return
     for who in watchers(record.read_json(paths.state) or {}):
         processes.send(who, signal.SIGKILL)  # hangs: nothing else can end it, and it must not start anything now
+
+
+def _only_writes(paths: RunPaths) -> bool:
+    """Whether the run is over and its supervisor or guardian is there only because the disk does not take its end: they
+    know how it ended, and write it once they can."""
+    state = record.read_json(paths.state) or {}
+    launcher = processes.from_json(state.get("launcher"))
+    if launcher is None or processes.is_alive(launcher) or not watchers(state):
+        return False
+    return not remains(paths, state)
 
 
 def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""The supervisor: starts the launcher, empties its pipes, watches, stops, and writes down how it ended.
+"""The supervisor: starts the launcher, watches, decides, signals, reaps.
 
-One loop in the main thread (the kernel's death signal follows the thread that spawned the launcher); the log writer
-and the gang have threads of their own, so neither a slow disk nor a slow network holds up the ranks.
+One loop in the main thread (the kernel's death signal follows the thread that spawned the launcher). Once the launcher
+runs this loop touches no disk: the drain empties the pipes, the log writer and the record writer keep the files, the
+gang talks, each in a thread of its own. So neither a slow disk nor a slow network holds up a rank or a decision.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ddpctl_worker import cause as causes
 from ddpctl_worker import outcome as outcomes
@@ -19,27 +20,33 @@ from ddpctl_worker import processes, ranks, record, spawn
 from ddpctl_worker.contract import RUNNING, STARTING, STOPPING
 from ddpctl_worker.deputy import Deputy
 from ddpctl_worker.drain import Drain
-from ddpctl_worker.faults import Faults
-from ddpctl_worker.footing import Footing
-from ddpctl_worker.gang import Gang, join
+from ddpctl_worker.faults import Faults, trace
+from ddpctl_worker.gang import join
 from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.logs import Writer
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.recorder import Look, Recorder
 from ddpctl_worker.roster import Roster
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.tether import Tether
 from ddpctl_worker.watch import Watch
 
 LEFTOVER_GRACE_S = 3.0  # for what a launcher that has ended left behind
 LAUNCHER_S = 1.0  # how long a launcher may take to tell of a rank that has failed
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
+LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
+Reply = Callable[[Optional[str]], None]
 
 
 class Supervisor:
-    """One run on this node, from the launcher's start to the exit record."""
+    """One run on this node, from the launcher's start to the exit record.
 
-    def __init__(self, order: Dict[str, Any], guardian: processes.Identity, guardian_fd: int) -> None:
+    ``reply`` is called once: with None when the run stands, or why it could not be started.
+    """
+
+    def __init__(self, order: Dict[str, Any], guardian: processes.Identity, guardian_fd: int, reply: Reply) -> None:
         self.order, self.run = order, order["run"]
         self.host: str = self.run["host"]
         self.paths = RunPaths(order["node"])
@@ -49,50 +56,56 @@ class Supervisor:
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
         self.outcome: Optional[Outcome] = None
         self.candidate: Optional[Outcome] = None  # this node's own view, until the gang has agreed
+        self._me = processes.identify(os.getpid())
+        self._reply: Optional[Reply] = reply
         self._candidate_until = 0.0
+        self._failed_since: Optional[float] = None  # a rank, of which its launcher has said nothing yet
+        self._cause_look: Optional[Look] = None
+        self._stop_look: Optional[Look] = None
         self._stopper: Optional[Stopper] = None
+        self._log_until: Optional[float] = None
         self._scan_at = 0.0
-        self._unsaved = False  # the disk was full when the state changed
         self._started = record.now_iso()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
         self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
         self._at = record.boottime()
         self._oom_before = ranks.oom_kills()
-        heartbeat = record.Heartbeat(self.paths.heartbeat)
-        self._writer = Writer(self.paths.logs, lambda: heartbeat.beat(self._pulse()))
+        self._guardian_fd = guardian_fd
+        self._tether = Tether(guardian_fd)
+        self._recorder = Recorder(self.paths, self.host, self._pulse, self._wake)
+        self._writer = Writer(self.paths.logs)
         self._roster = Roster(self.run, self._watch_fd)
-        self._drain = Drain(self._writer, self._rank_of, self._watch_fd)
-        self._deputy = Deputy(order, guardian_fd)
+        self._drain = Drain(self._writer, self._rank_of, self._wake)
+        self._deputy = Deputy(order, self._tether)
         self._watch = Watch(self.run)
-        self._footing = Footing(self.paths, self.host)
-        self._gang: Optional[Gang] = None
+        self._gang = join(self.run, self.order.get("gang_key"), self._wake)
 
-    def start(self) -> Optional[str]:
-        """Spawn the launcher; returns None, or why it could not be."""
+    def start(self) -> None:
+        """Spawn the launcher, and the threads that must be there before it says a word."""
         self._catch_signals()
         self._orders[signal.SIGUSR1] = os.path.exists(self.paths.stop)  # asked for before anybody could be told
         processes.become_subreaper()
-        for fd in (self._wake_r, self._deputy.guardian_fd):
+        for fd in (self._wake_r, self._guardian_fd):
             self._watch_fd(fd, True)
         refused: Optional[str] = self.order.get("refused")
-        me = processes.identify(os.getpid())
         try:
-            if not record.write_once(self.paths.claim, me.to_json() if me else {}, durable=False):
+            if not record.write_once(self.paths.claim, self._me.to_json() if self._me else {}, durable=False):
                 raise SystemExit("the start of this run took too long and was given up")
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
         if refused is None:
             refused = self._spawn()
-        try:
-            self._save_state()
-        except OSError as full:  # a run that cannot be found again must not go on
-            refused = refused or "the run's state cannot be written: %s" % (full.strerror or full)
+        self._tether.tell(launcher=self.launcher.to_json() if self.launcher else None, grace=self._grace())
+        record.send_notes(self._recorder.note)
+        self._drain.start()
         self._writer.start()
-        self._gang = join(self.run, self.order.get("gang_key"), self._wake)
+        self._save_state()
+        self._recorder.start()
+        if self._gang:
+            self._gang.start()
         if refused is not None:
-            self._fail_to_spawn(refused)
-        return refused
+            self._refuse(refused)
 
     def _spawn(self) -> Optional[str]:
         oom_score = spawn.protect_from_oom()
@@ -110,14 +123,16 @@ class Supervisor:
         self._drain.add(child.err, None, STDERR)
         return None
 
-    def _fail_to_spawn(self, why: str) -> None:
-        found = outcomes.failed(outcomes.cause(self.host, "spawn_failed", why))
-        self.outcome = found
-        if self._gang:
-            self._gang.down(found)
-        if self.launcher is None:  # otherwise that is written once nothing is left of it
-            self._writer.close()
-            outcomes.write(self.paths, found)
+    def _refuse(self, why: str) -> None:
+        """This run cannot be started, or not be found again."""
+        if self.outcome is None:
+            self._end_with(outcomes.failed(outcomes.cause(self.host, "spawn_failed", why)))
+        self._answer(why)
+
+    def _answer(self, refused: Optional[str]) -> None:
+        if self._reply is not None:
+            reply, self._reply = self._reply, None
+            reply(refused)
 
     def _catch_signals(self) -> None:
         for fd in (self._wake_r, self._wake_w):
@@ -129,54 +144,66 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    def died(self, why: BaseException) -> None:
+        """Last words: the guardian has them first, for the disk of supervisor.log may hang."""
+        self._tether.tell(died=repr(why))
+        record.send_notes(None)
+        record.note(trace(why))
+
     def supervise(self) -> None:
-        """Until the launcher has ended, nothing of it is left, and that is written down; then leave the gang."""
-        if self.launcher is not None:
-            faults = Faults()
-            while not self._over():
-                faults.survive(self._turn)
-        try:
-            if self.launcher is not None:
-                self._conclude()
-        finally:  # the other nodes need not suffer for a disk that takes no record
-            if self._gang and self.outcome:
-                self._gang.leave(self.outcome)
-            processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
+        """Until the launcher has ended, nothing of it is left, that is written down, and the gang knows."""
+        faults = Faults()
+        while not self._concluded():
+            faults.survive(self._turn)
+        record.send_notes(None)
+        self._answer(None)
+        processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
 
     def _turn(self) -> None:
         self._wait()
         self._collect()
-        self._look()
-        self._decide()
+        self._stand()
+        if self._over():
+            self._conclude()
+        else:
+            self._look()
+            self._decide()
+        if self._gang:
+            self._gang.turned(self._drain.last_output or None, self._roster.living())
+        self._tether.beat()
 
     def _over(self) -> bool:
+        """Whether nothing of the run is left, and its outcome is known."""
+        if self.launcher is None:
+            return self.outcome is not None
         if self.outcome is None or self._stopper is None or not self._stopper.done:
             return False
         return self.status is not None or bool(self._stopper.survivors)
 
     def _wait(self) -> None:
         now = time.monotonic()
-        due = [now + 1.0, self._scan_at]
-        flush = self._drain.due()
-        if flush is not None:
-            due.append(flush)
-        if self._stopper is not None:
+        due = [now + 1.0]
+        if not self._over():
+            due.append(self._scan_at)
+        if self.outcome is not None or self._stopper is not None:
             due.append(now + TICK_S)
         for key, _ in self._selector.select(max(0.0, min(due) - now)):
             if key.fd == self._wake_r:
                 self._empty_wake_pipe()
-            elif key.fd == self._deputy.guardian_fd:
+            elif key.fd == self._guardian_fd:
                 self._watch_fd(key.fd, False)
                 self._deputy.take_over()
             elif self._roster.owns(key.fd):
                 self._roster.ended(key.fd)
-            else:
-                self._drain.ready(key.fd)
-        self._drain.flush()
         self._at = record.boottime()
 
     def _collect(self) -> None:
-        """Reap; note how the launcher ended."""
+        """Note how the launcher ended, and only then reap: a guardian that finds it gone has been told."""
+        if self.launcher is not None and self.status is None:
+            self.status = processes.ended(self.launcher.pid)
+            if self.status == 0 and self.outcome is None and self.candidate is None:
+                self.outcome = outcomes.succeeded()
+                self._tell_outcome()
         ended = reap()
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
@@ -194,22 +221,20 @@ class Supervisor:
             return
         self._roster.scan(self.launcher.pid)
         if self._roster.any and self.state == STARTING:
-            self.state, self._unsaved = RUNNING, True
-        if self._unsaved:
+            self.state = RUNNING
             self._save_state()
         if self.state != STARTING:
-            self._roster.save(self.paths, [os.getpid(), *self._deputy.pids()])
+            listed = self._roster.changed([os.getpid(), *self._deputy.pids()])
+            if listed is not None:
+                self._recorder.put(self.paths.processes, listed, durable=False)
 
     def _decide(self) -> None:
         """What must end, and why."""
         self._take_orders()
-        lost = self._footing.lost() if self.outcome is None else None
-        if lost is not None:
-            self._end_with(lost)
-        if self.status is not None and self.outcome is None and self.candidate is None:
-            self._launcher_ended()
+        if self.outcome is None and self._recorder.lost is not None:
+            self._end_with(self._recorder.lost)
         if self.outcome is None and self.candidate is None:
-            self._rank_failed()
+            self._find_failure()
         if self.outcome is None and self.candidate is None:
             self._check_deadlines()
         self._agree()
@@ -217,8 +242,16 @@ class Supervisor:
             self._begin_stop()
         if self._stopper is not None:
             self._stopper.tick()
-        if self._gang:
-            self._gang.beat(self._drain.last_output or None)
+
+    def _stand(self) -> None:
+        """The reply to the start comes once the run can be found again; a run that cannot be must not go on."""
+        trouble = self._recorder.wrote.get(self.paths.state)
+        if self._reply is None or trouble is None:
+            return
+        if trouble:
+            self._refuse("the run's state cannot be written: %s" % trouble)
+        else:
+            self._answer(None)
 
     def _take_orders(self) -> None:
         if self._orders[signal.SIGTERM]:
@@ -226,10 +259,15 @@ class Supervisor:
             if self.outcome is None:
                 text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
                 self._propose(outcomes.failed(outcomes.cause(self.host, "signaled", text, signal="SIGTERM")))
-        if not self._orders[signal.SIGUSR1]:
-            return
-        self._orders[signal.SIGUSR1] = False
-        request = record.read_json(self.paths.stop) or {}  # nothing: a disk that took no word, so the signal alone
+        if self._orders[signal.SIGUSR1]:
+            self._orders[signal.SIGUSR1] = False
+            self._stop_look = self._recorder.look()
+        if self._stop_look is not None and self._stop_look.over:
+            request, self._stop_look = self._stop_look.stop, None
+            self._obey(request)
+
+    def _obey(self, request: Dict[str, Any]) -> None:
+        """Somebody asks for the end; without a word of his on the disk the signal alone says so."""
         if self.outcome is None and (self.candidate is None or self.candidate.victim):
             self._end_with(outcomes.killed(self.host, str(request.get("by") or "")))
         elif self.outcome is None:
@@ -242,31 +280,32 @@ class Supervisor:
     def _end_with(self, outcome: Outcome) -> None:
         """That is how it ends, whatever the other nodes think; they are told."""
         self.outcome = outcome
+        self._tell_outcome()
         if self._gang:
             self._gang.down(outcome)
 
-    def _launcher_ended(self) -> None:
-        assert self.status is not None
+    def _find_failure(self) -> None:
+        """The launcher has ended, or a rank has died and its launcher takes its time to say so (torch before 2.1 may
+        take minutes)."""
         if self.status == 0:
             self.outcome = outcomes.succeeded()
-            return
-        self._drain.finish(1.0)
-        self._blame(self.status)
+        elif self.status is not None or self._rank_failed():
+            self._cause_look = self._cause_look or self._recorder.look()
+            if self._cause_look.over:
+                self._drain.catch_up(1.0)
+                self._blame(self._cause_look.error)
 
-    def _rank_failed(self) -> None:
-        """A rank has died, and its launcher takes its time to say so (torch before 2.1 may take minutes)."""
-        since = self._roster.first_failure()
-        if since is not None and time.time() - since > LAUNCHER_S:
-            self._drain.finish(1.0)
-            self._blame(None)
+    def _rank_failed(self) -> bool:
+        if not self._roster.failed():
+            self._failed_since = None
+            return False
+        self._failed_since = self._failed_since or time.monotonic()
+        return time.monotonic() - self._failed_since > LAUNCHER_S
 
-    def _blame(self, status: Optional[int]) -> None:
+    def _blame(self, error_file: Optional[Dict[str, Any]]) -> None:
         """Find out what happened here and propose it as the cause."""
-        error_file = None
-        with contextlib.suppress(Exception):  # torch's own file, written by the job: anything may be in it
-            error_file = record.read_json(self.paths.error_file)
         seen = causes.Evidence(
-            status,
+            self.status,
             self._drain.tails(),
             self._roster.numbers(),
             error_file,
@@ -289,7 +328,7 @@ class Supervisor:
         self._propose(outcomes.failed(why, victim=told.victim, when=when))
 
     def _check_deadlines(self) -> None:
-        found = self._watch.overdue(self._roster.any, self._drain.last_output, self._gang)
+        found = self._watch.overdue(self._roster, self._drain.last_output, self._gang)
         if found is not None:
             self._propose(found)
 
@@ -297,6 +336,7 @@ class Supervisor:
         """This node's view of a failure; with a gang all nodes agree on one cause first."""
         self.candidate = candidate
         self._candidate_until = time.monotonic() + VERDICT_S
+        self._tell_outcome()
         if self._gang:
             self._gang.down(candidate)
 
@@ -306,18 +346,23 @@ class Supervisor:
         verdict = self._gang.verdict if self._gang else None
         if verdict is not None:
             self.outcome = verdict
+            self._tell_outcome()
         elif self.candidate is not None and (
             self._gang is None or time.monotonic() >= self._candidate_until + self._gang.patience()
         ):
             self.outcome = self.candidate
 
+    def _grace(self) -> float:
+        return float((self.run.get("timeouts") or {}).get("stop") or 10.0)
+
     def _begin_stop(self, grace: Optional[float] = None) -> None:
         if self._stopper is not None:
             return
         if grace is None:
-            grace = float((self.run.get("timeouts") or {}).get("stop") or 10.0)
+            grace = self._grace()
             if self.status is not None:
                 grace = min(grace, LEFTOVER_GRACE_S)
+        self._tell_outcome()
         self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any)
         if self.status is None:
             self.state = STOPPING
@@ -328,54 +373,72 @@ class Supervisor:
         return processes.members(self.order["cookie"], [os.getpid()], keep)
 
     def _conclude(self) -> None:
-        """All is over: empty the pipes, close the log, write the exit record."""
+        """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
+        take as long as the disk is away, and the other nodes need not wait for that."""
         assert self.outcome is not None
-        assert self._stopper is not None
-        self._drain.finish()
-        self._writer.close()
+        if self._gang:
+            self._gang.leave(self.outcome)
+        self._drain.close()
+        if not self._drain.over:
+            return
+        if self._log_until is None:
+            self._log_until = time.monotonic() + LOG_S
+            self._writer.close()
+            self._tell_outcome()
+        if self._writer.over or time.monotonic() >= self._log_until:
+            self._recorder.end(self._exit_record(self.outcome))
+
+    def _concluded(self) -> bool:
+        talking = self._gang is not None and self._gang.talking
+        return self._recorder.ended and self._writer.over and not talking
+
+    def _exit_record(self, outcome: Outcome) -> Dict[str, Any]:
         code, name = causes.split_status(self.status) if self.status is not None else (None, None)
         if name is not None and self.status is not None:
             code = -(self.status & 0x7F)
-        outcomes.write(
-            self.paths,
-            self.outcome,
+        stopper = self._stopper
+        return outcomes.exit_record(
+            outcome,
             exit_code=code,
-            signalled=self._stopper.signalled,
-            forced=self._stopper.forced,
-            survivors=self._stopper.survivors,
+            signalled=stopper.signalled if stopper else 0,
+            forced=stopper.forced if stopper else 0,
+            survivors=stopper.survivors if stopper else [],
             attempt=self._roster.attempt(),
             dropped_lines=self._writer.dropped,
         )
 
+    def _tell_outcome(self) -> None:
+        """The guardian knows before any disk does; it writes this should nobody be left to do so."""
+        known = self.outcome or self.candidate
+        if known is not None:
+            self._tether.tell(end=self._exit_record(known))
+
     def _pulse(self) -> record.Pulse:
-        return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, self._roster.attempt())
+        """The age of this loop, whichever thread writes it down."""
+        living, attempt = self._roster.living(), self._roster.attempt()
+        return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, attempt, living)
 
     def _rank_of(self, local: int) -> Optional[int]:
-        """The rank behind a pipe; under an elastic rendezvous only the rank's own environment tells."""
-        if self._roster.rank_of(local) is None and self.launcher is not None and self.status is None:
-            self._roster.scan(self.launcher.pid)
-        return self._roster.rank_of(local)
+        """The rank behind a pipe, for the drain; under an elastic rendezvous only the rank's own environment tells."""
+        found = self._roster.rank_of(local)
+        if found is None and self.launcher is not None and self.status is None:
+            for one in ranks.find(self.launcher.pid, {}):
+                if one.local_rank == local:
+                    return one.rank
+        return found
 
     def _save_state(self) -> None:
-        me = processes.identify(os.getpid())
         value = {
             "state": self.state,
             "started": self._started,
             "boot": processes.boot_id(),
-            "supervisor": me.to_json() if me else None,
+            "supervisor": self._me.to_json() if self._me else None,
             "guardian": self.guardian.to_json(),
             "launcher": self.launcher.to_json() if self.launcher else None,
             "cookie": self.order["cookie"],
             "cwd": self.order["cwd"],
         }
-        try:
-            record.write_json(self.paths.state, value)
-            self._unsaved = False
-        except OSError as error:
-            if self.state == STARTING:
-                raise
-            record.note("state not saved: %s" % error)
-            self._unsaved = True
+        self._recorder.put(self.paths.state, value)
 
     def _watch_fd(self, fd: int, on: bool) -> None:
         if on:
