@@ -21,14 +21,19 @@ from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, main_thread_stopped, nothing_left, watchers_end
 
 HANG_S = 20.0  # longer than any patience that there was
-# Writes 2 MB a second and remembers, on another disk, how long its longest write took.
+# Writes 2 MB a second and remembers, on another disk, how long its longest write took. It starts a child now and then,
+# so that there is something new to write down.
 WRITER = """
-import os, sys, time
+import os, subprocess, sys, time
 out, seconds = sys.argv[0] + ".pause", {seconds}
 line = b"x" * 1023 + b"\\n"
 longest, begun = 0.0, time.monotonic()
 open(sys.argv[0] + ".begun", "w").close()
+turn = 0
 while time.monotonic() - begun < seconds:
+    turn += 1
+    if turn % 40 == 0:
+        subprocess.Popen(["sleep", "1"])
     for _ in range(100):
         before = time.monotonic()
         os.write(1, line)

@@ -39,6 +39,7 @@ class Burial:
         self.launcher = processes.from_json(words.get("launcher"))
         self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S)
         self.end: Optional[Dict[str, Any]] = words.get("end")
+        self.recorded = bool(words.get("recorded"))
 
     def members(self) -> Dict[int, processes.Stat]:
         found = processes.members(self.cookie, self.roots, self.roots, self.known)
@@ -72,7 +73,7 @@ def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
             pause = min(PAUSE_S, pause * 2)
     ended = stopper
     pen = Pen(paths)
-    while not pen.wrote(lambda: _exit_record(paths, burial, ended, detail)):
+    while not burial.recorded and not pen.wrote(lambda: _exit_record(paths, burial, ended, detail)):
         time.sleep(max(0.0, pen.again_at - time.monotonic()))
 
 

@@ -111,6 +111,7 @@ class Pen:
         self._gone_since: Optional[float] = None
         self._pause = 0.2
         self._told = ""
+        self.gone = GONE_S  # how long a folder must be away
         self.again_at = 0.0  # when the next attempt is due (monotonic)
 
     def wrote(self, body: Callable[[], Dict[str, Any]]) -> bool:
@@ -121,7 +122,7 @@ class Pen:
                 return os.path.exists(self._paths.exit) or save(self._paths, body()) or True
             now = time.monotonic()
             self._gone_since = self._gone_since or now
-            if now - self._gone_since >= GONE_S:
+            if now - self._gone_since >= self.gone:
                 return True
         except Exception as error:
             if str(error) != self._told:

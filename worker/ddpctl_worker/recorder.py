@@ -141,6 +141,7 @@ class Recorder:
         with contextlib.suppress(Exception):  # a disk that is away, a record that is spoilt: neither ends a run
             self.lost = self._footing.lost()
         if self.lost is not None:
+            self._pen.gone = 0.0  # it was waited for
             self._changed()
 
     def _write_values(self) -> None:

@@ -156,6 +156,7 @@ class Supervisor:
         while not self._concluded():
             faults.survive(self._turn)
         record.send_notes(None)
+        self._tether.tell(recorded=True)
         self._answer(None)
         processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
 
