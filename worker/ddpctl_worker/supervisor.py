@@ -239,8 +239,8 @@ class Supervisor:
         if self.outcome is None and self.candidate is None:
             self._check_deadlines()
         self._agree()
-        if self.outcome is not None or self.status is not None:
-            self._begin_stop()
+        if self.outcome is not None or (self.status is not None and self.candidate is not None):
+            self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
         if self._stopper is not None:
             self._stopper.tick()
 
