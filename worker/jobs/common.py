@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from typing import Any, Callable, NamedTuple, NoReturn
+from typing import Any, Callable, List, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -81,7 +81,14 @@ def join(args: argparse.Namespace) -> Place:
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined,unused-ignore]
+    _kept.append(dist.group.WORLD)
     return Place(dist.get_rank(), local_rank, dist.get_world_size(), device)
+
+
+# The process group lives until `run` lets go of it. A DDP model holds it too, and where the model goes last, its end
+# joins gloo's threads without letting go of Python's lock, which one of them may be waiting for: with torch 1.13 one in
+# ten trainings on a busy machine had ended and never exited.
+_kept: List[Any] = []
 
 
 def choose_device(backend: str, local_rank: int) -> torch.device:
@@ -120,6 +127,7 @@ def run(main: Callable[[], None]) -> None:
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     try:
         record(main)()
+        _kept.clear()
     except Refused as error:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(1)  # rank 0 speaks first: a launcher ends all its ranks as soon as one has ended
