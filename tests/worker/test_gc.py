@@ -167,6 +167,17 @@ def test_old_runs_go_with_their_code_and_young_ones_stay(node: Node) -> None:
     assert (node.base / "store" / hashes[1]).exists()
 
 
+def test_an_old_run_that_was_lost_goes_though_nobody_wrote_its_end(node: Node) -> None:
+    """A reboot ended it. Readers write nothing, so there is no exit record to tell its age by."""
+    for name, ago in (("old", OLD), ("young", 2 * DAY)):
+        run = add_run(node, name, over=False, ago=ago)
+        who = {"boot": "an earlier one", "pid": 2, "start": 3}
+        (run / "state.json").write_text(json.dumps({"boot": "an earlier one", "supervisor": who}))
+        age(run, ago)
+    assert named(gc(node, delete=True), "run") == {"old"}
+    assert (node.base / "runs" / "young" / "n" / "run.json").exists()
+
+
 def test_what_broke_off_goes_but_not_what_is_being_written(node: Node) -> None:
     store = node.base / "store"
     dead, alive = store / ("0" * 64 + ".aa.part"), store / ("1" * 64 + ".bb.part")

@@ -52,8 +52,9 @@ def failed(why: Dict[str, Any], *, victim: bool = False, when: Optional[float] =
     return Outcome(FAILED, why, victim, time.time() if when is None else when)
 
 
-def killed(host: str, by: str) -> Outcome:
-    return Outcome(KILLED, cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user")), False, time.time())
+def killed(host: str, by: str, *, when: Optional[float] = None) -> Outcome:
+    why = cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user"), when=when)
+    return Outcome(KILLED, why, False, time.time() if when is None else when)
 
 
 def write(
@@ -66,6 +67,7 @@ def write(
     survivors: Optional[List[Dict[str, Any]]] = None,
     attempt: int = 1,
     dropped_lines: int = 0,
+    ended: Optional[str] = None,
     patience: float = 10.0,
 ) -> bool:
     """Write the exit record unless there is one; False when there was one.
@@ -80,7 +82,7 @@ def write(
         "state": outcome.state,
         "exit_code": exit_code,
         "cause": outcome.cause,
-        "ended": record.now_iso(),
+        "ended": ended or record.now_iso(),
         "signalled": signalled,
         "forced": forced,
         "survivors": survivors or [],

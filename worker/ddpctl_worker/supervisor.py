@@ -229,7 +229,7 @@ class Supervisor:
         if not self._orders[signal.SIGUSR1]:
             return
         self._orders[signal.SIGUSR1] = False
-        request = record.read_json(self.paths.stop) or {}  # nothing: a disk that took no word, so the signal alone
+        request = record.read_optional(self.paths.stop)  # nothing: a disk that took no word, so the signal alone
         if self.outcome is None and (self.candidate is None or self.candidate.victim):
             self._end_with(outcomes.killed(self.host, str(request.get("by") or "")))
         elif self.outcome is None:
@@ -362,6 +362,7 @@ class Supervisor:
             "state": self.state,
             "started": self._started,
             "boot": processes.boot_id(),
+            "machine": processes.machine(),
             "supervisor": me.to_json() if me else None,
             "guardian": self.guardian.to_json(),
             "launcher": self.launcher.to_json() if self.launcher else None,
