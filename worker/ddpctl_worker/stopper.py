@@ -75,17 +75,16 @@ class Stopper:
 
     def _ask(self, found: Dict[int, Stat]) -> None:
         launcher = self._launcher
-        if launcher is not None and is_alive(launcher):
-            targets = [Stat(launcher.pid, "", "", 0, launcher.start, 1)]
-        else:
-            targets = list(found.values())
-        for one in targets:
-            if (one.pid, one.start) not in self._told:
-                self._told.add((one.pid, one.start))
-                who = Identity(self._boot, one.pid, one.start)
+        first = launcher if launcher is not None and is_alive(launcher) else None
+        everyone = [Identity(self._boot, one.pid, one.start) for one in found.values()]
+        for who in everyone if first is None else [first]:
+            if (who.pid, who.start) not in self._told:
+                self._told.add((who.pid, who.start))
                 send(who, signal.SIGTERM)
-                if one.state == "T":
-                    send(who, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it goes on
+        # A stopped process acts on SIGTERM only when it goes on, a rank on its launcher's too; some are stopped later.
+        for who in everyone:
+            if found[who.pid].state == "T":
+                send(who, signal.SIGCONT)
 
     def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
         alone = self._had_ranks and self._launcher is not None and set(found) == {self._launcher.pid}
