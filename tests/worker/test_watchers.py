@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl_worker import processes
 from tests.worker.node import Node, eventually
 from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, here, noted, nothing_left, watchers_end
 
@@ -104,9 +106,38 @@ def test_launcher_killed_ranks_do_not_stay(node: Node) -> None:
 
 
 def test_leftovers_of_a_successful_job_are_ended(node: Node) -> None:
-    run = node.start(RUNAWAYS.replace("time.sleep(300)\n", ""))
+    limits = {"start": 60, "stop": 1, "leftover": 0.5}
+    run = node.start(RUNAWAYS.replace("time.sleep(300)\n", ""), node.record(timeouts=limits))
     assert node.wait_state(run)["state"] == "succeeded"
     nothing_left(node, run)
+    assert json.loads((node.folder(run) / "exit.json").read_text())["leftover"] == 4
+    assert "4 processes that outlived the launcher were ended" in (node.folder(run) / "supervisor.log").read_text()
+
+
+UPLOAD = """
+import os, subprocess, sys
+code = "import sys, time; time.sleep(%s); open(sys.argv[1], 'w').write('done')"
+out = os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], os.environ["RANK"])
+subprocess.Popen([sys.executable, "-c", code, out, sys.argv[0]], start_new_session=True)
+print("here", flush=True)
+"""
+
+
+def test_an_upload_that_outlives_a_successful_job_may_finish(node: Node) -> None:
+    """Longer than any grace there is from SIGTERM to SIGKILL, and it does not handle SIGTERM at all."""
+    run = node.start(UPLOAD % 5, node.record(timeouts={"start": 60, "stop": 1, "leftover": 60}))
+    assert node.wait_state(run, seconds=90)["state"] == "succeeded"
+    assert [path.read_text() for path in (node.folder(run) / "output").iterdir()] == ["done", "done"]
+    assert json.loads((node.folder(run) / "exit.json").read_text())["leftover"] == 0
+
+
+def test_a_stop_does_not_wait_for_an_upload(node: Node) -> None:
+    run = node.start(UPLOAD % 300, node.record(timeouts={"start": 60, "stop": 1, "leftover": 300}))
+    here(node, run)
+    eventually(lambda: not processes.is_alive(processes.from_json(node.state(run)["launcher"])), "the launcher ends")
+    node.call("stop", run=run, grace=1)
+    nothing_left(node, run)
+    assert node.status(run)["state"] == "succeeded"
 
 
 def test_a_supervisor_told_to_end_ends_the_job(node: Node) -> None:

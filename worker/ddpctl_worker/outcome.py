@@ -64,6 +64,7 @@ def write(
     exit_code: Optional[int] = None,
     signalled: int = 0,
     forced: int = 0,
+    leftover: int = 0,
     survivors: Optional[List[Dict[str, Any]]] = None,
     attempt: int = 1,
     dropped_lines: int = 0,
@@ -72,7 +73,8 @@ def write(
 ) -> bool:
     """Write the exit record unless there is one; False when there was one.
 
-    ``patience`` is how many seconds a disk that takes nothing is waited for.
+    ``leftover`` is how many processes outlived the launcher and were ended, ``patience`` how many seconds a disk that
+    takes nothing is waited for.
 
     Raises:
         OSError: it took nothing until then.
@@ -85,6 +87,7 @@ def write(
         "ended": ended or record.now_iso(),
         "signalled": signalled,
         "forced": forced,
+        "leftover": leftover,
         "survivors": survivors or [],
         "attempt": attempt,
         "dropped_lines": dropped_lines,
