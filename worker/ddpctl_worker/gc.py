@@ -13,6 +13,7 @@ import stat
 import time
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Set
 
+import ddpctl_worker
 from ddpctl_worker import locks
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.install import MARKER
@@ -120,6 +121,9 @@ class Finder:
                 continue
             for paths in parts:
                 self._keep(read_optional(paths.run), over)
+            yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
+            if not os.listdir(run) and self._old(run):
+                yield self._item("part", run)
 
     def _over(self, paths: RunPaths) -> bool:
         """Another host's part counts as over only by its exit record: its processes cannot be seen from here."""
@@ -198,10 +202,23 @@ class Finder:
         for path in glob.glob(os.path.join(glob.escape(self._base), "tools", "uv-*")):
             if not path.endswith(".part") and self._old(path):
                 yield self._item("tool", path)
-        for pattern in ("tools/*.part", "wheels/*.part"):
-            for path in glob.glob(os.path.join(glob.escape(self._base), pattern)):
-                if self._age(path) > FRESH_S:
-                    yield self._item("part", path)
+        yield from self._packages()
+        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*"):
+            yield from self._broken_off(pattern)
+
+    def _packages(self) -> Iterator[Item]:
+        """Workers of other versions. A supervisor may need more of its own at any time, and no record says which that
+        is: as long as a run is not over they stay."""
+        own = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))))
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "worker", "[0-9a-f]*"))):
+            if self._live_since is None and self._old(path) and os.path.realpath(path) != own:
+                yield self._item("worker", path)
+
+    def _broken_off(self, pattern: str) -> Iterator[Item]:
+        """What a start, a stop or a transfer that was killed left below base_dir."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), pattern))):
+            if self._age(path) > FRESH_S:
+                yield self._item("part", path)
 
 
 def mapped_paths() -> Set[str]:
