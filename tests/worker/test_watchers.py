@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl_worker import processes
+from ddpctl_worker.deputy import _note
 from tests.worker.node import Node, eventually
 from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, here, noted, nothing_left, watchers_end
 
@@ -60,6 +61,38 @@ def test_guardian_then_supervisor_killed_the_deputy_cleans_up(node: Node) -> Non
     status = node.wait_state(run)
     assert status["cause"]["reason"] == "supervisor_lost"
     nothing_left(node, run)
+
+
+def deputy(node: Node, run: str) -> int | None:
+    """The supervisor's child of that name."""
+    for pid in processes.children_of(node.pid(run, "supervisor")):
+        found = processes.read_stat(pid)
+        if found is not None and found.name == "ddpctl-deputy" and found.alive:
+            return pid
+    return None
+
+
+def test_a_deputy_that_dies_at_once_is_replaced(node: Node) -> None:
+    run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
+    here(node, run)
+    os.kill(node.pid(run, "guardian"), signal.SIGKILL)
+    first = eventually(lambda: deputy(node, run), "a deputy")
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: deputy(node, run) not in (None, first), "another deputy", 30)
+    time.sleep(2.5)  # it looks once a second
+    os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+    assert node.wait_state(run)["cause"]["reason"] == "supervisor_lost"
+    nothing_left(node, run)
+
+
+def test_what_a_deputy_sees_when_the_supervisor_is_gone_is_not_all() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as supervisor:
+        who = processes.identify(supervisor.pid)
+        assert who is not None
+        assert _note("no cookie", who) == set()
+        supervisor.kill()
+        supervisor.wait()
+        assert _note("no cookie", who) is None
 
 
 @pytest.mark.parametrize("script", [SLEEP, STUBBORN, RUNAWAYS], ids=["plain", "stubborn", "runaways"])

@@ -121,6 +121,11 @@ def is_alive(who: Optional[Identity]) -> bool:
     return found is not None and found.start == who.start and found.alive
 
 
+def living(*these: Identity) -> List[int]:
+    """The pids of those that still run: that of a dead one may be a stranger's, or the job's, by now."""
+    return [who.pid for who in these if is_alive(who)]
+
+
 def send(who: Identity, number: int) -> bool:
     """Signal that very process; False when it is gone. A reused pid is never hit where the kernel has pidfds."""
     if who.boot != boot_id():

@@ -189,6 +189,7 @@ class Supervisor:
         """See which ranks are there, once in a while."""
         now = time.monotonic()
         self._roster.look()
+        self._deputy.look()
         if now < self._scan_at or self.launcher is None:
             return
         self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
@@ -258,7 +259,7 @@ class Supervisor:
     def _rank_failed(self) -> None:
         """A rank has died, and its launcher takes its time to say so (torch before 2.1 may take minutes)."""
         since = self._roster.first_failure()
-        if since is not None and time.time() - since > LAUNCHER_S:
+        if since is not None and time.monotonic() - since > LAUNCHER_S:
             self._drain.finish(1.0)
             self._blame(None)
 
@@ -329,7 +330,7 @@ class Supervisor:
             self._save_state()
 
     def _members(self) -> Dict[int, processes.Stat]:
-        keep = [os.getpid(), self.guardian.pid, *self._deputy.pids()]
+        keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
         return processes.members(self.order["cookie"], [os.getpid()], keep)
 
     def _conclude(self) -> None:
