@@ -62,8 +62,11 @@ def machine() -> Dict[str, str]:
             number = file.read().strip()
     except (OSError, ValueError):
         number = ""
-    name = os.uname().nodename.partition(".")[0]
-    return {"boot": boot_id(), "pids": os.readlink("/proc/self/ns/pid"), "id": number, "name": name}
+    try:
+        pids = os.readlink("/proc/self/ns/pid")
+    except OSError:  # a sandbox without it
+        pids = ""
+    return {"boot": boot_id(), "pids": pids, "id": number, "name": os.uname().nodename.partition(".")[0]}
 
 
 def read_stat(pid: int) -> Optional[Stat]:
