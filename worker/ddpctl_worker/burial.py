@@ -42,8 +42,8 @@ def bury_surely(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -
 
 def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
     """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did."""
-    run = record.read_json(paths.run) or {}
-    state = record.read_json(paths.state) or {}
+    run = record.read_optional(paths.run)
+    state = record.read_optional(paths.state)
     limit = float((run.get("timeouts") or {}).get("stop") or GRACE_S)
     launcher = processes.from_json(state.get("launcher"))
     stopper = Stopper(burial.members, launcher, min(limit, GRACE_S))
@@ -62,10 +62,9 @@ def _reap() -> None:
     reap()
 
 
-def lost(paths: RunPaths, host: str, detail: Optional[str] = None) -> Outcome:
+def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Optional[float] = None) -> Outcome:
     """How a run without a supervisor ended: as asked, if somebody had asked for its end, otherwise lost."""
-    request = record.read_json(paths.stop)
-    if request is not None:
-        return outcomes.killed(host, str(request.get("by") or ""))
+    if os.path.lexists(paths.stop):
+        return outcomes.killed(host, str(record.read_optional(paths.stop).get("by") or ""), when=when)
     text = detail or "the supervisor was killed; the processes that it left were ended"
-    return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text))
+    return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text, when=when), when=when or 0.0)

@@ -37,7 +37,7 @@ SUCCEEDED = "succeeded"
 FAILED = "failed"
 KILLED = "killed"
 LOST = "lost"
-UNREACHABLE = "unreachable"  # a node only: it cannot be asked now
+UNREACHABLE = "unreachable"  # a node only: it cannot be asked now, or another machine answers to its name
 STALE = "stale"  # a node only: it runs, but its heartbeat is old
 TERMINAL = frozenset({SUCCEEDED, FAILED, KILLED, LOST})
 
@@ -56,6 +56,7 @@ SPAWN_FAILED = "spawn_failed"
 
 # --- kinds of a worker's error ---------------------------------------------------------------------------------------
 NO_SUCH_RUN = "no_such_run"
+OTHER_MACHINE = "other_machine"
 BAD_REQUEST = "bad_request"
 UNSAFE_PATH = "unsafe_path"
 NO_SPACE = "no_space"

@@ -52,8 +52,9 @@ def failed(why: Dict[str, Any], *, victim: bool = False, when: Optional[float] =
     return Outcome(FAILED, why, victim, time.time() if when is None else when)
 
 
-def killed(host: str, by: str) -> Outcome:
-    return Outcome(KILLED, cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user")), False, time.time())
+def killed(host: str, by: str, *, when: Optional[float] = None) -> Outcome:
+    why = cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user"), when=when)
+    return Outcome(KILLED, why, False, time.time() if when is None else when)
 
 
 def write(
@@ -63,14 +64,17 @@ def write(
     exit_code: Optional[int] = None,
     signalled: int = 0,
     forced: int = 0,
+    leftover: int = 0,
     survivors: Optional[List[Dict[str, Any]]] = None,
     attempt: int = 1,
     dropped_lines: int = 0,
+    ended: Optional[str] = None,
     patience: float = 10.0,
 ) -> bool:
     """Write the exit record unless there is one; False when there was one.
 
-    ``patience`` is how many seconds a disk that takes nothing is waited for.
+    ``leftover`` is how many processes outlived the launcher and were ended, ``patience`` how many seconds a disk that
+    takes nothing is waited for.
 
     Raises:
         OSError: it took nothing until then.
@@ -80,9 +84,10 @@ def write(
         "state": outcome.state,
         "exit_code": exit_code,
         "cause": outcome.cause,
-        "ended": record.now_iso(),
+        "ended": ended or record.now_iso(),
         "signalled": signalled,
         "forced": forced,
+        "leftover": leftover,
         "survivors": survivors or [],
         "attempt": attempt,
         "dropped_lines": dropped_lines,

@@ -19,10 +19,11 @@ NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Pytho
 
 
 class Death(NamedTuple):
-    """How a rank ended: wait status (None: its launcher was quicker) and wall clock."""
+    """How a rank ended: wait status (None: its launcher was quicker), wall clock, and monotonic clock."""
 
     status: Optional[int]
     at: float
+    seen: float
 
 
 class Roster:
@@ -88,10 +89,13 @@ class Roster:
                     self._note(local)
 
     def first_failure(self) -> Optional[float]:
-        """When the first rank died of a failure that its launcher will not mend (wall clock); None: none has."""
+        """When the first rank died of a failure that its launcher will not repair; None: none has.
+
+        On the monotonic clock: anybody may set the other one.
+        """
         if not self._static:
             return None
-        return min((death.at for death in self.deaths.values() if death.status), default=None)
+        return min((death.seen for death in self.deaths.values() if death.status), default=None)
 
     def save(self, paths: RunPaths, keep: List[int]) -> None:
         """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""
@@ -117,4 +121,4 @@ class Roster:
 
     def _note(self, local: int) -> None:
         one = self._ranks[local]
-        self.deaths[local] = Death(processes.exit_status(one.pid, one.start), time.time())
+        self.deaths[local] = Death(processes.exit_status(one.pid, one.start), time.time(), time.monotonic())

@@ -30,7 +30,8 @@ from ddpctl_worker.roster import Roster
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.watch import Watch
 
-LEFTOVER_GRACE_S = 3.0  # for what a launcher that has ended left behind
+LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
+LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
 LAUNCHER_S = 1.0  # how long a launcher may take to tell of a rank that has failed
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
@@ -52,6 +53,7 @@ class Supervisor:
         self._candidate_until = 0.0
         self._stopper: Optional[Stopper] = None
         self._scan_at = 0.0
+        self._leftover: Optional[float] = None  # seconds for what outlived the launcher, once that has ended by itself
         self._unsaved = False  # the disk was full when the state changed
         self._started = record.now_iso()
         self._selector = selectors.DefaultSelector()
@@ -187,6 +189,7 @@ class Supervisor:
         """See which ranks are there, once in a while."""
         now = time.monotonic()
         self._roster.look()
+        self._deputy.look()
         if now < self._scan_at or self.launcher is None:
             return
         self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
@@ -229,7 +232,7 @@ class Supervisor:
         if not self._orders[signal.SIGUSR1]:
             return
         self._orders[signal.SIGUSR1] = False
-        request = record.read_json(self.paths.stop) or {}  # nothing: a disk that took no word, so the signal alone
+        request = record.read_optional(self.paths.stop)  # nothing: a disk that took no word, so the signal alone
         if self.outcome is None and (self.candidate is None or self.candidate.victim):
             self._end_with(outcomes.killed(self.host, str(request.get("by") or "")))
         elif self.outcome is None:
@@ -256,7 +259,7 @@ class Supervisor:
     def _rank_failed(self) -> None:
         """A rank has died, and its launcher takes its time to say so (torch before 2.1 may take minutes)."""
         since = self._roster.first_failure()
-        if since is not None and time.time() - since > LAUNCHER_S:
+        if since is not None and time.monotonic() - since > LAUNCHER_S:
             self._drain.finish(1.0)
             self._blame(None)
 
@@ -314,17 +317,20 @@ class Supervisor:
     def _begin_stop(self, grace: Optional[float] = None) -> None:
         if self._stopper is not None:
             return
+        limits, patience = self.run.get("timeouts") or {}, 0.0
         if grace is None:
-            grace = float((self.run.get("timeouts") or {}).get("stop") or 10.0)
+            grace = float(limits.get("stop") or 10.0)
             if self.status is not None:
-                grace = min(grace, LEFTOVER_GRACE_S)
-        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any)
+                self._leftover = float(limits.get("leftover", LEFTOVER_S))
+                patience = self._leftover if self.status == 0 else 0.0
+                grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
+        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any, patience=patience)
         if self.status is None:
             self.state = STOPPING
             self._save_state()
 
     def _members(self) -> Dict[int, processes.Stat]:
-        keep = [os.getpid(), self.guardian.pid, *self._deputy.pids()]
+        keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
         return processes.members(self.order["cookie"], [os.getpid()], keep)
 
     def _conclude(self) -> None:
@@ -336,10 +342,15 @@ class Supervisor:
         code, name = causes.split_status(self.status) if self.status is not None else (None, None)
         if name is not None and self.status is not None:
             code = -(self.status & 0x7F)
+        leftover = self._stopper.signalled if self._leftover is not None else 0
+        if leftover:
+            text = "%d processes that outlived the launcher were ended; timeouts.leftover gives them %g s"
+            record.note(text % (leftover, self._leftover or 0.0))
         outcomes.write(
             self.paths,
             self.outcome,
             exit_code=code,
+            leftover=leftover,
             signalled=self._stopper.signalled,
             forced=self._stopper.forced,
             survivors=self._stopper.survivors,
@@ -362,6 +373,7 @@ class Supervisor:
             "state": self.state,
             "started": self._started,
             "boot": processes.boot_id(),
+            "machine": processes.machine(),
             "supervisor": me.to_json() if me else None,
             "guardian": self.guardian.to_json(),
             "launcher": self.launcher.to_json() if self.launcher else None,

@@ -68,6 +68,7 @@ class NodeStatus:
     last_output_age_s: float | None = None
     dropped_lines: int = 0
     metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
+    note: str | None = None  # why a host that answers cannot tell how its part stands
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
@@ -87,6 +88,7 @@ class NodeStatus:
             last_output_age_s=data.get("last_output_age_s"),
             dropped_lines=data.get("dropped_lines") or 0,
             metrics=data.get("metrics") or {},
+            note=data.get("note"),
         )
 
     def to_json(self) -> dict[str, Any]:
