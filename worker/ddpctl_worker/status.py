@@ -95,6 +95,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "started": state.get("started"),
         "ended": end.get("ended") if end else None,
         "cause": end.get("cause") if end else None,
+        "candidates": end.get("candidates") or [] if end else [],
         "last_output_age_s": round(max(0.0, now - pulse.last_output), 3)
         if pulse and live and pulse.last_output
         else None,
