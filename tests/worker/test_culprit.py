@@ -125,6 +125,7 @@ def small(node: Node, tmp_path: Path) -> Iterator[Node]:
     node.python = str(python)
     yield node
     node.clean_up()
+    node.python = sys.executable
     eventually(lambda: _removed(group), "the group is empty")
 
 
