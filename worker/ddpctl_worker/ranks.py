@@ -74,17 +74,19 @@ class OomHistory:
 
     def look(self) -> None:
         """To be called about once a second, or more often."""
-        now = time.time()
-        if 0.0 <= now - self._looked < OOM_LOOK_S:
-            return
-        count = oom_kills()
+        if not 0.0 <= time.time() - self._looked < OOM_LOOK_S:
+            self._count_now()
+
+    def rises(self) -> List[Tuple[float, float]]:
+        """Between which times (wall clock) there was a kill, up to now."""
+        self._count_now()
+        return list(self._rises)
+
+    def _count_now(self) -> None:
+        count, now = oom_kills(), time.time()
         if count > self._count:
             self._rises.append((self._looked, now))
         self._count, self._looked = count, now
-
-    def rises(self) -> List[Tuple[float, float]]:
-        """Between which times (wall clock) there was a kill."""
-        return list(self._rises)
 
 
 def _memory_events() -> List[str]:

@@ -282,9 +282,13 @@ class Supervisor:
             return
         self._closer_at = now + 1.0
         first = next(iter(self._candidates(None)), None)
-        if first is None or first.victim or (asked and first.code is not None):  # one that died is told of as ever
+        if first is None or first.victim:
             return
-        self._propose(self._outcome_of(first))
+        if first.code is None:
+            self._propose(self._outcome_of(first))
+        elif victim:  # otherwise a death is told of as ever
+            self._drain.finish(1.0)
+            self._blame(None)
 
     def _candidates(self, status: Optional[int]) -> List[causes.Verdict]:
         """What may have failed here, the likeliest first."""
