@@ -17,17 +17,26 @@ from tests.worker.programs import SLEEP
 from tests.worker.test_gang import Trio
 from tests.worker.test_gang import trio as trio
 
-VICTIM = "import time; time.sleep(4); raise RuntimeError('Connection closed by peer [10.9.0.11]:39583')"
+# The culprit says in a file that it is on its way out; its peers fail of that a while later.
+VICTIM = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+time.sleep({later})
+raise RuntimeError("Connection closed by peer [10.9.0.11]:39583")
+"""
 HANGS = """
 import atexit, time
 atexit.register(time.sleep, 300)
 time.sleep(1)
+open({flag!r}, "w").close()
 raise ValueError("the reason")
 """
 SLOW = """
 import atexit, sys, time
-time.sleep(4)
-atexit.register(time.sleep, 6)
+atexit.register(time.sleep, 6.5)
+time.sleep(1)
+open({flag!r}, "w").close()
 sys.exit(7)
 """
 
@@ -37,15 +46,16 @@ def exit_of(node: Node, run: str) -> dict[str, Any]:
     return found
 
 
-def both(culprit: str, victim: str = VICTIM) -> str:
+def both(culprit: str, victim: str) -> str:
     """Rank 0 does one thing, rank 1 another."""
     return f"import os\nexec({culprit!r} if os.environ['RANK'] == '0' else {victim!r})"
 
 
 @pytest.mark.parametrize("culprit", [0, 2], ids=["hub", "member"])
-def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, culprit: int) -> None:
-    scripts = [VICTIM] * 3
-    scripts[culprit] = HANGS
+def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, tmp_path: Path, culprit: int) -> None:
+    flag = str(tmp_path / "flag")
+    scripts = [VICTIM.format(flag=flag, later=4)] * 3
+    scripts[culprit] = HANGS.format(flag=flag)
     trio.start(*scripts)
     for status in trio.ended(60):
         assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{culprit}", culprit)
@@ -57,15 +67,18 @@ def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, 
     assert all("a peer failed or hung first" in one["message"] for one in kept)
 
 
-def test_a_culprit_that_is_slow_to_die_is_waited_for(trio: Trio) -> None:
-    trio.start(VICTIM, VICTIM, SLOW)
+def test_a_culprit_that_is_slow_to_die_is_waited_for(trio: Trio, tmp_path: Path) -> None:
+    flag = str(tmp_path / "flag")
+    victim = VICTIM.format(flag=flag, later=0)
+    trio.start(victim, victim, SLOW.format(flag=flag))
     for status in trio.ended(60):
         assert (status["cause"]["host"], status["cause"]["exit_code"]) == ("node2", 7)
     trio.supervisors_end()
 
 
-def test_a_rank_that_hangs_in_its_exit_on_the_same_node_is_the_cause(node: Node) -> None:
-    run = node.start(both(HANGS))
+def test_a_rank_that_hangs_in_its_exit_on_the_same_node_is_the_cause(node: Node, tmp_path: Path) -> None:
+    flag = str(tmp_path / "flag")
+    run = node.start(both(HANGS.format(flag=flag), VICTIM.format(flag=flag, later=4)))
     status = node.wait_state(run, seconds=60)
     assert (status["cause"]["rank"], status["cause"]["message"][-22:]) == (0, "ValueError: the reason")
     (other,) = exit_of(node, run)["candidates"]
@@ -79,7 +92,7 @@ def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, 
     trio.start("import sys, time; time.sleep(2); sys.exit(7)", SLEEP, SLEEP)
     first, *others = trio.ended()
     assert first["exit_code"] == 7
-    assert [one["exit_code"] for one in others] == [1, 1]  # nothing failed there: that is the stopped launcher's
+    assert all(one["exit_code"] not in (0, 7) for one in others)  # nothing failed there: the launcher's
 
 
 def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) -> None:
