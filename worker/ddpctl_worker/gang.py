@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED
+from ddpctl_worker.council import SILENT_S
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime, note
 
@@ -50,6 +51,7 @@ class Gang:
         self._turned: Optional[float] = None  # when the loop last came around (monotonic)
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
+        self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
         self.trouble = ""  # why nobody can join at the moment, where this node knows
         self._thread = threading.Thread(target=self._guarded, name="gang", daemon=True)
 
@@ -87,8 +89,13 @@ class Gang:
         return 0.0
 
     def patience(self) -> float:
-        """How many seconds longer than usual a node should wait for a verdict."""
-        return 0.0 if self._thread.is_alive() else -math.inf
+        """How many seconds longer than usual a node should wait for a verdict: the hub may have to wait for a node
+        that has fallen silent."""
+        return SILENT_S if self._thread.is_alive() else -math.inf
+
+    def candidates(self) -> List[Dict[str, Any]]:
+        """The causes that the nodes have told of (the hub only)."""
+        return []
 
     def _loop(self) -> None:
         raise NotImplementedError
@@ -98,6 +105,10 @@ class Gang:
             self._loop()
         except Exception:
             note("the run goes on without a gang: %s" % traceback.format_exc())
+
+    def _ask(self) -> None:
+        self.asked = True
+        self._wake_supervisor()
 
     def _decided(self, verdict: Outcome) -> None:
         self.verdict = verdict
@@ -128,7 +139,13 @@ class Gang:
 
 
 def to_wire(outcome: Outcome, age: float) -> Dict[str, Any]:
-    return {"state": outcome.state, "cause": outcome.cause, "victim": outcome.victim, "age": age}
+    return {
+        "state": outcome.state,
+        "cause": outcome.cause,
+        "victim": outcome.victim,
+        "suspect": outcome.suspect,
+        "age": age,
+    }
 
 
 def from_wire(message: Dict[str, Any]) -> Outcome:
@@ -137,7 +154,7 @@ def from_wire(message: Dict[str, Any]) -> Outcome:
     cause = message.get("cause")
     if not isinstance(cause, dict):
         cause = outcomes.cause("", "exited", "another node failed")
-    return Outcome(state, cause, bool(message.get("victim")))
+    return Outcome(state, cause, bool(message.get("victim")), suspect=bool(message.get("suspect")))
 
 
 def join(run: Dict[str, Any], key: Optional[str], wake: Wake) -> Optional[Gang]:

@@ -53,6 +53,9 @@ class HubGang(Gang):
     def quiet(self) -> float:
         return self._council.quiet(time.monotonic())
 
+    def candidates(self) -> List[Dict[str, Any]]:
+        return self._council.causes()
+
     def _loop(self) -> None:
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         beat_at = 0.0
@@ -62,9 +65,12 @@ class HubGang(Gang):
             self._council.slept(self._nap(now))
             if self._listener is None and now >= self._listen_at:
                 self._listen(now)
+            if self._council.undecided and not self.asked:
+                self._ask()
+                beat_at = now
             if now >= beat_at:
                 beat_at = now + BEAT_S
-                self._tell_all({"k": "beat"})
+                self._tell_all({"k": "ask" if self._council.undecided else "beat"})
                 self._throw_out_strangers(now)
                 self._tell_of_strangers(now)
             self._council.heard(self.host, now, self._output_age())

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import record
 from ddpctl_worker.contract import FAILED, KILLED, KILLED_BY_USER, SCHEMA, SUCCEEDED
 from ddpctl_worker.paths import RunPaths
 
+MAX_CANDIDATES = 16
+MAX_TRACEBACK = 2 << 10  # of a candidate: the record must fit into the reserve of a full disk
+
 
 class Outcome(NamedTuple):
-    """A terminal state and its cause (null for success); ``victim``: another node's failure brought this one down."""
+    """A terminal state and its cause (null for success)."""
 
     state: str
     cause: Optional[Dict[str, Any]]
-    victim: bool = False
+    victim: bool = False  # another node's failure brought this one down
     when: float = 0.0  # wall clock of the failure itself
+    suspect: bool = False  # it may have failed: told because others did
 
 
 def cause(
@@ -48,8 +52,19 @@ def succeeded() -> Outcome:
     return Outcome(SUCCEEDED, None)
 
 
-def failed(why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None) -> Outcome:
-    return Outcome(FAILED, why, victim, time.time() if when is None else when)
+def failed(
+    why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None, suspect: bool = False
+) -> Outcome:
+    return Outcome(FAILED, why, victim, time.time() if when is None else when, suspect)
+
+
+def others(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """What else may have been the cause: one entry a rank, with what its record has room for."""
+    kept: Dict[Tuple[Any, ...], Dict[str, Any]] = {}
+    for one in ([cause] if cause else []) + list(found):
+        kept.setdefault((one.get("host"), one.get("rank"), one.get("reason")), one)
+    rest = list(kept.values())[1 if cause else 0 :][:MAX_CANDIDATES]
+    return [dict(one, traceback=(one.get("traceback") or "")[-MAX_TRACEBACK:] or None) for one in rest]
 
 
 def killed(host: str, by: str, *, when: Optional[float] = None) -> Outcome:
@@ -69,6 +84,7 @@ def write(
     attempt: int = 1,
     dropped_lines: int = 0,
     ended: Optional[str] = None,
+    candidates: Sequence[Dict[str, Any]] = (),
     patience: float = 10.0,
 ) -> bool:
     """Write the exit record unless there is one; False when there was one.
@@ -84,6 +100,7 @@ def write(
         "state": outcome.state,
         "exit_code": exit_code,
         "cause": outcome.cause,
+        "candidates": list(candidates),
         "ended": ended or record.now_iso(),
         "signalled": signalled,
         "forced": forced,

@@ -39,6 +39,7 @@ class Roster:
         self._tree: List[List[int]] = []
         self._look_at = 0.0
         self.deaths: Dict[int, Death] = {}  # by local rank
+        self._restarted: Dict[int, float] = {}  # by local rank, wall clock
 
     @property
     def any(self) -> bool:
@@ -63,6 +64,8 @@ class Roster:
         """See who is there."""
         for one in ranks.find(launcher):
             if self._ranks.get(one.local_rank) != one:
+                if one.local_rank in self._ranks:
+                    self._restarted[one.local_rank] = time.time()
                 self._ranks[one.local_rank] = one
                 self.deaths.pop(one.local_rank, None)  # restarted
                 self._follow(one)
@@ -96,6 +99,10 @@ class Roster:
         if not self._static:
             return None
         return min((death.seen for death in self.deaths.values() if death.status), default=None)
+
+    def of_now(self, times: Dict[int, float]) -> Dict[int, float]:
+        """Those of ``times`` (by local rank) that are not from before a restart."""
+        return {local: at for local, at in times.items() if at >= self._restarted.get(local, 0.0)}
 
     def save(self, paths: RunPaths, keep: List[int]) -> None:
         """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""

@@ -118,6 +118,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "started": started if isinstance(started, str) else None,
         "ended": end.get("ended") if end else None,
         "cause": end.get("cause") if end else why,
+        "candidates": end.get("candidates") or [] if end else [],
         "note": found.note,
         "last_output_age_s": round(max(0.0, now - pulse.last_output), 3)
         if pulse and live and pulse.last_output

@@ -7,16 +7,18 @@ and the gang have threads of their own, so neither a slow disk nor a slow networ
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import cause as causes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, ranks, record, spawn
-from ddpctl_worker.contract import RUNNING, STARTING, STOPPING
+from ddpctl_worker.contract import FAILED, RUNNING, STARTING, STOPPING
+from ddpctl_worker.council import VICTIMS_S
 from ddpctl_worker.deputy import Deputy
 from ddpctl_worker.drain import Drain
 from ddpctl_worker.faults import Faults
@@ -60,7 +62,9 @@ class Supervisor:
         self._wake_r, self._wake_w = os.pipe()
         self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
         self._at = record.boottime()
-        self._oom_before = ranks.oom_kills()
+        self._oom = ranks.OomHistory()
+        self._found: List[causes.Verdict] = []  # what had failed here when this node began to stop
+        self._closer_at = 0.0
         heartbeat = record.Heartbeat(self.paths.heartbeat)
         self._writer = Writer(self.paths.logs, lambda: heartbeat.beat(self._pulse()))
         self._roster = Roster(self.run, self._watch_fd)
@@ -190,6 +194,7 @@ class Supervisor:
         now = time.monotonic()
         self._roster.look()
         self._deputy.look()
+        self._oom.look()
         if now < self._scan_at or self.launcher is None:
             return
         self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
@@ -213,6 +218,7 @@ class Supervisor:
             self._launcher_ended()
         if self.outcome is None and self.candidate is None:
             self._rank_failed()
+        self._look_closer()
         if self.outcome is None and self.candidate is None:
             self._check_deadlines()
         self._agree()
@@ -265,6 +271,30 @@ class Supervisor:
 
     def _blame(self, status: Optional[int]) -> None:
         """Find out what happened here and propose it as the cause."""
+        found = self._candidates(status)
+        if found:
+            self._propose(self._outcome_of(found[0]))
+
+    def _look_closer(self) -> None:
+        """While victims are all that is known of: a rank here may have failed and be slow to die, or hang in its exit
+        (once a second)."""
+        now = time.monotonic()
+        asked = self._gang is not None and self._gang.asked and self.candidate is None
+        victim = self.candidate is not None and self.candidate.victim
+        if self.outcome or self._stopper or now < self._closer_at or not (asked or victim):
+            return
+        self._closer_at = now + 1.0
+        first = next(iter(self._candidates(None)), None)
+        if first is None or first.victim:
+            return
+        if first.code is None:
+            self._propose(self._outcome_of(first))
+        elif victim:  # otherwise a death is told of as ever
+            self._drain.finish(1.0)
+            self._blame(None)
+
+    def _candidates(self, status: Optional[int]) -> List[causes.Verdict]:
+        """What may have failed here, the likeliest first."""
         error_file = None
         with contextlib.suppress(Exception):  # torch's own file, written by the job: anything may be in it
             error_file = record.read_json(self.paths.error_file)
@@ -273,11 +303,15 @@ class Supervisor:
             self._drain.tails(),
             self._roster.numbers(),
             error_file,
-            ranks.oom_kills() - self._oom_before,
+            time.time(),
+            self._oom.rises(),
             {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
-            self._drain.tracebacks(),
+            self._roster.of_now(self._drain.tracebacks()),
+            self._drain.said(),
         )
-        told = causes.explain(seen)
+        return causes.candidates(seen)
+
+    def _outcome_of(self, told: causes.Verdict) -> Outcome:
         when = told.when or time.time()
         why = outcomes.cause(
             self.host,
@@ -289,7 +323,7 @@ class Supervisor:
             traceback=told.traceback,
             when=when,
         )
-        self._propose(outcomes.failed(why, victim=told.victim, when=when))
+        return outcomes.failed(why, victim=told.victim, when=when, suspect=told.suspect)
 
     def _check_deadlines(self) -> None:
         found = self._watch.overdue(self._roster.any, self._drain.last_output, self._gang)
@@ -309,10 +343,15 @@ class Supervisor:
         verdict = self._gang.verdict if self._gang else None
         if verdict is not None:
             self.outcome = verdict
-        elif self.candidate is not None and (
-            self._gang is None or time.monotonic() >= self._candidate_until + self._gang.patience()
-        ):
+        elif self.candidate is not None and time.monotonic() >= self._candidate_until + self._patience():
             self.outcome = self.candidate
+
+    def _patience(self) -> float:
+        """How much longer than VERDICT_S there may be something to wait for."""
+        if self._gang is not None:
+            return self._gang.patience()
+        alone = self.candidate is not None and self.candidate.victim and self.status is None
+        return VICTIMS_S - VERDICT_S if alone else -math.inf
 
     def _begin_stop(self, grace: Optional[float] = None) -> None:
         if self._stopper is not None:
@@ -324,6 +363,8 @@ class Supervisor:
                 self._leftover = float(limits.get("leftover", LEFTOVER_S))
                 patience = self._leftover if self.status == 0 else 0.0
                 grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
+        if self.outcome is None or self.outcome.state == FAILED:
+            self._found = self._candidates(self.status)  # before its own signals blur it
         self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any, patience=patience)
         if self.status is None:
             self.state = STOPPING
@@ -339,17 +380,18 @@ class Supervisor:
         assert self._stopper is not None
         self._drain.finish()
         self._writer.close()
-        code, name = causes.split_status(self.status) if self.status is not None else (None, None)
-        if name is not None and self.status is not None:
-            code = -(self.status & 0x7F)
         leftover = self._stopper.signalled if self._leftover is not None else 0
         if leftover:
             text = "%d processes that outlived the launcher were ended; timeouts.leftover gives them %g s"
             record.note(text % (leftover, self._leftover or 0.0))
+        why = [self._outcome_of(one).cause or {} for one in self._found] + (
+            self._gang.candidates() if self._gang else []
+        )
         outcomes.write(
             self.paths,
             self.outcome,
-            exit_code=code,
+            exit_code=self._exit_code(),
+            candidates=outcomes.others(self.outcome.cause, why) if self.outcome.state == FAILED else (),
             leftover=leftover,
             signalled=self._stopper.signalled,
             forced=self._stopper.forced,
@@ -357,6 +399,15 @@ class Supervisor:
             attempt=self._roster.attempt(),
             dropped_lines=self._writer.dropped,
         )
+
+    def _exit_code(self) -> Optional[int]:
+        """That of the rank that failed here; otherwise the launcher's. Negative for a signal."""
+        assert self.outcome is not None
+        if self.outcome.state == FAILED:
+            for one in self._found:
+                if one.rank is not None and one.code is not None:
+                    return one.code
+        return None if self.status is None else causes.code_of(self.status)
 
     def _pulse(self) -> record.Pulse:
         return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, self._roster.attempt())
