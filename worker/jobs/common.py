@@ -86,7 +86,7 @@ def join(args: argparse.Namespace) -> Place:
 
 
 # The process group lives as long as the process. A DDP model holds it too, and where the model goes last, its end joins
-# gloo's threads without letting go of Python's lock, which one of them may be waiting for: with torch 1.13 one in ten
+# gloo's threads without letting go of Python's lock, which one of them may be waiting for: with torch 1.13 one in seven
 # trainings on a busy machine had ended and never exited.
 _kept: List[Any] = []
 
