@@ -53,7 +53,8 @@ def test_into_the_chosen_job(text: str, key: str, value: Any) -> None:
 
 
 def test_what_was_there_stays() -> None:
-    assert loaded("timeouts.start=7").job("train").timeouts.model_dump() == {"start": 7, "stop": 5, "silence": None}
+    timeouts = loaded("timeouts.start=7").job("train").timeouts.model_dump()
+    assert timeouts == {"start": 7, "stop": 5, "leftover": 10, "silence": None}
 
 
 def test_from_the_root() -> None:

@@ -36,3 +36,10 @@ def test_nothing_is_cut_off(columns: int, stream: type[io.StringIO], monkeypatch
     assert said.count(HOSTS[-1]) == 2
     assert "rack7-machine[000-063]" in said
     assert "NODE RANK" in said
+
+
+def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
+    out = io.StringIO()
+    node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "unreachable", "note": "it is another machine"})
+    make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,))))
+    assert "a: it is another machine" in out.getvalue()

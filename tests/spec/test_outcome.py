@@ -89,7 +89,8 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     document = run.to_json()
     assert document["cause"]["rank"] == 1
     assert set(document) == {
-        "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause", "metrics",
+        "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause", "candidates",
+        "metrics",
     }  # fmt: skip
 
 
@@ -104,6 +105,45 @@ def test_a_host_that_was_cut_off_does_not_blame_the_others(first: str) -> None:
         [three[0], NodeStatus("c", 1, "failed", cause=alone)],
     ):
         assert RunStatus("train", "1", "lab", tuple(nodes)).cause == told
+
+
+def test_a_node_that_comes_back_changes_neither_the_cause_nor_the_end() -> None:
+    """After a power loss it says that its watchers are gone; the others have agreed long before."""
+    lost = {"host": "b", "reason": "node_lost", "message": "nothing was heard of b", "time": "2026-01-01T00:00:20Z"}
+    gone = {"host": "b", "reason": "supervisor_lost", "message": "killed", "time": "2026-01-01T00:00:10Z"}
+    told = [node("1", "a", "failed", cause=lost, ended="2026-01-01T00:00:21Z")]
+    (before,) = merge_runs({"a": told})
+    for state in ("lost", "killed"):
+        back = node("1", "b", state, cause=gone, ended="2026-01-01T00:00:39Z")
+        (after,) = merge_runs({"a": told, "b": [back]})
+        assert (after.state, after.cause, after.ended) == (before.state, before.cause, before.ended)
+        assert [one.state for one in after.nodes] == ["failed", state]
+    other = {"host": "a", "reason": "node_lost", "message": "nothing was heard of a", "time": "2026-01-01T00:00:22Z"}
+    back = node("1", "b", "failed", cause=other, ended="2026-01-01T00:00:39Z")
+    (after,) = merge_runs({"a": told, "b": [back]})  # it was cut off
+    assert (after.cause, after.ended) == (before.cause, before.ended)
+
+
+def test_a_run_that_nobody_saw_fail_ends_with_the_last_word() -> None:
+    gone = {"host": "b", "reason": "node_rebooted", "message": "rebooted", "time": "2026-01-01T00:00:30Z"}
+    (run,) = merge_runs({"a": [node("1", "a", "succeeded", ended="t1")], "b": [node("1", "b", "lost", cause=gone)]})
+    assert run.cause is not None
+    assert (run.state, run.cause.reason, run.ended) == ("lost", "node_rebooted", "t1")
+
+
+def test_what_else_may_have_been_the_cause_is_told_once() -> None:
+    def cause(host: str, rank: int, second: int) -> dict[str, Any]:
+        return {"host": host, "rank": rank, "reason": "exited", "message": "m", "time": f"2026-01-01T00:00:0{second}Z"}
+
+    culprit, one, two = cause("a", 0, 1), cause("b", 1, 3), cause("b", 2, 2)
+    (run,) = merge_runs(
+        {
+            "a": [node("1", "a", "failed", cause=culprit, candidates=[one, two])],
+            "b": [node("1", "b", "failed", cause=culprit, candidates=[two, one | {"message": "later"}, culprit])],
+        }
+    )
+    assert [one["rank"] for one in run.to_json()["candidates"]] == [2, 1]
+    assert run.to_json()["candidates"][1] == Cause.from_json(one).to_json()
 
 
 def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:

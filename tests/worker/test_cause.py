@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.cause import Evidence, Verdict, explain, last_traceback
+from ddpctl_worker.cause import HANGS_S, OOM_S, SUSPECT_S, Evidence, Verdict, candidates
+from ddpctl_worker.words import read
 
 REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
 Traceback (most recent call last):
@@ -49,13 +50,18 @@ ValueError: boom
 """
 
 
-def explained(
+def found_in(
     status: int | None = 256, launcher: str = "", ranks: dict[int, str] | None = None, **more: Any
-) -> Verdict:
+) -> list[Verdict]:
     tails: dict[tuple[int | None, str], str] = {(None, "e"): launcher, (None, "o"): ""}
     tails.update({(local, "e"): text for local, text in (ranks or {}).items()})
-    seen: dict[str, Any] = {"error_file": None, "oom_kills": 0, **more}
-    return explain(Evidence(status, tails, {0: 4, 1: 5}, **seen))
+    tails.update({(local, "o"): text for local, text in more.pop("stdout", {}).items()})
+    seen: dict[str, Any] = {"error_file": None, "now": 1000.0, **more}
+    return candidates(Evidence(status, tails, {0: 4, 1: 5}, **seen))
+
+
+def explained(*args: Any, **more: Any) -> Verdict:
+    return found_in(*args, **more)[0]
 
 
 def test_the_root_cause_of_torchs_report_and_that_ranks_traceback() -> None:
@@ -76,12 +82,43 @@ def test_killed_by_a_signal() -> None:
     assert found.message == "rank 5 was killed by SIGSEGV"
 
 
-def test_killed_for_memory_only_with_evidence() -> None:
-    launcher = REPORT.format(code=-9)
-    assert explained(launcher=launcher, ranks={1: ""}, oom_kills=1).reason == "oom"
-    plain = explained(launcher=launcher, ranks={1: ""})
-    assert (plain.reason, plain.signal) == ("signaled", "SIGKILL")
-    assert "ddpctl did not send it" in plain.message
+def test_killed_for_memory_only_where_the_kernel_did_so_just_before() -> None:
+    launcher, died = REPORT.format(code=-9), {1: (signal.SIGKILL, 900.0)}
+    for oom in ((899.0, 900.5), (900 - OOM_S - 1, 900 - OOM_S)):
+        assert explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom]).reason == "oom"
+    for others in ([], [(100.0, 101.0), (880.0, 881.0)], [(901.0, 902.0)]):
+        plain = explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=others)
+        assert (plain.reason, plain.signal) == ("signaled", "SIGKILL")
+        assert plain.message == "rank 5 was killed by SIGKILL, not by ddpctl (the OOM killer? see dmesg)"
+    assert explained(launcher=launcher, ranks={1: ""}, oom=[(998.0, 999.0)]).reason == "oom"  # its death was not seen
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "[W1121 19:30:48.123456789 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved",
+        "[rank5]:[W1121 19:30:48.1 ProcessGroupNCCL.cpp:1538] Warning: WARNING: destroy_process_group() was not called",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node0]:29500 (errno: 111)",
+        "[I1121 19:30:48.1 ProcessGroup.cpp:1] Rank 5 uses backend gloo",
+        "W1121 19:30:48.123000 28627 torch/distributed/run.py:852] Setting OMP_NUM_THREADS environment variable",
+        "/env/lib/python3.11/site-packages/torch/nn.py:7: UserWarning: sync_bn is slow\n  warnings.warn(",
+        "WARNING:torch.distributed.run:careful",
+        "node1:77:99 [0] NCCL INFO comm 0x1 rank 5 destroyed",
+    ],
+)
+def test_a_log_line_is_no_reason(noise: str) -> None:
+    died = {1: (signal.SIGKILL, 900.0)}
+    found = explained(None, ranks={1: f"{noise}\n"}, deaths=died)
+    assert found.message == "rank 5 was killed by SIGKILL, not by ddpctl (the OOM killer? see dmesg)"
+    found = explained(None, ranks={1: f"step 7\n{noise}\n"}, deaths=died)
+    assert found.message.endswith("see dmesg); last line: step 7")
+    found = explained(None, ranks={1: f"{noise}\nno such dataset\n{noise}"}, deaths={1: (256, 900.0)})
+    assert found.message == "rank 5 exited with code 1; last line: no such dataset"
+
+
+def test_the_last_line_is_called_that() -> None:
+    found = explained(None, ranks={1: ""}, stdout={1: "rank 1 of 4 master 127.0.0.1\n"}, deaths={1: (9, 900.0)})
+    assert found.message.endswith("; last line: rank 1 of 4 master 127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +149,140 @@ def test_victims(text: str) -> None:
     )
     assert found.victim
     assert "exited with code 1" in found.message
+
+
+NCCL = """NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2005, {kind}, NCCL version 2.20.5
+{name}: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+{last}
+"""
+SYSTEM = NCCL.format(kind="unhandled system error", name="ncclSystemError", last="{last}")
+RESET = SYSTEM.format(last="socketProgress: Call to recv from 10.0.0.1<5000> failed : Connection reset by peer")
+LOG = "[rank5]:[E1121 19:30:48.1 ProcessGroupNCCL.cpp:616] [Rank 5] "
+WATCHDOG = f"""{LOG}Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600 s.
+{LOG}Some NCCL operations have failed or timed out. To avoid data inconsistency, we are taking the process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 5] Process group watchdog thread terminated with exception: [Rank 5] ...
+Exception raised from checkTimeout at ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:618:
+""" + "".join(f"frame #{number}: <unknown function> + 0x1 (0x2 in libtorch_cuda.so)\n" for number in range(90))
+
+
+def raised(error: str, mark: str = "") -> str:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        *error.rstrip().split("\n"),
+    ]
+    return "".join(f"{mark}{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("mark", ["", "[rank5]: "])
+@pytest.mark.parametrize(
+    "error",
+    [
+        f"torch.distributed.DistBackendError: {RESET}",
+        "torch.distributed.DistBackendError: "
+        + NCCL.format(
+            kind="remote process exited or there was a network error", name="ncclRemoteError", last="a peer went"
+        ),
+        "RuntimeError: all_reduce failed\nConnection reset by peer",
+        "RuntimeError: Application timeout caused pair closure",
+        "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Read error [10.9.0.11]:39583: Connection timed out",
+        "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:446] Write error [10.9.0.11]:39583: No route to host",
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 5.",
+        "RuntimeError: Rank 1 failed to pass monitoredBarrier in 1800000 ms",
+    ],
+)
+def test_the_whole_exception_tells_a_victim(error: str, mark: str) -> None:
+    found = explained(
+        None, ranks={1: raised(error, mark) + "[W1121 19:30:48.1 x.cpp:1] bye\n"}, deaths={1: (256, 900.0)}
+    )
+    assert found.victim
+    assert found.message.endswith("(a peer failed or hung first)")
+    assert found.traceback is not None
+    assert found.traceback.endswith(error.rstrip().split("\n")[-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        raised("ValueError: boom") + "[E1121 19:30:48.1 x.cpp:1] recv failed: Connection closed by peer\n",
+        raised("ValueError: boom") + "\nhook: Connection closed by peer\n",
+        raised("ValueError: boom", "[rank5]: ") + "hook: Connection closed by peer\n",
+        raised("RuntimeError: " + SYSTEM.format(last="Error: segment /dev/shm/nccl-x: No space left on device (28)")),
+        "\n".join(["Connection closed by peer, trying again", *["step"] * 100]),
+        "[W1121 19:30:48.1 socket.cpp:1] The client socket has timed out, trying again\n",
+    ],
+)
+def test_a_fault_of_its_own_stays_one(text: str) -> None:
+    assert not explained(None, ranks={1: text}, deaths={1: (256, 900.0)}).victim
+
+
+def test_an_abort_by_the_watchdog_is_a_victims() -> None:
+    died = {1: (signal.SIGABRT, 900.0)}
+    found = explained(None, ranks={1: WATCHDOG}, deaths=died)
+    assert (found.victim, found.signal, found.when) == (True, "SIGABRT", 900.0)
+    caught = raised("KeyError: 'logged, and caught'") + "step 8\n"
+    found = explained(None, ranks={1: caught + WATCHDOG}, deaths=died, tracebacks={1: 100.0}, said={(1, "e"): 900.0})
+    assert (found.victim, found.traceback, found.when) == (True, None, 900.0)
+    fault = WATCHDOG.replace("Watchdog caught collective operation timeout", "CUDA error: device-side assert triggered")
+    assert not explained(None, ranks={1: fault}, deaths=died).victim
+
+
+@pytest.mark.parametrize("mark", ["", "[rank5]: "])
+def test_an_exception_before_the_watchdogs_abort_is_the_cause(mark: str) -> None:
+    """It hung in its exit until the watchdog ended it."""
+    text = raised("ValueError: boom", mark) + WATCHDOG
+    found = explained(None, ranks={1: text}, deaths={1: (signal.SIGABRT, 900.0)}, tracebacks={1: 300.0})
+    assert (found.victim, found.when) == (False, 300.0)
+    assert found.message == "rank 5 was killed by SIGABRT after ValueError: boom"
+
+
+VICTIM = raised("RuntimeError: Connection closed by peer [10.9.0.11]:39583")
+
+
+@pytest.mark.parametrize("mark", ["", "[rank4]: "])
+def test_a_rank_that_raised_and_hangs_in_its_exit_comes_before_its_victims(mark: str) -> None:
+    ranks = {0: raised("ValueError: boom", mark) + "[W1121 19:30:48.1 x.cpp:1] bye\n", 1: VICTIM}
+    seen: dict[str, Any] = {"ranks": ranks, "deaths": {1: (256, 999.0)}, "tracebacks": {0: 990.0, 1: 999.0}}
+    hung, victim = found_in(None, **seen, said={(0, "o"): 990.5})
+    assert (hung.rank, hung.victim, hung.when, hung.suspect) == (4, False, 990.0, not mark)
+    assert hung.message == "rank 4 has not ended, 10 s after ValueError: boom"
+    assert (victim.rank, victim.victim) == (5, True)
+    assert found_in(None, ranks={0: ranks[0]}, tracebacks={0: 990.0})[0].rank == 4  # asked by another node
+    ended = {0: (signal.SIGTERM, 999.5), 1: (256, 999.0)}  # its launcher has ended it after the victim's death
+    assert explained(256, **{**seen, "deaths": ended}).message == "rank 4 was killed by SIGTERM after ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"said": {(0, "o"): 995.0}},
+        {"tracebacks": {0: 1000 - SUSPECT_S - 1}},
+        {"tracebacks": {0: 1000 - HANGS_S + 1}},
+        {"ranks": {0: raised("ValueError: boom") + "went on\n"}, "said": {(0, "e"): 995.0}},
+        {"ranks": {0: VICTIM}},
+        {"deaths": {0: (0, 995.0)}},
+    ],
+    ids=["talks", "long ago", "just now", "went on", "a victim", "succeeded"],
+)
+def test_a_living_rank_with_a_traceback_that_it_survived_is_not_suspected(more: dict[str, Any]) -> None:
+    seen: dict[str, Any] = {
+        "ranks": {0: raised("ValueError: boom")},
+        "tracebacks": {0: 990.0},
+        "said": {(0, "o"): 990.5, (0, "e"): 990.0},
+    }
+    assert found_in(None, **seen)
+    assert found_in(None, **{**seen, **more}) == []
+
+
+def test_a_traceback_that_a_rank_survived_does_not_make_its_death_an_early_one() -> None:
+    died = {0: (signal.SIGKILL, 950.0), 1: (256, 940.0)}
+    logged = raised("OSError: a file was not there") + "went on without\n"
+    found = explained(
+        None, ranks={0: logged, 1: BOOM}, deaths=died, tracebacks={0: 100.0, 1: 940.0}, said={(0, "e"): 200.0}
+    )
+    assert (found.rank, found.when) == (5, 940.0)
 
 
 def test_a_script_that_is_not_there() -> None:
@@ -169,7 +340,7 @@ def test_chained_tracebacks_stay_together_and_ignored_ones_do_not_count() -> Non
         "Traceback (most recent call last):\n  File b\npkg.errors.Broken: it is\n"
         "Exception ignored in: <function f>\nTraceback (most recent call last):\n  File c\nTypeError: no\n"
     )
-    found = last_traceback(text)
+    found = read(text).traceback
     assert found is not None
     assert found.startswith("Traceback (most recent call last):\n  File a\nKeyError: 'x'")
     assert found.endswith("pkg.errors.Broken: it is")
@@ -177,7 +348,7 @@ def test_chained_tracebacks_stay_together_and_ignored_ones_do_not_count() -> Non
 
 def test_torchs_rank_prefix_is_taken_off() -> None:
     text = "[rank5]: Traceback (most recent call last):\n[rank5]:   File a\n[rank5]: ValueError: boom\n"
-    assert last_traceback(text) == "Traceback (most recent call last):\n  File a\nValueError: boom"
+    assert read(text).traceback == "Traceback (most recent call last):\n  File a\nValueError: boom"
 
 
 @given(st.text(max_size=400), st.text(max_size=400), st.integers(0, 0xFFFF))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.council import CULPRIT_S, REJOIN_S, SILENT_S, VICTIMS_S, Council
+from ddpctl_worker.council import CULPRIT_S, LATE_S, MUTE_S, REJOIN_S, SILENT_S, SLACK_S, VICTIMS_S, Council
 from ddpctl_worker.gangwire import MAX_LINE, HubWire, MemberWire, Stranger
 from ddpctl_worker.outcome import Outcome
 
@@ -24,8 +24,8 @@ def council() -> Council:
     return made
 
 
-def failure(host: str, victim: bool = False) -> Outcome:
-    return outcomes.failed(outcomes.cause(host, "exited", f"{host} failed"), victim=victim)
+def failure(host: str, victim: bool = False, suspect: bool = False) -> Outcome:
+    return outcomes.failed(outcomes.cause(host, "exited", f"{host} failed"), victim=victim, suspect=suspect)
 
 
 def decided(made: Council, now: float) -> str | None:
@@ -60,8 +60,60 @@ def test_victims_wait_for_their_culprit() -> None:
 
 def test_only_victims_end_it_too() -> None:
     made = council()
-    made.report(failure("a", victim=True), 0.0, 101.0)
+    for host in HOSTS:
+        made.report(failure(host, victim=True), 0.1 if host == "a" else 0.0, 101.0)
     assert decided(made, 101.0 + VICTIMS_S) == "a"
+
+
+def test_a_node_that_has_told_of_nothing_is_waited_for() -> None:
+    """Its rank is the culprit, and slow to die: it writes a core dump, or hangs in its exit for a while."""
+    made = council()
+    for host in ("hub", "a"):
+        made.report(failure(host, victim=True), 0.0, 101.0)
+    assert made.undecided
+    assert decided(made, 101.0 + MUTE_S - 0.1) is None
+    made.report(failure("b"), 0.0, 101.0 + MUTE_S - 0.1)
+    assert decided(made, 101.0 + MUTE_S - 0.1 + CULPRIT_S) == "b"
+    assert not made.undecided
+
+
+def test_a_node_that_has_told_of_nothing_is_not_waited_for_for_ever() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 101.0)
+    assert decided(made, 101.0 + MUTE_S) == "a"
+
+
+def test_victims_wait_until_a_node_whose_beats_have_stopped_is_given_up() -> None:
+    """It has lost its power; the switch says "No route to host" to the ranks of the others long before SILENT_S."""
+    made = council()
+    for host in ("hub", "a"):
+        made.report(failure(host, victim=True), 0.0, 108.0)
+    now = 108.0
+    while now < 100.0 + SILENT_S + SLACK_S:
+        made.heard("hub", now)
+        made.heard("a", now)
+        assert made.tick(now) is None
+        now += LATE_S - 0.5
+    for _ in range(3):
+        verdict = made.tick(now)
+        now += CULPRIT_S
+    assert verdict is not None
+    assert verdict.cause is not None
+    assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "node_lost")
+
+
+def test_a_suspect_comes_after_a_culprit_and_before_a_victim() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 5.0, 101.0)
+    made.report(failure("b", suspect=True), 9.0, 101.1)
+    assert decided(made, 101.0 + VICTIMS_S - 0.1) is None
+    assert [one["host"] for one in made.causes()] == ["b", "a"]
+    made.report(failure("hub"), 0.0, 101.0 + VICTIMS_S - 0.1)
+    assert [one["host"] for one in made.causes()] == ["hub", "b", "a"]
+    made = council()
+    made.report(failure("a", victim=True), 5.0, 101.0)
+    made.report(failure("b", suspect=True), 9.0, 101.1)
+    assert decided(made, 101.0 + VICTIMS_S) == "b"
 
 
 def test_a_lost_supervisor_is_the_cause_of_its_victims() -> None:

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
+from ddpctl_worker.roster import Roster
 from tests.worker.node import Node, eventually, processes_of
+
+
+def test_a_rank_s_death_is_timed_by_a_clock_that_nobody_sets() -> None:
+    watched: dict[int, bool] = {}
+    roster = Roster({"ranks": [0], "rendezvous": "static"}, watched.__setitem__)
+    env = dict(os.environ, RANK="0", LOCAL_RANK="0")
+    with subprocess.Popen([sys.executable, "-c", "input(); exit(3)"], stdin=subprocess.PIPE, env=env) as rank:
+        while not roster.any:
+            roster.scan(os.getpid())
+        before = time.monotonic()
+        rank.communicate(b"\n")
+        for fd in [fd for fd, on in watched.items() if on]:
+            roster.ended(fd)
+        roster.look()  # where there are no pidfds
+    roster.deaths[0] = roster.deaths[0]._replace(status=3 << 8)  # collected already: its parent is this test
+    assert before <= (roster.first_failure() or 0.0) <= time.monotonic()
 
 
 def test_ranks_that_never_start(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.council import SILENT_S
-from ddpctl_worker.gangwire import MemberWire
+from ddpctl_worker.gangwire import MAX_HELLO, HubWire, MemberWire, Stranger
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, main_thread_stopped
@@ -287,6 +288,28 @@ def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:
     assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
     trio.nodes[2].call("stop", run=trio.run, grace=2, by="alice")
     assert [status["state"] for status in trio.ended()] == ["killed"] * 3
+
+
+def test_strangers_fill_no_log(trio: Trio) -> None:
+    """Anybody who reaches the port can connect as often as he likes."""
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    for number in range(3000):
+        with socket.create_connection(("127.0.0.1", trio.port), 10) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(b"garbage %d\n" % number)
+            sock.recv(1)
+    log = trio.nodes[0].folder(trio.run) / "supervisor.log"
+    eventually(lambda: "connections closed" in log.read_text(), "the log tells of them")
+    assert log.stat().st_size < 4096
+    assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
+
+
+def test_little_is_read_of_who_does_not_show_the_key() -> None:
+    wire = HubWire(b"key", "run", HOSTS)
+    assert wire.feed(b"x" * MAX_HELLO) == []
+    with pytest.raises(Stranger):
+        wire.feed(b"x")
 
 
 def watchers(node: Node, run: str) -> list[int]:

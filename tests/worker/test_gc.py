@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from ddpctl.environment.locked import Lock
 from ddpctl_worker.install import MARKER
 from tests.environment.support import make_wheel
-from tests.worker.test_install import HERE, Node, call, sha
+from tests.worker.test_install import HERE, WORKER, Node, call, sha
 
 DAY = 86400
 OLD = 30 * DAY
@@ -167,6 +168,17 @@ def test_old_runs_go_with_their_code_and_young_ones_stay(node: Node) -> None:
     assert (node.base / "store" / hashes[1]).exists()
 
 
+def test_an_old_run_that_was_lost_goes_though_nobody_wrote_its_end(node: Node) -> None:
+    """A reboot ended it. Readers write nothing, so there is no exit record to tell its age by."""
+    for name, ago in (("old", OLD), ("young", 2 * DAY)):
+        run = add_run(node, name, over=False, ago=ago)
+        who = {"boot": "an earlier one", "pid": 2, "start": 3}
+        (run / "state.json").write_text(json.dumps({"boot": "an earlier one", "supervisor": who}))
+        age(run, ago)
+    assert named(gc(node, delete=True), "run") == {"old"}
+    assert (node.base / "runs" / "young" / "n" / "run.json").exists()
+
+
 def test_what_broke_off_goes_but_not_what_is_being_written(node: Node) -> None:
     store = node.base / "store"
     dead, alive = store / ("0" * 64 + ".aa.part"), store / ("1" * 64 + ".bb.part")
@@ -178,6 +190,59 @@ def test_what_broke_off_goes_but_not_what_is_being_written(node: Node) -> None:
         result = gc(node, delete=True)
     assert named(result, "part") == {dead.name}
     assert alive.exists()
+
+
+def test_what_a_killed_start_or_upload_left_goes(node: Node) -> None:
+    run = add_run(node, "live", over=False, ago=2 * DAY, host="other").parent
+    only = node.base / "runs" / "never" / ".n.0123456789ab"
+    leftovers = [run / ".n.0123456789ab", only, node.base / "worker" / ".new-abcd"]
+    young = [run / ".n.ba9876543210", node.base / "worker" / ".new-efgh"]
+    for folder in (*leftovers, *young):
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "run.json").write_text("{}")
+    for folder in leftovers:
+        age(folder)
+    age(only.parent)
+    result = gc(node, delete=True)
+    assert named(result, "part") == {folder.name for folder in leftovers}
+    assert not any(folder.exists() for folder in leftovers)
+    assert all(folder.exists() for folder in young)
+    assert (run / "other" / "run.json").exists()
+    age(only.parent)
+    assert named(gc(node, delete=True), "part") == {"never"}
+
+
+def test_old_workers_go_while_no_run_is_live(node: Node) -> None:
+    """Other hosts of a shared base_dir may run from any of them."""
+    old, recent = (node.base / "worker" / (letter * 64) for letter in "ab")
+    for folder in (old, recent):
+        (folder / "ddpctl_worker").mkdir(parents=True, mode=0o700)
+        (folder / "ddpctl_worker" / "__init__.py").write_text("#" * 5000)
+    age(old)
+    live = add_run(node, "live", over=False, host="other")
+    assert named(gc(node, delete=True), "worker") == set()
+    (live / "exit.json").write_text(json.dumps({"state": "succeeded"}))
+    assert named(gc(node, delete=True), "worker") == {old.name}
+    assert not old.exists()
+    assert recent.exists()
+
+
+def test_a_gc_does_not_take_the_worker_that_it_is(node: Node) -> None:
+    own, other = (node.base / "worker" / (letter * 64) for letter in "ab")
+    for folder in (own, other):
+        shutil.copytree(WORKER / "ddpctl_worker", folder / "ddpctl_worker")
+        age(folder)
+    request = {"verb": "gc", "host": "n", "base_dir": str(node.base), "delete": True}
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpctl_worker"],
+        input=json.dumps(request) + "\n",
+        env={"PYTHONPATH": str(own), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["ok"], done
+    assert own.exists()
+    assert not other.exists()
 
 
 def test_nothing_is_taken_while_somebody_installs(node: Node) -> None:

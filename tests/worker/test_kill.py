@@ -56,6 +56,20 @@ def test_a_stopped_rank_is_ended_too(node: Node) -> None:
     assert answer["survivors"] == []
 
 
+@pytest.mark.parametrize("stopped", [["launcher"], ["ranks"], ["launcher", "ranks"]], ids="+".join)
+def test_who_was_stopped_may_save_all_the_same(node: Node, stopped: list[str]) -> None:
+    """SIGTERM waits until a stopped process goes on: without that the grace would pass and SIGKILL come."""
+    run = node.start(CHECKPOINT)
+    here(node, run)
+    launcher = node.pid(run, "launcher")
+    ranks = [pid for pid, words in processes_of(run).items() if f"{run}-" in words and pid != launcher]
+    for pid in [*([launcher] if "launcher" in stopped else []), *(ranks if "ranks" in stopped else [])]:
+        os.kill(pid, signal.SIGSTOP)
+    answer = node.call("stop", run=run, grace=30)
+    assert answer["forced"] == 0
+    assert sorted(path.read_text() for path in (node.folder(run) / "output").iterdir()) == ["saved", "saved"]
+
+
 def test_stop_twice_is_harmless(node: Node) -> None:
     run = node.start(SLEEP)
     here(node, run)

@@ -31,6 +31,8 @@ def test_a_reused_pid_is_not_the_process() -> None:
         assert processes.is_alive(who)
         other = who._replace(start=who.start - 1)
         assert not processes.is_alive(other)
+        assert processes.living(who, other) == [child.pid]
+        assert processes.living(other) == []  # so a dead guardian's number spares nobody
         assert not processes.send(other, signal.SIGKILL)
         assert not processes.send(who._replace(boot="another boot"), signal.SIGKILL)
         assert child.poll() is None

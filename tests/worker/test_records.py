@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -140,33 +139,6 @@ def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
             os.kill(pid, signal.SIGCONT)
     assert answer["survivors"] == []
     assert answer["status"]["state"] in ("killed", "lost")
-
-
-def test_a_reboot_is_told_and_nothing_of_the_new_boot_is_touched(node: Node, tmp_path: Path) -> None:
-    """Another boot_id is bound over the kernel's, in a mount namespace of the asking worker alone."""
-    if os.geteuid() != 0:
-        pytest.skip("binding another boot_id needs root")
-    run = node.start(SLEEP)
-    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
-    other = tmp_path / "boot_id"
-    other.write_text("00000000-1111-2222-3333-444444444444\n")
-    ask = {"verb": "stop", "host": node.host, "base_dir": str(node.base), "run": run, "grace": 0}
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.__main__ import main; main()"
-    bind = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
-
-    def answer(verb: str) -> dict[str, object]:
-        argv = ["unshare", "-m", "sh", "-c", bind, str(other), sys.executable, "-I", "-c", code, WORKER]
-        done = subprocess.run(argv, input=json.dumps(ask | {"verb": verb}), capture_output=True, text=True, check=True)
-        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])["result"]
-        return found
-
-    status = answer("status")["runs"][0]  # type: ignore[index]
-    assert status["state"] == "lost"
-    assert status["cause"]["reason"] == "node_rebooted"
-    assert answer("stop")["signalled"] == 0
-    # Terminal stays terminal, also where the boot is the old one.
-    assert node.status(run)["state"] == "lost"
-    os.kill(node.pid(run, "supervisor"), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("spoilt", ["exit.json", "state.json", "run.json"])

@@ -167,6 +167,18 @@ HOSTILE = {
     "link out": [(_member("l", tarfile.SYMTYPE, "../../.."), b"")],
     "absolute link": [(_member("l", tarfile.SYMTYPE, "/etc"), b"")],
     "through a link": [(_member("l", tarfile.SYMTYPE, "sub"), b""), (_member("l/evil"), b"x")],
+    "link below a link": [
+        (_member("a/b/c/x", tarfile.SYMTYPE, "../../.."), b""),
+        (_member("a/b/c/x/evil", tarfile.SYMTYPE, "../../../../etc/passwd"), b""),
+    ],
+    "link through a link": [
+        (_member("a/b/x", tarfile.SYMTYPE, "../.."), b""),
+        (_member("a/b/evil", tarfile.SYMTYPE, "x/../../../../etc"), b""),
+    ],
+    "link through a link that comes later": [
+        (_member("a/b/evil", tarfile.SYMTYPE, "x/../y"), b""),
+        (_member("a/b/x", tarfile.SYMTYPE, "../.."), b""),
+    ],
     "hard link": [(_member("h", tarfile.LNKTYPE, "/etc/passwd"), b"")],
     "device": [(_member("d", tarfile.CHRTYPE), b"")],
     "fifo": [(_member("p", tarfile.FIFOTYPE), b"")],

@@ -33,6 +33,15 @@ time.sleep(1)
 if dist.get_rank() == 3:
     raise ValueError("boom on three")
 """
+# The same, but it hangs in its exit, with its connections closed: only its peers die.
+HANG = """
+import atexit, time
+time.sleep(1)
+if dist.get_rank() == 3:
+    atexit.register(time.sleep, 300)
+    dist.destroy_process_group()
+    raise ValueError("boom on three")
+"""
 
 
 def free_port() -> int:
@@ -117,6 +126,14 @@ def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> Non
         assert status["state"] == "failed"
         assert status["cause"]["message"] == "rank 3 exited with code 1: ValueError: boom on three"
         assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3)
+    pair.nothing_left()
+
+
+def test_a_rank_that_hangs_in_its_exit_is_named_not_its_victims(pair: Pair) -> None:
+    pair.start(SUM.format(then=HANG))
+    for status in pair.ended():
+        assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3), status["cause"]
+        assert "ValueError: boom on three" in status["cause"]["message"]
     pair.nothing_left()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl_worker import processes
+from ddpctl_worker.deputy import _note
 from tests.worker.node import Node, eventually
 from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, here, noted, nothing_left, watchers_end
 
@@ -60,6 +63,38 @@ def test_guardian_then_supervisor_killed_the_deputy_cleans_up(node: Node) -> Non
     nothing_left(node, run)
 
 
+def deputy(node: Node, run: str) -> int | None:
+    """The supervisor's child of that name."""
+    for pid in processes.children_of(node.pid(run, "supervisor")):
+        found = processes.read_stat(pid)
+        if found is not None and found.name == "ddpctl-deputy" and found.alive:
+            return pid
+    return None
+
+
+def test_a_deputy_that_dies_at_once_is_replaced(node: Node) -> None:
+    run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
+    here(node, run)
+    os.kill(node.pid(run, "guardian"), signal.SIGKILL)
+    first = eventually(lambda: deputy(node, run), "a deputy")
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: deputy(node, run) not in (None, first), "another deputy", 30)
+    time.sleep(2.5)  # it looks once a second
+    os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+    assert node.wait_state(run)["cause"]["reason"] == "supervisor_lost"
+    nothing_left(node, run)
+
+
+def test_what_a_deputy_sees_when_the_supervisor_is_gone_is_not_all() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as supervisor:
+        who = processes.identify(supervisor.pid)
+        assert who is not None
+        assert _note("no cookie", who) == set()
+        supervisor.kill()
+        supervisor.wait()
+        assert _note("no cookie", who) is None
+
+
 @pytest.mark.parametrize("script", [SLEEP, STUBBORN, RUNAWAYS], ids=["plain", "stubborn", "runaways"])
 def test_both_killed_at_once_a_stop_still_ends_everything(node: Node, script: str) -> None:
     run = node.start(script)
@@ -104,9 +139,38 @@ def test_launcher_killed_ranks_do_not_stay(node: Node) -> None:
 
 
 def test_leftovers_of_a_successful_job_are_ended(node: Node) -> None:
-    run = node.start(RUNAWAYS.replace("time.sleep(300)\n", ""))
+    limits = {"start": 60, "stop": 1, "leftover": 0.5}
+    run = node.start(RUNAWAYS.replace("time.sleep(300)\n", ""), node.record(timeouts=limits))
     assert node.wait_state(run)["state"] == "succeeded"
     nothing_left(node, run)
+    assert json.loads((node.folder(run) / "exit.json").read_text())["leftover"] == 4
+    assert "4 processes that outlived the launcher were ended" in (node.folder(run) / "supervisor.log").read_text()
+
+
+UPLOAD = """
+import os, subprocess, sys
+code = "import sys, time; time.sleep(%s); open(sys.argv[1], 'w').write('done')"
+out = os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], os.environ["RANK"])
+subprocess.Popen([sys.executable, "-c", code, out, sys.argv[0]], start_new_session=True)
+print("here", flush=True)
+"""
+
+
+def test_an_upload_that_outlives_a_successful_job_may_finish(node: Node) -> None:
+    """Longer than any grace there is from SIGTERM to SIGKILL, and it does not handle SIGTERM at all."""
+    run = node.start(UPLOAD % 5, node.record(timeouts={"start": 60, "stop": 1, "leftover": 60}))
+    assert node.wait_state(run, seconds=90)["state"] == "succeeded"
+    assert [path.read_text() for path in (node.folder(run) / "output").iterdir()] == ["done", "done"]
+    assert json.loads((node.folder(run) / "exit.json").read_text())["leftover"] == 0
+
+
+def test_a_stop_does_not_wait_for_an_upload(node: Node) -> None:
+    run = node.start(UPLOAD % 300, node.record(timeouts={"start": 60, "stop": 1, "leftover": 300}))
+    here(node, run)
+    eventually(lambda: not processes.is_alive(processes.from_json(node.state(run)["launcher"])), "the launcher ends")
+    node.call("stop", run=run, grace=1)
+    nothing_left(node, run)
+    assert node.status(run)["state"] == "succeeded"
 
 
 def test_a_supervisor_told_to_end_ends_the_job(node: Node) -> None:

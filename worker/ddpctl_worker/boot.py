@@ -4,6 +4,7 @@ It runs before anything else is known of the node, so it must parse under any Py
 the interpreter is too old; the name ``ddpctl`` (the header, a dict) is there when it runs.
 """
 
+import contextlib
 import os
 import stat
 import sys
@@ -38,6 +39,7 @@ def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too
         folder = os.path.join(root, header["hash"])
         if os.path.lexists(folder):
             own(folder)
+            used(folder)
             say("have")
         else:
             say("need")
@@ -109,6 +111,12 @@ def own(path: str) -> None:
         raise Refusal(
             "unsafe_path", "%s can be written by others" % path, "run `chmod go-w` on it, or choose another `base_dir:`"
         )
+
+
+def used(folder: str) -> None:
+    """When a worker was last used, for gc."""
+    with contextlib.suppress(OSError):  # a disk that became read-only
+        os.utime(folder)
 
 
 def receive(size: int) -> bytes:

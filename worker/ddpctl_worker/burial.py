@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-import traceback
 from typing import Any, Callable, Dict, Optional, Sequence
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, record
 from ddpctl_worker.contract import LOST, SUPERVISOR_LOST
+from ddpctl_worker.faults import trace
 from ddpctl_worker.outcome import Outcome, Pen
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.processes import Identity
@@ -67,8 +68,8 @@ def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
     while stopper is None:
         try:
             stopper = run_to_end(Stopper(burial.members, burial.launcher, burial.grace), _reap)
-        except Exception:
-            record.note(traceback.format_exc())
+        except Exception as error:
+            record.note(trace(error))
             time.sleep(pause)
             pause = min(PAUSE_S, pause * 2)
     ended = stopper
@@ -90,10 +91,9 @@ def _reap() -> None:
     reap()
 
 
-def lost(paths: RunPaths, host: str, detail: Optional[str] = None) -> Outcome:
+def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Optional[float] = None) -> Outcome:
     """How a run without a supervisor ended: as asked, if somebody had asked for its end, otherwise lost."""
-    request = record.read_json(paths.stop)
-    if request is not None:
-        return outcomes.killed(host, str(request.get("by") or ""))
+    if os.path.lexists(paths.stop):
+        return outcomes.killed(host, str(record.read_optional(paths.stop).get("by") or ""), when=when)
     text = detail or "the supervisor was killed; the processes that it left were ended"
-    return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text))
+    return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text, when=when), when=when or 0.0)

@@ -5,48 +5,46 @@ from __future__ import annotations
 import math
 import re
 import signal
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED, VICTIM_WORDS
+from ddpctl_worker import words
+from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED
 from ddpctl_worker.lines import STDERR, STDOUT
+from ddpctl_worker.words import Words
 
-MAX_TRACEBACK = 16 << 10
+OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
+QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have gone on
+HANGS_S = 3.0  # a rank that still lives so long after an exception hangs in its exit
+SUSPECT_S = 300.0  # so long after a traceback that something may have caught a living rank is suspected for it
+LAST_LINES = 60  # where a peer's failure is looked for in the output of a process that left no traceback
+MAX_QUOTE = 200
 
 _ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
 _EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
 _OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
 _OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
-_TRACEBACK = "Traceback (most recent call last):"
-_CHAIN = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
-)
-# The launcher's own traceback: it only says that a rank failed.
-_AGENT_ERROR = re.compile(r"torch\.distributed\.elastic\.\S*ChildFailedError|subprocess\.CalledProcessError")
-_PREFIX = re.compile(
-    r"^\[(?:\w+-)?rank\d+\]:\s?", re.M
-)  # torch puts "[rank0]: " before the lines of its own tracebacks
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
-_VICTIM = re.compile(VICTIM_WORDS, re.IGNORECASE)  # torch spells some of them now one way, now the other
 
 
 class Evidence(NamedTuple):
-    """What is known when a launcher has ended."""
+    """What is known when a launcher has ended, or a rank."""
 
     status: Optional[int]  # wait status of the launcher, as os.waitpid gives it; None: it still runs
     tails: Mapping[Tuple[Optional[int], str], str]  # (local rank or None, stream) -> the end of its output
     ranks: Mapping[int, int]  # local rank -> rank
     error_file: Optional[Dict[str, Any]]  # what torch wrote to TORCHELASTIC_ERROR_FILE
-    oom_kills: int  # how many processes the kernel killed for memory since the start, as far as it can be told
-    deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> wait status (None: not known), wall clock
-    tracebacks: Mapping[int, float] = {}  # local rank -> when it wrote its last traceback, wall clock
+    now: float  # wall clock, as all times here
+    oom: Sequence[Tuple[float, float]] = ()  # between which times the kernel has killed something for memory
+    deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> wait status (None: not known), time
+    tracebacks: Mapping[int, float] = {}  # local rank -> when it wrote its last traceback
+    said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> when it last wrote there
 
 
 class Verdict(NamedTuple):
-    """A cause in the contract's fields, less host and time; ``victim``: another node's failure brought it about."""
+    """A cause in the contract's fields, less host and time."""
 
     rank: Optional[int]
     exit_code: Optional[int]
@@ -54,96 +52,159 @@ class Verdict(NamedTuple):
     reason: str
     message: str
     traceback: Optional[str]
-    victim: bool
+    victim: bool  # another rank's failure brought it about
     when: Optional[float] = None  # wall clock of the failure itself, where it is known
+    suspect: bool = False  # a rank that has not failed, as far as can be told
+
+    @property
+    def code(self) -> Optional[int]:
+        """As a shell's parent sees it: negative for a signal."""
+        if self.signal is None:
+            return self.exit_code
+        return -getattr(signal, self.signal, 0) or None
 
 
-class _Failed(NamedTuple):
-    """A rank that failed here."""
+class _Death(NamedTuple):
+    """A process that failed: a rank, or (``local`` is None) one that cannot be told from the launcher."""
 
-    local: int
+    local: Optional[int]
     rank: Optional[int]
     code: Optional[int]  # negative for a signal
-    root: bool  # torch's report calls it the root cause
-    when: Optional[float]
-    victim: bool
+    root: bool = True  # torch's report calls it the root cause
+
+    @property
+    def who(self) -> str:
+        return "the launcher" if self.rank is None else "rank %d" % self.rank
+
+    @property
+    def signal(self) -> Optional[str]:
+        return signal_name(-self.code) if self.code is not None and self.code < 0 else None
 
 
-def explain(seen: Evidence) -> Verdict:
-    """The best that can be said about a launcher that did not end with 0, or about a rank that died."""
+def candidates(seen: Evidence) -> List[Verdict]:
+    """Everything that may have been the failure of this node, the likeliest first; [] when nothing has failed.
+
+    Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
+    """
     failed = _failed_ranks(seen)
-    if failed:
-        # Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
-        first = min(failed, key=lambda one: (one.victim, one.when if one.when is not None else math.inf, not one.root))
-        who = "the launcher" if first.rank is None else "rank %d" % first.rank
-        found = _of_code(first.rank, first.code, who, _text_of(seen, first.local), seen)
-        return found._replace(when=first.when)
-    code, name = split_status(seen.status or 0)
-    if name is not None:
-        return _finish(None, None, name, "the launcher was killed by %s" % name, _text_of(seen, None), seen)
+    made = [(_of_death(one, seen), one.root) for one in failed] or [(one, True) for one in _of_launcher(seen)]
+    if failed or not seen.status:
+        made += [(one, False) for one in _living(seen, {one.local for one in failed} | set(seen.deaths))]
+    made.sort(key=lambda one: (one[0].victim, one[0].suspect, _or_late(one[0].when), not one[1]))
+    return [verdict for verdict, _ in made]
+
+
+def _or_late(when: Optional[float]) -> float:
+    return math.inf if when is None else when
+
+
+def _failed_ranks(seen: Evidence) -> List[_Death]:
+    """Every rank that is known to have failed: by torch's report, or by how its process ended."""
+    found: Dict[int, _Death] = {}
+    for local, (status, _) in seen.deaths.items():
+        if status:
+            found[local] = _Death(local, seen.ranks.get(local), code_of(status), False)
+    for rank, local, code, root in _from_report(seen.tails.get((None, STDERR), "")):
+        found[local] = _Death(local, rank, code, root)
+    return list(found.values())
+
+
+def _of_launcher(seen: Evidence) -> List[Verdict]:
+    """For a launcher that ended without a word of its ranks."""
+    if not seen.status:
+        return []
+    code = code_of(seen.status)
+    if code < 0:
+        return [_of_death(_Death(None, None, code), seen)]
     old = _from_old_report(seen.tails.get((None, STDERR), ""))
     local = _guess_local(seen)
     rank = None if local is None else seen.ranks.get(local)
-    who = "the launcher" if rank is None else "rank %d" % rank
-    found = _of_code(rank, code if old is None else old, who, _text_of(seen, local), seen)
-    return found._replace(when=None if local is None else seen.tracebacks.get(local))
+    return [_of_death(_Death(local, rank, code if old is None else old), seen)]
 
 
-def _of_code(rank: Optional[int], code: Optional[int], who: str, text: str, seen: Evidence) -> Verdict:
-    name = signal_name(-code) if code is not None and code < 0 else None
-    if name:
-        return _finish(rank, None, name, "%s was killed by %s" % (who, name), text, seen)
-    return _finish(rank, code, None, "%s exited with code %s" % (who, code), text, seen)
+def _of_death(one: _Death, seen: Evidence) -> Verdict:
+    text = _text_of(seen, one.local)
+    own = words.read(text)
+    if own.traceback is None and one.root:
+        own = _from_error_file(seen.error_file, own)
+    # A process that a signal has ended did not end of an exception that it went on after.
+    final = _ended_it(own, one.local, seen)
+    raised = own.traceback is not None and (one.signal is None or final)
+    peers = None
+    if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog ends a rank whose peers are gone by an abort
+        peers = words.peer_words(own.error if raised else "\n".join(own.rest[-LAST_LINES:]))
+    ended = one.signal == "SIGTERM" and not one.root and not raised
+    died = seen.deaths.get(one.local, (0, None))[1] if one.local is not None else None
+    reason, detail = _reason(one, seen, own, raised, seen.now if died is None else died, peers, text)
+    times = [died]
+    if one.local is not None and raised and (final or died is None):
+        times.append(seen.tracebacks.get(one.local))
+    note = " (a peer failed or hung first)" if peers else " (its launcher ended it after another failure)"
+    return Verdict(
+        one.rank,
+        None if one.signal else one.code,
+        one.signal,
+        reason,
+        words.one_line(one.who + detail, 400 - len(note)) + (note if peers or ended else ""),
+        own.traceback if raised or not one.signal else None,
+        bool(peers) or ended,
+        min([at for at in times if at is not None], default=None),
+    )
 
 
-def _failed_ranks(seen: Evidence) -> List[_Failed]:
-    """Every rank that is known to have failed: by torch's report, or by how its process ended."""
-    codes: Dict[int, Tuple[Optional[int], bool]] = {}
-    for local, (status, _) in seen.deaths.items():
-        if status:
-            code, name = split_status(status)
-            codes[local] = (-(status & 0x7F) if name else code, False)
-    numbers = dict(seen.ranks)
-    for rank, local, code, root in _from_report(seen.tails.get((None, STDERR), "")):
-        codes[local] = (code, root)
-        numbers[local] = rank
+def _reason(
+    one: _Death, seen: Evidence, own: Words, raised: bool, at: float, peers: Optional[str], text: str
+) -> Tuple[str, str]:
+    """The reason, and what became of the process."""
+    how = " was killed by %s" % one.signal if one.signal else " exited with code %s" % one.code
+    if raised:
+        reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if one.signal else EXITED
+        return reason, "%s%s %s" % (how, " after" if one.signal else ":", _shown(own.error))
+    if one.signal == "SIGKILL":
+        if any(start <= at and at - OOM_S <= end for start, end in seen.oom):
+            return OOM, how + ": the kernel ran out of memory and killed it"
+        how += ", not by ddpctl (the OOM killer? see dmesg)"
+    reason = SIGNALED if one.signal else EXITED
+    said = _known_words(text, seen) if not one.signal else None
+    if said or peers:
+        return reason, "%s: %s" % (how, said or peers)
+    last = _last_line(seen, one.local, own)
+    return reason, how + ((": " if one.rank is None else "; last line: ") + last if last else "")
+
+
+def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Verdict]:
+    """Ranks that have raised an exception and hang in their exit, while others die of it."""
     found = []
-    for local, (code, root) in codes.items():
-        times = [at for at in (seen.tracebacks.get(local), seen.deaths.get(local, (0, None))[1]) if at is not None]
-        told = _of_code(None, code, "", _text_of(seen, local), seen)
-        # A launcher that ends the other ranks after a failure does it with SIGTERM.
-        victim = told.victim or (code == -signal.SIGTERM and not root)
-        found.append(_Failed(local, numbers.get(local), code, root, min(times, default=None), victim))
+    for local, at in seen.tracebacks.items():
+        own = words.read(seen.tails.get((local, STDERR), ""))
+        if local in dead or not _ended_it(own, local, seen) or words.peer_words(own.error) or seen.now - at < HANGS_S:
+            continue
+        went_on = seen.said.get((local, STDOUT), 0.0) > at + QUIET_S or seen.now - at > SUSPECT_S
+        if went_on and not own.uncaught:
+            continue
+        rank = seen.ranks.get(local)
+        who = "a rank" if rank is None else "rank %d" % rank
+        still = "has not ended" if seen.status is None else "was not seen to end"
+        text = "%s %s, %.0f s after %s" % (who, still, seen.now - at, _shown(own.error))
+        reason = DISK_FULL if _NO_SPACE.search(own.error) else EXITED
+        message = words.one_line(text)
+        found.append(Verdict(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
     return found
 
 
-def _finish(
-    rank: Optional[int], code: Optional[int], name: Optional[str], head: str, text: str, seen: Evidence
-) -> Verdict:
-    trace = last_traceback(text)
-    from_file = _from_error_file(seen.error_file)
-    if trace is None and from_file is not None:
-        trace = from_file
-    last = last_line(trace) if trace else ""
-    detail = last or _other_words(text, seen)
-    reason = SIGNALED if name else EXITED
-    if name == "SIGKILL" and seen.oom_kills:
-        reason, detail = OOM, "the kernel ran out of memory and killed it"
-    elif name == "SIGKILL":
-        detail = detail or "ddpctl did not send it"
-    elif _NO_SPACE.search(last):
-        reason = DISK_FULL
-    message = one_line(head + (": " + detail if detail else ""))
-    victim = bool(_VICTIM.search(last or detail)) and name is None
-    return Verdict(rank, code, name, reason, message, trace, victim)
+def _ended_it(own: Words, local: Optional[int], seen: Evidence) -> bool:
+    at = None if local is None else seen.tracebacks.get(local)
+    return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + QUIET_S)
 
 
-def split_status(status: int) -> Tuple[Optional[int], Optional[str]]:
-    """(exit code, None) or (None, name of the signal)."""
-    number = status & 0x7F
-    if number:
-        return None, signal_name(number)
-    return status >> 8 & 0xFF, None
+def _shown(error: str) -> str:
+    """An exception without the C++ stack that torch hangs below it."""
+    return error.split("\nException raised from")[0]
+
+
+def code_of(status: int) -> int:
+    """The exit code of a wait status, negative for a signal."""
+    return -(status & 0x7F) or status >> 8 & 0xFF
 
 
 def signal_name(number: int) -> str:
@@ -151,52 +212,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "signal %d" % number
-
-
-def last_traceback(text: str) -> Optional[str]:
-    """The last traceback of ``text`` with the chain that led to it, None when there is none.
-
-    A traceback that python only mentions ("Exception ignored in ...") is not what ended the process.
-    """
-    lines = _PREFIX.sub("", text.replace("\r\n", "\n")).split("\n")
-    blocks: List[Tuple[int, int]] = []
-    for index, line in enumerate(lines):
-        if not line.startswith(_TRACEBACK) or (index and lines[index - 1].startswith("Exception ignored in")):
-            continue
-        end = _end_of_block(lines, index)
-        if end is None or _AGENT_ERROR.match(lines[end - 1]):
-            continue
-        if blocks and any(link in lines[blocks[-1][1] : index] for link in _CHAIN):
-            blocks[-1] = (blocks[-1][0], end)
-        else:
-            blocks.append((index, end))
-    if not blocks:
-        return None
-    start, end = blocks[-1]
-    found = "\n".join(lines[start:end]).rstrip()
-    return found if len(found) <= MAX_TRACEBACK else "...\n" + found[-MAX_TRACEBACK:]
-
-
-def _end_of_block(lines: List[str], index: int) -> Optional[int]:
-    """Behind the exception's line (and the lines of its message that are indented) of the traceback at ``index``."""
-    for at in range(index + 1, len(lines)):
-        line = lines[at]
-        if line and not line[0].isspace():
-            return at + 1 if re.match(r"[A-Za-z_][\w.]*(:|\Z)", line) else None
-    return None
-
-
-def last_line(text: str) -> str:
-    """The last line that says anything."""
-    for line in reversed(text.split("\n")):
-        if line.strip():
-            return line.strip()
-    return ""
-
-
-def one_line(text: str, limit: int = 400) -> str:
-    found = " ".join(text.split())
-    return found if len(found) <= limit else found[: limit - 3] + "..."
 
 
 def _from_report(report: str) -> List[Tuple[int, int, Optional[int], bool]]:
@@ -228,7 +243,7 @@ def _from_old_report(report: str) -> Optional[int]:
 
 def _guess_local(seen: Evidence) -> Optional[int]:
     """The local rank with a traceback when exactly one has one: the launcher's report does not name it."""
-    found = [local for (local, stream), text in seen.tails.items() if local is not None and _TRACEBACK in text]
+    found = [local for (local, stream), text in seen.tails.items() if local is not None and words.TRACEBACK in text]
     return found[0] if len(found) == 1 else None
 
 
@@ -240,28 +255,32 @@ def _text_of(seen: Evidence, local: Optional[int]) -> str:
     return seen.tails.get((None, STDERR), "")
 
 
-def _other_words(text: str, seen: Evidence) -> str:
-    """Something to say when there is no traceback."""
+def _known_words(text: str, seen: Evidence) -> Optional[str]:
+    """What is behind a failure without a traceback, where that is clear."""
     missing = _NO_SCRIPT.search(text)
     if missing:
         return "there is no script %s on this node" % missing.group("file")
     refused = _LAUNCHER_ERROR.search(seen.tails.get((None, STDERR), ""))
-    if refused:
-        return "the launcher refused its arguments: %s" % refused.group(1)
-    victim = _VICTIM.search(text)
-    if victim:
-        return victim.group(0)
-    has_own = any(local is not None and body.strip() for (local, stream), body in seen.tails.items())
-    if _ROOT.search(text) and (has_own or (None, STDOUT) in seen.tails):
-        return ""
-    return last_line(text)
+    return "the launcher refused its arguments: %s" % refused.group(1) if refused else None
 
 
-def _from_error_file(content: Optional[Dict[str, Any]]) -> Optional[str]:
+def _last_line(seen: Evidence, local: Optional[int], own: Words) -> str:
+    """The last thing that the process said; of a rank that said nothing on stderr, on stdout."""
+    if local is not None and (local, STDERR) in seen.tails:
+        said = words.read(seen.tails[local, STDERR]).rest or words.read(seen.tails.get((local, STDOUT), "")).rest
+    else:  # anybody's
+        said = [] if _ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
+    return words.one_line(said[-1], MAX_QUOTE) if said else ""
+
+
+def _from_error_file(content: Optional[Dict[str, Any]], own: Words) -> Words:
     """The traceback that a script decorated with torch's @record left."""
     message = (content or {}).get("message")
     if not isinstance(message, dict):
-        return None
+        return own
     extra = message.get("extraInfo")
     trace = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(trace).rstrip() if trace else None
+    if not trace:
+        return own
+    found = str(trace).rstrip()
+    return Words(found, words.read(found).error or found.split("\n")[-1].strip(), True, own.rest)

@@ -37,7 +37,7 @@ SUCCEEDED = "succeeded"
 FAILED = "failed"
 KILLED = "killed"
 LOST = "lost"
-UNREACHABLE = "unreachable"  # a node only: it cannot be asked now
+UNREACHABLE = "unreachable"  # a node only: it cannot be asked now, or another machine answers to its name
 STALE = "stale"  # a node only: it runs, but its heartbeat is old
 TERMINAL = frozenset({SUCCEEDED, FAILED, KILLED, LOST})
 
@@ -56,6 +56,7 @@ SPAWN_FAILED = "spawn_failed"
 
 # --- kinds of a worker's error ---------------------------------------------------------------------------------------
 NO_SUCH_RUN = "no_such_run"
+OTHER_MACHINE = "other_machine"
 BAD_REQUEST = "bad_request"
 UNSAFE_PATH = "unsafe_path"
 NO_SPACE = "no_space"
@@ -65,11 +66,15 @@ CORRUPT = "corrupt"
 # A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,
 # whatever the case of its letters.
 VICTIM_WORDS = (
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection was likely closed|"
-    r"remote process exited or there was a network error|NCCL Error 6|ncclRemoteError|"
-    r"Timed out waiting \d+ms for (?:recv|send)|Socket Timeout|"
-    r"failed to recv, got 0 bytes|Watchdog caught collective operation timeout|"
+    r"Connection closed by (?:remote )?peer|Remote peer closed the connection|Connection reset by peer|Broken pipe|"
+    r"Connection was likely closed|(?:Read|Write) error\b.*(?:timed out|No route to host|unreachable|aborted)|"
+    r"Application timeout caused pair closure|"
+    r"remote process exit(?:ed|ing)|NCCL Error 6|ncclRemoteError|unhandled system error|ncclSystemError|"
+    r"communicator was aborted|Some NCCL operations have failed or timed out|"
+    r"Timed out waiting \d+ms for (?:recv|send)|Socket Timeout|failed to pass monitoredBarrier|"
+    r"failed to recv, got 0 bytes|Watchdog caught collective operation timeout|watchdog got stuck for|"
     r"wait timeout after \d+ms|client socket has timed out|Timed out after \d+ seconds waiting for clients|"
+    r"waitForInput: .* timed out|possible application crash on rank|"
     r"connectFullMesh failed|RendezvousClosedError|The connection to the C10d store has failed"
 )
 

@@ -2,7 +2,9 @@
 
 Which node failed first is not simply which one says so first: a rank whose peer died fails too, and its launcher may
 be the quicker one. So the hub waits a moment, prefers a failure that does not look like a peer's death, and then the
-earliest. A node that falls silent is a failure of its own; a kill by the user ends the matter at once.
+earliest. While it knows only of victims it waits longer for a node that has told of no failure, and for one whose beats
+have stopped until that is given up: the culprit may take its time to die. A node that falls silent is a failure of its
+own; a kill by the user ends the matter at once.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its super
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
 STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing
 VICTIMS_S = 4.0  # how long victims wait for their culprit
+MUTE_S = 10.0  # ... while a node that lives has told of no failure
+LATE_S = 3.0  # no word for so long: may be down
+SLACK_S = 0.5  # a node is found lost first, then there is a decision
 
 
 class Candidate(NamedTuple):
@@ -107,21 +112,44 @@ class Council:
     def tick(self, now: float) -> Optional[Outcome]:
         """Look for lost nodes, and decide when it is time; the verdict, once there is one."""
         self._find_lost(now)
-        if self.verdict is None and self._candidates and now >= self._decide_at():
-            best = min(self._candidates, key=lambda one: (one.outcome.victim, one.happened))
-            self.verdict = best.outcome
+        if self.verdict is None and self._candidates and now >= self._decide_at(now):
+            self.verdict = self._by_blame()[0].outcome
         return self.verdict
 
     def settled(self) -> bool:
         """Every node that ever came has said goodbye or is given up."""
         return all(seat.finished or not seat.joined for host, seat in self.seats.items() if host != self._hub)
 
-    def _decide_at(self) -> float:
-        culprits = [one.heard for one in self._candidates if not one.outcome.victim]
-        if culprits:
-            return min(culprits) + CULPRIT_S
-        pending = [seat.gone + REJOIN_S for seat in self.seats.values() if seat.gone is not None and not seat.finished]
-        return max([min(one.heard for one in self._candidates) + VICTIMS_S, *pending])
+    @property
+    def undecided(self) -> bool:
+        """Something has failed, and it is not clear yet what."""
+        return self.verdict is None and bool(self._candidates)
+
+    def causes(self) -> List[Dict[str, Any]]:
+        """What the nodes have told of, the likeliest first."""
+        return [one.outcome.cause for one in self._by_blame() if one.outcome.cause is not None]
+
+    def _by_blame(self) -> List[Candidate]:
+        return sorted(self._candidates, key=lambda one: (one.outcome.victim, one.outcome.suspect, one.happened))
+
+    def _decide_at(self, now: float) -> float:
+        plain = [one.heard for one in self._candidates if not one.outcome.victim and not one.outcome.suspect]
+        if plain:
+            return min(plain) + CULPRIT_S
+        first = min(one.heard for one in self._candidates)
+        return max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.seats)])
+
+    def _worth_waiting(self, host: str, first: float, now: float) -> float:
+        """Until when a word of ``host`` may still come that says more than the victims' since ``first``."""
+        seat = self.seats[host]
+        if seat.finished or not seat.joined:
+            return first
+        if seat.gone is not None:
+            return seat.gone + REJOIN_S + SLACK_S
+        if now - seat.heard > LATE_S and host != self._hub:
+            return seat.heard + SILENT_S + SLACK_S
+        told = any(one.outcome.suspect or (one.outcome.cause or {}).get("host") == host for one in self._candidates)
+        return first if told else first + MUTE_S
 
     def _find_lost(self, now: float) -> None:
         for host, seat in self.seats.items():

@@ -30,29 +30,46 @@ class Deputy:
         self._tether = tether
         self._code_path: str = order["code_path"]
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self._started_at = 0.0
+        self._start_at: Optional[float] = None  # when one is to be started; None: none is missing
+        self._started_at = -RESTART_S
+        self._trouble = ""
 
     def take_over(self) -> None:
         """Start (again) a deputy: the guardian, or the last deputy, is gone."""
-        if self._process is not None and time.monotonic() - self._started_at < RESTART_S:
+        self._start_at = max(time.monotonic(), self._started_at + RESTART_S)
+        self.look()
+
+    def look(self) -> None:
+        """Start the deputy that is missing, once it is due: one that dies at once must not be started in a loop."""
+        if self._start_at is None or time.monotonic() < self._start_at:
             return
         self._started_at = time.monotonic()
-        argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
+        self._start_at = self._started_at + RESTART_S
         try:
-            child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, close_fds=True)
+            self._process = self._start()
         except OSError as error:
-            record.note("no deputy: %s" % error)
-            return
+            if str(error) != self._trouble:
+                record.note("no deputy: %s" % error)
+            self._trouble = str(error)
+        else:
+            self._start_at, self._trouble = None, ""
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, close_fds=True)
+        child.returncode = 0  # the supervisor reaps every child itself
         assert child.stdin is not None
         me = processes.identify(os.getpid())
         self._tether.attach(child.stdin.fileno())  # kept open: its end tells the deputy that the supervisor is gone
         self._tether.tell(order=dict(self._order, supervisor=me.to_json() if me else None))
-        child.returncode = 0  # the supervisor reaps every child itself
-        self._process = child
+        return child
 
     def ended(self, pid: int) -> bool:
-        """Whether ``pid``, just reaped, was the deputy."""
-        return self._process is not None and self._process.pid == pid
+        """Whether ``pid``, just reaped, was the deputy: the number may be another process's from now on."""
+        if self._process is None or self._process.pid != pid:
+            return False
+        self._process = None
+        return True
 
     def pids(self) -> List[int]:
         """Never to be stopped with the job."""
@@ -73,14 +90,15 @@ def main() -> None:
 
     def look() -> None:
         nonlocal known
-        if supervisor is not None:
-            known = _note(order["cookie"], supervisor.pid)
+        found = None if supervisor is None else _note(order["cookie"], supervisor)
+        known = known if found is None else found
 
     detail = outlive(listener, supervisor, look)
     burial = Burial(order["cookie"], sorted(known), (), supervisor, listener.words)
     bury(RunPaths(order["node"]), burial, detail)
 
 
-def _note(cookie: str, supervisor: int) -> Set[Tuple[int, int]]:
-    found = processes.members(cookie, [supervisor], [supervisor])
-    return {(one.pid, one.start) for one in found.values()}
+def _note(cookie: str, supervisor: processes.Identity) -> Optional[Set[Tuple[int, int]]]:
+    """Who belongs to the run; None when the supervisor died in between, and what was below it hangs nowhere now."""
+    found = processes.members(cookie, [supervisor.pid], [supervisor.pid])
+    return {(one.pid, one.start) for one in found.values()} if processes.is_alive(supervisor) else None

@@ -33,12 +33,14 @@ class Source:
         self.flush_at: Optional[float] = None
         self.open = True
         self.traceback_at: Optional[float] = None  # wall clock; when the last traceback came
+        self.said_at = 0.0  # wall clock; the last output
         self._tail: Deque[bytes] = deque()
         self._tail_size = 0
 
     def remember(self, data: bytes) -> None:
+        self.said_at = time.time()
         if _TRACEBACK in data:
-            self.traceback_at = time.time()
+            self.traceback_at = self.said_at
         self._tail.append(data)
         self._tail_size += len(data)
         while self._tail_size - len(self._tail[0]) >= TAIL_BYTES:
@@ -164,6 +166,11 @@ class Drain:
             for one in self._sources.values()
             if one.local_rank is not None and one.traceback_at is not None and one.stream == lines.STDERR
         }
+
+    def said(self) -> Dict[Tuple[int, str], float]:
+        """(local rank, stream) -> when it last wrote there, wall clock."""
+        own = (one for one in self._sources.values() if one.local_rank is not None)
+        return {(one.local_rank or 0, one.stream): one.said_at for one in own}
 
     def _finish(self, source: Source) -> None:
         source.open = False

@@ -33,8 +33,8 @@ class Footing:
 
     def _told_over(self) -> Optional[Outcome]:
         """Somebody wrote the exit record: the world believes that nothing of this run is left, so nothing may be."""
-        end = record.read_json(self._paths.exit)
-        return None if end is None else Outcome(str(end["state"]), end.get("cause"), when=time.time())
+        end = record.read_optional(self._paths.exit)
+        return Outcome(str(end["state"]), end.get("cause"), when=time.time()) if "state" in end else None
 
     def _removed(self, now: float) -> Optional[Outcome]:
         """Without its folder nobody can see or stop a run. Any other trouble with the disk may pass."""

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED, SUPERVISOR_LOST
+from ddpctl_worker.council import SILENT_S
 from ddpctl_worker.faults import trace
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime, note
@@ -54,6 +55,7 @@ class Gang:
         self._turned: Optional[float] = None  # when this thread's loop last came around (monotonic)
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
+        self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
         self.trouble = ""  # why nobody can join at the moment, where this node knows
         self._thread = threading.Thread(target=self._guarded, name="gang", daemon=True)
 
@@ -92,8 +94,13 @@ class Gang:
         return 0.0
 
     def patience(self) -> float:
-        """How many seconds longer than usual a node should wait for a verdict."""
-        return 0.0 if self._thread.is_alive() else -math.inf
+        """How many seconds longer than usual a node should wait for a verdict: the hub may have to wait for a node
+        that has fallen silent."""
+        return SILENT_S if self._thread.is_alive() else -math.inf
+
+    def candidates(self) -> List[Dict[str, Any]]:
+        """The causes that the nodes have told of (the hub only)."""
+        return []
 
     def _loop(self) -> None:
         raise NotImplementedError
@@ -127,6 +134,10 @@ class Gang:
                 return
             time.sleep(pause)
             pause = min(2.0, pause * 2)
+
+    def _ask(self) -> None:
+        self.asked = True
+        self._wake_supervisor()
 
     def _decided(self, verdict: Outcome) -> None:
         self.verdict = verdict
@@ -166,7 +177,13 @@ class Gang:
 
 
 def to_wire(outcome: Outcome, age: float) -> Dict[str, Any]:
-    return {"state": outcome.state, "cause": outcome.cause, "victim": outcome.victim, "age": age}
+    return {
+        "state": outcome.state,
+        "cause": outcome.cause,
+        "victim": outcome.victim,
+        "suspect": outcome.suspect,
+        "age": age,
+    }
 
 
 def from_wire(message: Dict[str, Any]) -> Outcome:
@@ -175,7 +192,7 @@ def from_wire(message: Dict[str, Any]) -> Outcome:
     cause = message.get("cause")
     if not isinstance(cause, dict):
         cause = outcomes.cause("", "exited", "another node failed")
-    return Outcome(state, cause, bool(message.get("victim")))
+    return Outcome(state, cause, bool(message.get("victim")), suspect=bool(message.get("suspect")))
 
 
 def join(run: Dict[str, Any], key: Optional[str], wake: Wake) -> Optional[Gang]:

@@ -11,13 +11,14 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker.contract import FAILED, KILLED, LOST
 from ddpctl_worker.council import Council
 from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
-from ddpctl_worker.gangwire import HubWire, Stranger
+from ddpctl_worker.gangwire import MAX_HELLO, HubWire, Stranger
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import note
 
 GREETING_S = 5.0  # whoever has not proved the key by then is thrown out
 MAX_STRANGERS = 64
 MAX_OUT = 1 << 20
+TELL_S = 60.0  # how often the log tells of strangers
 START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
 
 
@@ -41,6 +42,9 @@ class HubGang(Gang):
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
+        self._refused = 0  # strangers since the log last told of them, and what was wrong with the last one
+        self._refused_why = ""
+        self._tell_at = 0.0
         self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)
 
     def missing(self) -> List[str]:
@@ -48,6 +52,9 @@ class HubGang(Gang):
 
     def quiet(self) -> float:
         return self._council.quiet(time.monotonic())
+
+    def candidates(self) -> List[Dict[str, Any]]:
+        return self._council.causes()
 
     def _loop(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -59,10 +66,14 @@ class HubGang(Gang):
             self._council.slept(self._nap(now))
             if self._listener is None and now >= self._listen_at:
                 self._listen(now)
+            if self._council.undecided and not self.asked:
+                self._ask()
+                beat_at = now
             if now >= beat_at:
                 beat_at = now + BEAT_S
-                self._tell_all(self._beat())
+                self._tell_all(dict(self._beat(), k="ask" if self._council.undecided else "beat"))
                 self._throw_out_strangers(now)
+                self._tell_of_strangers(now)
             self._council.heard(self.host, now, self._output_age())
             self._council.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
@@ -153,7 +164,7 @@ class HubGang(Gang):
 
     def _receive(self, line: _Line) -> None:
         try:
-            data = line.sock.recv(1 << 16)
+            data = line.sock.recv(1 << 16 if line.wire.open else MAX_HELLO + 1)
         except BlockingIOError:
             return
         except OSError:
@@ -165,7 +176,7 @@ class HubGang(Gang):
         try:
             messages = line.wire.feed(data)
         except Stranger as error:
-            note("gang: a connection was closed: %s" % error)
+            self._refused, self._refused_why = self._refused + 1, str(error)
             self._drop(line)
             return
         if line.wire.reply:
@@ -225,6 +236,12 @@ class HubGang(Gang):
         for line in list(self._lines):
             if line.wire.peer is None and now - line.since > GREETING_S:
                 self._drop(line)
+
+    def _tell_of_strangers(self, now: float) -> None:
+        """A count now and then: anybody can connect, as often as he likes, and the log lies on the run's disk."""
+        if self._refused and now >= self._tell_at:
+            note("gang: connections closed: %d, the last one for %s" % (self._refused, self._refused_why))
+            self._refused, self._tell_at = 0, now + TELL_S
 
     def _drop(self, line: _Line) -> None:
         if line not in self._lines:

@@ -42,10 +42,10 @@ class MemberGang(Gang):
         return [] if self._joined else [self.hub_host]
 
     def patience(self) -> float:
-        """Cut off from the hub: wait until it is back or given up. Without a hub nobody decides anything any more."""
+        """Until the hub has decided, or is given up. Without a hub nobody decides anything any more."""
         if self._hub_done or not self._thread.is_alive():
             return -math.inf
-        return SILENT_S if self._joined and self._sock is None else 0.0
+        return SILENT_S if self._joined else 0.0
 
     def _loop(self) -> None:
         leave_by: Optional[float] = None
@@ -146,6 +146,8 @@ class MemberGang(Gang):
         kind = message.get("k")
         if kind == "verdict" and self.verdict is None:
             self._decided(from_wire(message))
+        elif kind == "ask" and not self.asked:
+            self._ask()
         elif kind == "bye":
             self._left = True
             # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.

@@ -18,6 +18,7 @@ import os
 from typing import Any, Collection, Dict, List, Optional
 
 MAX_LINE = 256 << 10
+MAX_HELLO = 1 << 10  # what is read of somebody who has not yet shown that he holds the key
 _DOMAIN = "ddpctl-gang/1"
 
 
@@ -49,9 +50,10 @@ class Wire:
         return mac + b" " + body + b"\n"
 
     def _lines(self, data: bytes) -> List[bytes]:
+        limit = MAX_LINE if self.open else MAX_HELLO
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
-        if len(self._buffer) > MAX_LINE or any(len(line) > MAX_LINE for line in lines):
+        if len(self._buffer) > limit or any(len(line) > limit for line in lines):
             raise Stranger("a line that is too long")
         return lines
 

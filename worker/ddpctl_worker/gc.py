@@ -13,13 +13,14 @@ import stat
 import time
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Set
 
+import ddpctl_worker
 from ddpctl_worker import locks
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.install import MARKER
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.record import read_json
-from ddpctl_worker.status import node_status
+from ddpctl_worker.record import read_optional
+from ddpctl_worker.status import last_sign, node_status
 from ddpctl_worker.store import own_folder
 
 FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
@@ -114,11 +115,15 @@ class Finder:
         for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
             parts = [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if _is_folder(path)]
             over = all(self._over(paths) for paths in parts)
-            if parts and over and all(self._old(paths.exit) for paths in parts):
-                yield self._item("run", run, min(self._age(paths.exit) for paths in parts))
+            age = min((self._now - _ended(paths) for paths in parts), default=0.0)
+            if over and age > self._max_age:
+                yield self._item("run", run, age)
                 continue
             for paths in parts:
-                self._keep(read_json(paths.run) or {}, over)
+                self._keep(read_optional(paths.run), over)
+            yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
+            if not os.listdir(run) and self._old(run):
+                yield self._item("part", run)
 
     def _over(self, paths: RunPaths) -> bool:
         """Another host's part counts as over only by its exit record: its processes cannot be seen from here."""
@@ -128,7 +133,7 @@ class Finder:
             return False
         try:
             return node_status(paths)["state"] in TERMINAL
-        except WorkerError:
+        except (WorkerError, OSError):
             return False
 
     def _keep(self, run: Dict[str, Any], over: bool) -> None:
@@ -197,10 +202,23 @@ class Finder:
         for path in glob.glob(os.path.join(glob.escape(self._base), "tools", "uv-*")):
             if not path.endswith(".part") and self._old(path):
                 yield self._item("tool", path)
-        for pattern in ("tools/*.part", "wheels/*.part"):
-            for path in glob.glob(os.path.join(glob.escape(self._base), pattern)):
-                if self._age(path) > FRESH_S:
-                    yield self._item("part", path)
+        yield from self._packages()
+        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*"):
+            yield from self._broken_off(pattern)
+
+    def _packages(self) -> Iterator[Item]:
+        """Workers of other versions. A supervisor may need more of its own at any time, and no record says which that
+        is: as long as a run is not over they stay."""
+        own = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))))
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "worker", "[0-9a-f]*"))):
+            if self._live_since is None and self._old(path) and os.path.realpath(path) != own:
+                yield self._item("worker", path)
+
+    def _broken_off(self, pattern: str) -> Iterator[Item]:
+        """What a start, a stop or a transfer that was killed left below base_dir."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), pattern))):
+            if self._age(path) > FRESH_S:
+                yield self._item("part", path)
 
 
 def mapped_paths() -> Set[str]:
@@ -237,6 +255,14 @@ def _size(path: str) -> int:
     with contextlib.suppress(OSError):
         return os.lstat(path).st_blocks * 512
     return 0
+
+
+def _ended(paths: RunPaths) -> float:
+    """When a run that is over ended: one that was lost has no exit record unless somebody stopped it."""
+    try:
+        return os.lstat(paths.exit).st_mtime
+    except OSError:
+        return last_sign(paths)
 
 
 def _is_folder(path: str) -> bool:

@@ -36,7 +36,9 @@ def launch(order: Dict[str, Any]) -> Dict[str, Any]:
     caller talks through must be able to close.
     """
     reply_r, reply_w = os.pipe()
-    argv = [sys.executable, "-I", "-c", _CODE, order["code_path"], str(reply_w), "ddpctl-guardian", order["run"]["run"]]
+    run = order["run"]
+    argv = [sys.executable, "-I", "-c", _CODE, order["code_path"], str(reply_w)]
+    argv += processes.guardian_words(run["run"], run["host"])
     null = subprocess.DEVNULL
     child = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=null, stderr=null, pass_fds=(reply_w,), start_new_session=True, cwd="/"

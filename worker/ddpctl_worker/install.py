@@ -87,10 +87,9 @@ def _claimed(base_dir: str, name: str, link: Link) -> Iterator[None]:
     """Only one run at a time makes this environment; another one that wants the same waits and finds it made."""
     envs = own_folder(base_dir, "envs")
     # The first lock is shared with every other installation and keeps `gc` from taking what is just being used.
-    with (
-        locks.shared(os.path.join(envs, locks.ENVS), link),
-        locks.alone(os.path.join(envs, "." + name + ".lock"), link),
-    ):
+    no_gc = locks.shared(os.path.join(envs, locks.ENVS), link)
+    mine = locks.alone(os.path.join(envs, "." + name + ".lock"), link)
+    with no_gc, mine:
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import record
 from ddpctl_worker.contract import FAILED, KILLED, KILLED_BY_USER, SCHEMA, SUCCEEDED
@@ -12,15 +12,18 @@ from ddpctl_worker.paths import RunPaths
 
 GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
 PAUSE_S = 5.0  # at most, between two attempts to write
+MAX_CANDIDATES = 16
+MAX_TRACEBACK = 2 << 10  # of a candidate: the record must fit into the reserve of a full disk
 
 
 class Outcome(NamedTuple):
-    """A terminal state and its cause (null for success); ``victim``: another node's failure brought this one down."""
+    """A terminal state and its cause (null for success)."""
 
     state: str
     cause: Optional[Dict[str, Any]]
-    victim: bool = False
+    victim: bool = False  # another node's failure brought this one down
     when: float = 0.0  # wall clock of the failure itself
+    suspect: bool = False  # it may have failed: told because others did
 
 
 def cause(
@@ -51,12 +54,24 @@ def succeeded() -> Outcome:
     return Outcome(SUCCEEDED, None)
 
 
-def failed(why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None) -> Outcome:
-    return Outcome(FAILED, why, victim, time.time() if when is None else when)
+def failed(
+    why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None, suspect: bool = False
+) -> Outcome:
+    return Outcome(FAILED, why, victim, time.time() if when is None else when, suspect)
 
 
-def killed(host: str, by: str) -> Outcome:
-    return Outcome(KILLED, cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user")), False, time.time())
+def others(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """What else may have been the cause: one entry a rank, with what its record has room for."""
+    kept: Dict[Tuple[Any, ...], Dict[str, Any]] = {}
+    for one in ([cause] if cause else []) + list(found):
+        kept.setdefault((one.get("host"), one.get("rank"), one.get("reason")), one)
+    rest = list(kept.values())[1 if cause else 0 :][:MAX_CANDIDATES]
+    return [dict(one, traceback=(one.get("traceback") or "")[-MAX_TRACEBACK:] or None) for one in rest]
+
+
+def killed(host: str, by: str, *, when: Optional[float] = None) -> Outcome:
+    why = cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user"), when=when)
+    return Outcome(KILLED, why, False, time.time() if when is None else when)
 
 
 def exit_record(
@@ -65,19 +80,24 @@ def exit_record(
     exit_code: Optional[int] = None,
     signalled: int = 0,
     forced: int = 0,
+    leftover: int = 0,
     survivors: Optional[List[Dict[str, Any]]] = None,
     attempt: int = 1,
     dropped_lines: int = 0,
+    ended: Optional[str] = None,
+    candidates: Sequence[Dict[str, Any]] = (),
 ) -> Dict[str, Any]:
-    """How a run ended, as exit.json says it."""
+    """How a run ended, as exit.json says it; ``leftover`` counts what outlived the launcher and was ended."""
     return {
         "schema": SCHEMA,
         "state": outcome.state,
         "exit_code": exit_code,
         "cause": outcome.cause,
-        "ended": record.now_iso(),
+        "candidates": list(candidates),
+        "ended": ended or record.now_iso(),
         "signalled": signalled,
         "forced": forced,
+        "leftover": leftover,
         "survivors": survivors or [],
         "attempt": attempt,
         "dropped_lines": dropped_lines,

@@ -51,6 +51,24 @@ def boot_id() -> str:
         return file.read().strip()
 
 
+def machine() -> Dict[str, str]:
+    """Which machine this is, over its reboots (``id``, ``name``), and what a pid means there (``boot``, ``pids``).
+
+    Neither name nor id says it alone: containers share an id or have none, and machines of one image share both until
+    somebody names them. A short name, since one boot may know the domain and the next one not.
+    """
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            number = file.read().strip()
+    except (OSError, ValueError):
+        number = ""
+    try:
+        pids = os.readlink("/proc/self/ns/pid")
+    except OSError:  # a sandbox without it
+        pids = ""
+    return {"boot": boot_id(), "pids": pids, "id": number, "name": os.uname().nodename.partition(".")[0]}
+
+
 def read_stat(pid: int) -> Optional[Stat]:
     """/proc/PID/stat; None when there is no such process, or none that we may see (/proc mounted with hidepid)."""
     try:
@@ -106,7 +124,7 @@ def from_json(value: Any) -> Optional[Identity]:
     """The identity kept in a record; None for null or nonsense."""
     try:
         return Identity(str(value["boot"]), int(value["pid"]), int(value["start"]))
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         return None
 
 
@@ -116,6 +134,11 @@ def is_alive(who: Optional[Identity]) -> bool:
         return False
     found = read_stat(who.pid)
     return found is not None and found.start == who.start and found.alive
+
+
+def living(*these: Identity) -> List[int]:
+    """The pids of those that still run: that of a dead one may be a stranger's, or the job's, by now."""
+    return [who.pid for who in these if is_alive(who)]
 
 
 def send(who: Identity, number: int) -> bool:
@@ -192,7 +215,7 @@ def environment(pid: int) -> Optional[Dict[bytes, bytes]]:
 
 def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
     """The processes of this user that were started with the run's cookie."""
-    mark = ("%s=%s" % (ENV_COOKIE, cookie)).encode("ascii")
+    mark = ("%s=%s" % (ENV_COOKIE, cookie)).encode("utf-8", "replace")
     mine = os.geteuid()
     found = set()
     for pid in among:
@@ -215,9 +238,11 @@ def members(
     ``keep`` are pids that are never in the answer: roots, the caller, the guardian.
     """
     everyone = snapshot()
-    marked = carriers(cookie, everyone) if cookie else set()
-    marked |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
-    found = (descendants([*roots, *marked], everyone) | marked) - set(keep) - {os.getpid()}
+    found = {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
+    found |= descendants([*roots, *found], everyone)
+    # Who belongs to it by birth need not be asked: reading the environment of one that waits for a hung disk may wait.
+    marked = carriers(cookie, everyone.keys() - found) if cookie else set()
+    found = (found | marked | descendants(marked, everyone)) - set(keep) - {os.getpid()}
     return {pid: everyone[pid] for pid in found if everyone[pid].alive}
 
 
@@ -232,6 +257,25 @@ def command_line(pid: int, limit: int = 200) -> str:
         found = read_stat(pid)
         text = "[%s]" % found.name if found else ""
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def guardian_words(run: str, host: str) -> List[str]:
+    """How the command line of a run's guardian ends."""
+    return ["ddpctl-guardian", run, host]
+
+
+def guardians(run: str, host: str) -> Set[int]:
+    """The run's guardian, and its supervisor, as their command lines tell: before they have said who they are."""
+    tail = b"\0" + b"".join(os.fsencode(word) + b"\0" for word in guardian_words(run, host))
+    found = set()
+    for one in snapshot().values():
+        try:
+            with open("/proc/%d/cmdline" % one.pid, "rb") as file:
+                if one.alive and file.read().endswith(tail):
+                    found.add(one.pid)
+        except OSError:
+            continue
+    return found
 
 
 def children_of(pid: int) -> List[int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Optional, Tuple
+import time
+from collections import deque
+from typing import Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.processes import children_of, environment, read_stat
 
+OOM_LOOK_S = 0.5
 MAX_DEPTH = 3  # a launcher may sit behind a wrapper
 
 
@@ -65,6 +68,31 @@ def oom_kills() -> int:
         if count is not None:
             return count
     return _field("/proc/vmstat", "oom_kill") or 0
+
+
+class OomHistory:
+    """When the kernel has killed something for memory here, seen by looking often: what matters is whether it did just
+    before a death, for anything else in the cgroup may be killed at any time."""
+
+    def __init__(self) -> None:
+        self._count, self._looked = oom_kills(), time.time()
+        self._rises: Deque[Tuple[float, float]] = deque(maxlen=16)
+
+    def look(self) -> None:
+        """To be called about once a second, or more often."""
+        if not 0.0 <= time.time() - self._looked < OOM_LOOK_S:
+            self._count_now()
+
+    def rises(self) -> List[Tuple[float, float]]:
+        """Between which times (wall clock) there was a kill, up to now."""
+        self._count_now()
+        return list(self._rises)
+
+    def _count_now(self) -> None:
+        count, now = oom_kills(), time.time()
+        if count > self._count:
+            self._rises.append((self._looked, now))
+        self._count, self._looked = count, now
 
 
 def _memory_events() -> List[str]:

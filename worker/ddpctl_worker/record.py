@@ -110,11 +110,19 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
             raise WorkerError(UNSAFE_PATH, "%s is not a file of ours (uid %d)" % (path, found.st_uid))
         try:
             value = json.loads(file.read())
-        except ValueError:
+        except (ValueError, RecursionError):
             raise WorkerError(CORRUPT, "%s is not readable as JSON" % path, "remove the run's folder") from None
     if not isinstance(value, dict):
         raise WorkerError(CORRUPT, "%s holds no JSON object" % path, "remove the run's folder")
     return value
+
+
+def read_optional(path: str) -> Dict[str, Any]:
+    """The record at ``path``; nothing where there is none or it cannot be read: after a power cut it may be empty."""
+    try:
+        return read_json(path) or {}
+    except (WorkerError, OSError):
+        return {}
 
 
 def sync_folder(path: str) -> None:

@@ -29,7 +29,6 @@ class Look:
         self._until = time.monotonic() + ANSWER_S
         self.done = False
         self.stop: Dict[str, Any] = {}
-        self.error: Optional[Dict[str, Any]] = None
 
     @property
     def over(self) -> bool:
@@ -55,6 +54,7 @@ class Recorder:
         self._beat_at = 0.0
         self._retry_at = 0.0
         self.wrote: Dict[str, str] = {}  # path -> what the last attempt failed of, "" for nothing
+        self.error: Optional[Dict[str, Any]] = None  # torch's account of a failure, as of the last look
         self.lost: Optional[Outcome] = None  # why the run must end although nothing of it has failed
         self.ended = False  # the exit record is there
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
@@ -131,7 +131,7 @@ class Recorder:
         with contextlib.suppress(Exception):  # a disk that takes no word, so the signal alone counts
             look.stop = record.read_json(self._paths.stop) or {}
         with contextlib.suppress(Exception):  # written by the job: anything may be in it
-            look.error = record.read_json(self._paths.error_file)
+            self.error = record.read_json(self._paths.error_file) or self.error
         look.done = True
         self._changed()
 

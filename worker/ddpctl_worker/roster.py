@@ -17,10 +17,11 @@ NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Pytho
 
 
 class Death(NamedTuple):
-    """How a rank ended: wait status (None: its launcher was quicker) and wall clock."""
+    """How a rank ended: wait status (None: its launcher was quicker), wall clock, and monotonic clock."""
 
     status: Optional[int]
     at: float
+    seen: float
 
 
 class Roster:
@@ -37,6 +38,7 @@ class Roster:
         self._known: ranks.Known = {}
         self._look_at = 0.0
         self.deaths: Dict[int, Death] = {}  # by local rank
+        self._restarted: Dict[int, float] = {}  # by local rank, wall clock
 
     @property
     def any(self) -> bool:
@@ -70,6 +72,8 @@ class Roster:
         """See who is there."""
         for one in ranks.find(launcher, self._known):
             if self._ranks.get(one.local_rank) != one:
+                if one.local_rank in self._ranks:
+                    self._restarted[one.local_rank] = time.time()
                 self._ranks[one.local_rank] = one
                 self.deaths.pop(one.local_rank, None)  # restarted
                 self._follow(one)
@@ -95,9 +99,18 @@ class Roster:
                 if found is None or found.start != one.start or not found.alive:
                     self._note(local)
 
-    def failed(self) -> bool:
-        """Whether a rank died of a failure that its launcher will not start it again after."""
-        return self._static and any(death.status for death in self.deaths.values())
+    def first_failure(self) -> Optional[float]:
+        """When the first rank died of a failure that its launcher will not repair; None: none has.
+
+        On the monotonic clock: anybody may set the other one.
+        """
+        if not self._static:
+            return None
+        return min((death.seen for death in self.deaths.values() if death.status), default=None)
+
+    def of_now(self, times: Dict[int, float]) -> Dict[int, float]:
+        """Those of ``times`` (by local rank) that are not from before a restart."""
+        return {local: at for local, at in times.items() if at >= self._restarted.get(local, 0.0)}
 
     def changed(self, keep: List[int]) -> Optional[Dict[str, Any]]:
         """processes.json: word of every process, for a stop after this supervisor is gone, and for ``doctor``. None
@@ -123,4 +136,4 @@ class Roster:
 
     def _note(self, local: int) -> None:
         one = self._ranks[local]
-        self.deaths[local] = Death(processes.exit_status(one.pid, one.start), time.time())
+        self.deaths[local] = Death(processes.exit_status(one.pid, one.start), time.time(), time.monotonic())

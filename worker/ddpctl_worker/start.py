@@ -84,7 +84,7 @@ def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
         record.make_reserve(aside.stop_reserve, STOP_BYTES)
         record.write_json(aside.run, run)
         starter = {"state": STARTING, "starter": me.to_json() if me else None, "boot": processes.boot_id()}
-        record.write_json(aside.state, starter)
+        record.write_json(aside.state, dict(starter, machine=processes.machine()))
         os.rename(aside.node, found.node)
     except OSError as error:
         shutil.rmtree(aside.node, ignore_errors=True)
@@ -104,7 +104,7 @@ def _standing(found: RunPaths, link: Link) -> Dict[str, Any]:
         raise WorkerError(BAD_REQUEST, "the run was stopped before it came to this node", "start a new one")
     while True:
         status = node_status(found)
-        settled = status["state"] in TERMINAL or (record.read_json(found.state) or {}).get("supervisor")
+        settled = status["state"] in TERMINAL or record.read_optional(found.state).get("supervisor")
         if settled or link.closed.is_set() or time.monotonic() > deadline:
             return status
         time.sleep(0.05)

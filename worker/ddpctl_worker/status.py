@@ -1,8 +1,14 @@
-"""The status verb: what the records say, judged against the machine as it is now."""
+"""The status verb: what the records say, judged against the machine as it is now.
+
+To read is not to write: the judgement on a run that is lost is made anew whenever somebody asks, and comes out the
+same each time, since it rests on records that nobody touches any more. Only ``settle``, for a verb that acts, writes.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Set
+import os
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, record
@@ -11,11 +17,15 @@ from ddpctl_worker.contract import (
     FAILED,
     LOST,
     NODE_REBOOTED,
+    OTHER_MACHINE,
+    RUNNING,
     SPAWN_FAILED,
     STALE,
     STARTING,
+    STOPPING,
     SUPERVISOR_LOST,
     TERMINAL,
+    UNREACHABLE,
 )
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.metrics import last_values
@@ -24,6 +34,19 @@ from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
 from ddpctl_worker.processes import Identity
 
 STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
+HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
+
+
+class Judgement(NamedTuple):
+    """What became of a run without an exit record: its state and, where it is over, the end to be written down.
+
+    ``trouble``: its record is spoilt. ``note``: why it cannot be judged from here.
+    """
+
+    state: str
+    outcome: Optional[Outcome] = None
+    trouble: Optional[str] = None
+    note: Optional[str] = None
 
 
 def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
@@ -35,7 +58,7 @@ def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     run, job = request.get("run"), request.get("job")
     if run:
         paths = run_paths(base, run, host)
-        found = [node_status(paths)] if record.read_json(paths.run) else []
+        found = [one for one in [_status_or_fault(paths)] if one is not None]
         return {"runs": _with_metrics(found, base, host)}
     listed = []
     for paths in known_runs(base, host):
@@ -64,37 +87,39 @@ def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Di
 
 
 def node_status(paths: RunPaths) -> Dict[str, Any]:
-    """NodeStatus of a run that is there; may write the exit record of one that is found lost."""
+    """NodeStatus of a run that is there; writes nothing."""
     run = record.read_json(paths.run)
     if run is None:
         raise WorkerError("no_such_run", "there is no run in %s" % paths.node)
-    state = record.read_json(paths.state) or {}
     end = record.read_json(paths.exit)
+    found = Judgement(str(end["state"])) if end else judge(paths, run)
+    if found.outcome is not None:
+        # Its supervisor may have written the end just before it went.
+        end = record.read_json(paths.exit) or end_of(found.outcome)
+    state = record.read_optional(paths.state)
     pulse = record.read_heartbeat(paths.heartbeat)
-    now_state = end["state"] if end else judge(paths, run, state, pulse)
-    if end is None and now_state in TERMINAL:
-        end = record.read_json(paths.exit)
-        now_state = end["state"] if end else now_state
-    same_boot = state.get("boot") == processes.boot_id()
     now = record.boottime()
-    live = pulse is not None and same_boot
+    live = pulse is not None and whereabouts(paths, state) == HERE
     launcher = processes.from_json(state.get("launcher"))
-    shown = record.read_json(paths.processes) or {}
+    started = state.get("started")
+    why = outcomes.cause(str(run.get("host")), SUPERVISOR_LOST, found.trouble) if found.trouble else None
     return {
         "run": run.get("run"),
         "job": run.get("job"),
         "cluster": run.get("cluster"),
         "host": run.get("host"),
         "node_rank": run.get("node_rank"),
-        "state": now_state,
+        "state": str(end["state"]) if end else found.state,
         "pid": launcher.pid if launcher else None,
-        "ranks": run.get("ranks") or sorted(int(rank) for rank in shown.get("ranks") or {}),
+        "ranks": run.get("ranks") or _ranks_seen(paths),
         "exit_code": end.get("exit_code") if end else None,
         "heartbeat_age_s": round(max(0.0, now - pulse.at), 3) if pulse and live and not end else None,
         "attempt": end.get("attempt", 1) if end else pulse.attempt if pulse else 1,
-        "started": state.get("started"),
+        "started": started if isinstance(started, str) else None,
         "ended": end.get("ended") if end else None,
-        "cause": end.get("cause") if end else None,
+        "cause": end.get("cause") if end else why,
+        "candidates": end.get("candidates") or [] if end else [],
+        "note": found.note,
         "last_output_age_s": round(max(0.0, now - pulse.last_output), 3)
         if pulse and live and pulse.last_output
         else None,
@@ -126,37 +151,132 @@ def _status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
         return dict(found, state=STALE, ranks=run.get("ranks") or [], cause=why, record=run)
 
 
-def judge(paths: RunPaths, run: Dict[str, Any], state: Dict[str, Any], pulse: Optional[record.Pulse]) -> str:
-    """The state of a run without an exit record."""
+def _ranks_seen(paths: RunPaths) -> List[int]:
+    ranks = record.read_optional(paths.processes).get("ranks")
+    return sorted(int(rank) for rank in ranks if rank.isdecimal() and len(rank) < 10) if isinstance(ranks, dict) else []
+
+
+def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
+    """A run without an exit record."""
+    try:
+        state = record.read_json(paths.state) or {}
+    except (WorkerError, OSError) as error:
+        return Judgement(STALE, trouble="its record cannot be read: %s" % error)
     host = str(run.get("host"))
-    starter = processes.from_json(state.get("starter"))
     supervisor = processes.from_json(state.get("supervisor"))
     guardian = processes.from_json(state.get("guardian"))
-    if state.get("boot") not in (None, processes.boot_id()):
-        why = outcomes.cause(host, NODE_REBOOTED, "the node was rebooted while the job ran")
-        return _end(paths, Outcome(LOST, why))
+    place, when = whereabouts(paths, state), last_sign(paths)
+    if place == ELSEWHERE:
+        return Judgement(UNREACHABLE, note=_elsewhere(state))
+    if place == BEFORE:
+        why = outcomes.cause(host, NODE_REBOOTED, "the node was rebooted while the job ran", when=when)
+        return Judgement(LOST, Outcome(LOST, why, when=when))
     if processes.is_alive(supervisor):
+        pulse = record.read_heartbeat(paths.heartbeat)
         age = record.boottime() - pulse.at if pulse else 0.0
-        return STALE if age > STALE_S else str(state.get("state") or STARTING)
+        live = [one for one in (STARTING, RUNNING, STOPPING) if one == state.get("state")]
+        return Judgement(STALE if age > STALE_S else live[0] if live else STARTING)
     if supervisor is None:
-        if processes.is_alive(starter):
-            return STARTING
-        # The starter is dead. Its supervisor may still be on its way up: the claim decides, once and for all.
-        if not cut_off(paths) and processes.is_alive(processes.from_json(record.read_json(paths.claim))):
-            return STARTING
-        why = outcomes.cause(host, SPAWN_FAILED, "the start was interrupted before the launcher ran; start it again")
-        return _end(paths, Outcome(FAILED, why))
+        return _without_supervisor(paths, host, processes.from_json(state.get("starter")), when)
     if processes.is_alive(guardian) or remains(paths, state):
-        return STALE  # being cleaned up, or running on without anybody to watch it: kill ends it
+        return Judgement(STALE)  # being cleaned up, or running on without anybody to watch it: kill ends it
     text = "supervisor and guardian were killed; no process of the job is left"
-    return _end(paths, lost(paths, host, text))
+    outcome = lost(paths, host, text, when=when)
+    return Judgement(outcome.state, outcome)
+
+
+def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity], when: float) -> Judgement:
+    """No supervisor has said yet who it is. It comes from a guardian, and that from the starter, so once neither is
+    there nobody is on the way any more. In this order: the starter hands over to the guardian."""
+    if starter is None:
+        return Judgement(STALE, trouble="%s does not say who runs it" % paths.state)
+    if processes.is_alive(starter) or _coming(paths, host):
+        return Judgement(STARTING)
+    if record.read_optional(paths.state).get("supervisor"):  # came and went in between: the next look judges that
+        return Judgement(STARTING)
+    text = "the start was interrupted before the launcher ran; start it again"
+    why = outcomes.cause(host, SPAWN_FAILED, text, when=when)
+    return Judgement(FAILED, outcomes.failed(why, when=when))
+
+
+def _coming(paths: RunPaths, host: str) -> bool:
+    claimed = processes.from_json(record.read_optional(paths.claim))
+    run = os.path.basename(os.path.dirname(paths.node))
+    return processes.is_alive(claimed) or bool(processes.guardians(run, host))
+
+
+def settle(paths: RunPaths) -> None:
+    """Write down the end of a run that is over and has nobody left to do that; where the disk takes it.
+
+    Never for a reader: in a shared base_dir, or with a clock or a name that changed, a judgement may be wrong.
+    """
+    run = record.read_json(paths.run)
+    if run is None or record.read_json(paths.exit) is not None or judge(paths, run).outcome is None:
+        return
+    if processes.from_json(record.read_optional(paths.state).get("supervisor")) is None:
+        cut_off(paths)
+    outcome = judge(paths, run).outcome  # the claim may have been lost to a supervisor
+    try:
+        if outcome is not None:
+            outcomes.write(paths, outcome, ended=record.iso(outcome.when), patience=0.0)
+    except OSError as error:
+        record.note("the run's end could not be written down: %s" % error)
+
+
+def end_of(outcome: Outcome) -> Dict[str, Any]:
+    """A judgement as the exit record would tell it."""
+    return {"state": outcome.state, "cause": outcome.cause, "ended": record.iso(outcome.when)}
+
+
+def last_sign(paths: RunPaths) -> float:
+    """When something of the run was last written here (wall clock): for one that is lost, about when it ended."""
+    found = 0.0
+    for path in (paths.state, paths.heartbeat):
+        try:
+            found = max(found, os.stat(path).st_mtime)
+        except OSError:
+            continue
+    return found
+
+
+def whereabouts(paths: RunPaths, state: Dict[str, Any]) -> str:
+    """Whether the run's processes are to be found here, went with an earlier boot, or are another machine's.
+
+    A container that is started again keeps the boot of its machine and loses its pids: that is a reboot too. A heart
+    that beats although its process cannot be seen is another machine's, whatever id and name say.
+    """
+    now, made = processes.machine(), state.get("machine")
+    known = made if isinstance(made, dict) else {}
+    if state.get("boot") in (None, now["boot"]) and known.get("pids", now["pids"]) == now["pids"]:
+        return HERE
+    other = any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
+    return ELSEWHERE if other or abs(time.time() - last_sign(paths)) < STALE_S else BEFORE
+
+
+def refuse_elsewhere(paths: RunPaths) -> None:
+    """For verbs that need the run's own machine. Raises WorkerError: OTHER_MACHINE."""
+    state = record.read_optional(paths.state)
+    if not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
+        raise WorkerError(OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory")
+
+
+def _elsewhere(state: Dict[str, Any]) -> str:
+    made = state.get("machine")
+    name = made.get("name") if isinstance(made, dict) else None
+    here = os.uname().nodename
+    return "the run was started on %s and this is %s, with the same base_dir" % (name or "another machine", here)
 
 
 def remains(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, processes.Stat]:
     """Living processes of a run whose supervisor is gone."""
-    shown = record.read_json(paths.processes) or {}
     keep = [who.pid for who in watchers(state)]
-    return processes.members(str(state.get("cookie") or ""), (), keep, shown.get("tree") or ())
+    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state))
+
+
+def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
+    tree = record.read_optional(paths.processes).get("tree") if state.get("boot") == processes.boot_id() else None
+    pairs = [one for one in tree if isinstance(one, list) and len(one) == 2] if isinstance(tree, list) else []
+    return [pair for pair in pairs if all(isinstance(number, int) for number in pair)]
 
 
 def watchers(state: Dict[str, Any]) -> List[Identity]:
@@ -172,13 +292,3 @@ def cut_off(paths: RunPaths) -> bool:
     except OSError as error:  # a full or read-only disk
         record.note("the claim could not be taken: %s" % error)
         return False
-
-
-def _end(paths: RunPaths, outcome: Outcome) -> str:
-    """Write it down where the disk takes it; whoever looks next will find the same otherwise."""
-    try:
-        outcomes.write(paths, outcome, patience=0.0)
-    except OSError as error:
-        record.note("the run's end could not be written down: %s" % error)
-    end = record.read_json(paths.exit)
-    return str(end["state"]) if end else outcome.state

@@ -20,7 +20,17 @@ from ddpctl_worker.contract import NO_SUCH_RUN
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
-from ddpctl_worker.status import STALE_S, cut_off, node_status, remains, watchers
+from ddpctl_worker.status import (
+    HERE,
+    STALE_S,
+    cut_off,
+    node_status,
+    refuse_elsewhere,
+    remains,
+    settle,
+    watchers,
+    whereabouts,
+)
 from ddpctl_worker.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
@@ -39,9 +49,11 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     limits = run.get("timeouts") or {}
     grace = request.get("grace")
     grace = float(limits.get("stop") or 10.0) if grace is None else max(0.0, float(grace))
-    node_status(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
+    refuse_elsewhere(paths)
+    settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = record.read_json(paths.exit)
     if before is None:
+        record.read_json(paths.state)  # one that cannot be read proves nothing
         _leave_word(paths, {"grace": grace, "by": by, "time": record.now_iso()})
         if not _cut_off(paths):
             _ask_supervisor(paths, grace)
@@ -93,7 +105,7 @@ def _ask_supervisor(paths: RunPaths, grace: float) -> None:
     while time.monotonic() < deadline:
         if record.read_json(paths.exit) is not None:
             return
-        state = record.read_json(paths.state) or {}
+        state = record.read_optional(paths.state)
         alive = watchers(state)
         supervisor = processes.from_json(state.get("supervisor"))
         if supervisor in alive and supervisor is not None:
@@ -133,13 +145,13 @@ def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 def _wake(paths: RunPaths) -> None:
     """Whoever has stopped supervisor or guardian with SIGSTOP, they go on now: otherwise they would never end."""
-    for who in watchers(record.read_json(paths.state) or {}):
+    for who in watchers(record.read_optional(paths.state)):
         processes.send(who, signal.SIGCONT)
 
 
 def _let_watchers_end(paths: RunPaths) -> None:
     """Nothing of the run is left when this answers, ddpctl's own processes included."""
-    state = record.read_json(paths.state) or {}
+    state = record.read_optional(paths.state)
     deadline = time.monotonic() + FAREWELL_S
     while watchers(state) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
@@ -147,20 +159,19 @@ def _let_watchers_end(paths: RunPaths) -> None:
 
 def _cut_off(paths: RunPaths) -> bool:
     """Whether no supervisor is there and none will ever be: one that is on its way finds the claim taken and ends."""
-    return (record.read_json(paths.state) or {}).get("supervisor") is None and cut_off(paths)
+    return record.read_optional(paths.state).get("supervisor") is None and cut_off(paths)
 
 
 def _beginners(paths: RunPaths, state: Dict[str, Any]) -> List[Optional[processes.Identity]]:
     """Who may still bring the run up: its starter, and the supervisor that took it on."""
-    return [processes.from_json(state.get("starter")), processes.from_json(record.read_json(paths.claim))]
+    return [processes.from_json(state.get("starter")), processes.from_json(record.read_optional(paths.claim))]
 
 
 def _sweep(paths: RunPaths, grace: float) -> Stopper:
     """Look for what is left by cookie and by the last known tree, and end it; two empty looks are the proof."""
-    state = record.read_json(paths.state) or {}
-    same_boot = state.get("boot") in (None, processes.boot_id())
+    state = record.read_optional(paths.state)
     launcher = processes.from_json(state.get("launcher"))
-    find = (lambda: remains(paths, state)) if same_boot else dict
+    find = (lambda: remains(paths, state)) if whereabouts(paths, state) == HERE else dict
     return run_to_end(Stopper(find, launcher, grace))
 
 

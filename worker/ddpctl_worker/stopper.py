@@ -2,7 +2,8 @@
 
 The launcher gets SIGTERM first, alone: it forwards it to its ranks, and a rank that writes a checkpoint should not be
 told twice. Whoever is left once the launcher is gone gets SIGTERM too (launchers before torch 1.10 forward nothing,
-and a launcher killed while it spawns leaves orphans). What lives after the grace is killed.
+and a launcher killed while it spawns leaves orphans). What lives after the grace is killed. A launcher that succeeded
+may leave something that still works, an upload say: that gets ``patience`` first, in which nothing is signalled.
 """
 
 from __future__ import annotations
@@ -23,13 +24,22 @@ TICK_S = 0.04
 class Stopper:
     """One stop, driven by ``tick`` so that its owner can go on draining pipes and reaping children."""
 
-    def __init__(self, find: Find, launcher: Optional[Identity], grace: float, *, had_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        find: Find,
+        launcher: Optional[Identity],
+        grace: float,
+        *,
+        had_ranks: bool = False,
+        patience: float = 0.0,
+    ) -> None:
         self._find = find
         self._launcher = launcher
         self._had_ranks = had_ranks
         self._boot = boot_id()
         now = time.monotonic()
-        self.deadline = now + max(0.0, grace)
+        self._ask_at = now + patience
+        self.deadline = self._ask_at + max(0.0, grace)
         self._alone_since: Optional[float] = None
         self._empty = 0
         self._told: Set[Tuple[int, int]] = set()
@@ -49,7 +59,8 @@ class Stopper:
         return len(self._killed)
 
     def shorten(self, grace: float) -> None:
-        """Another stop came in: the earlier deadline counts."""
+        """Another stop came in: the earlier deadline counts, and there is no more patience."""
+        self._ask_at = min(self._ask_at, time.monotonic())
         self.deadline = min(self.deadline, time.monotonic() + max(0.0, grace))
 
     def tick(self) -> bool:
@@ -63,6 +74,8 @@ class Stopper:
             self.done = self._empty >= 2
             return self.done
         self._empty = 0
+        if now < self._ask_at:
+            return False
         self._seen.update((one.pid, one.start) for one in found.values())
         if now >= self.deadline or self._stuck_alone(found, now):
             self._kill(found)
@@ -75,17 +88,16 @@ class Stopper:
 
     def _ask(self, found: Dict[int, Stat]) -> None:
         launcher = self._launcher
-        if launcher is not None and is_alive(launcher):
-            targets = [Stat(launcher.pid, "", "", 0, launcher.start, 1)]
-        else:
-            targets = list(found.values())
-        for one in targets:
-            if (one.pid, one.start) not in self._told:
-                self._told.add((one.pid, one.start))
-                who = Identity(self._boot, one.pid, one.start)
+        first = launcher if launcher is not None and is_alive(launcher) else None
+        everyone = [Identity(self._boot, one.pid, one.start) for one in found.values()]
+        for who in everyone if first is None else [first]:
+            if (who.pid, who.start) not in self._told:
+                self._told.add((who.pid, who.start))
                 send(who, signal.SIGTERM)
-                if one.state == "T":
-                    send(who, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it goes on
+        # A stopped process acts on SIGTERM only when it goes on, a rank on its launcher's too; some are stopped later.
+        for who in everyone:
+            if found[who.pid].state == "T":
+                send(who, signal.SIGCONT)
 
     def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
         alone = self._had_ranks and self._launcher is not None and set(found) == {self._launcher.pid}

@@ -8,6 +8,7 @@ gang talks, each in a thread of its own. So neither a slow disk nor a slow netwo
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -17,10 +18,12 @@ from typing import Any, Callable, Dict, Optional
 from ddpctl_worker import cause as causes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, ranks, record, spawn
-from ddpctl_worker.contract import RUNNING, STARTING, STOPPING
+from ddpctl_worker.contract import FAILED, RUNNING, STARTING, STOPPING
+from ddpctl_worker.council import VICTIMS_S
 from ddpctl_worker.deputy import Deputy
 from ddpctl_worker.drain import Drain
 from ddpctl_worker.faults import Faults, trace
+from ddpctl_worker.findings import Findings
 from ddpctl_worker.gang import join
 from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.logs import Writer
@@ -32,8 +35,8 @@ from ddpctl_worker.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.tether import Tether
 from ddpctl_worker.watch import Watch
 
-LEFTOVER_GRACE_S = 3.0  # for what a launcher that has ended left behind
-LAUNCHER_S = 1.0  # how long a launcher may take to tell of a rank that has failed
+LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
+LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
@@ -59,8 +62,8 @@ class Supervisor:
         self._me = processes.identify(os.getpid())
         self._reply: Optional[Reply] = reply
         self._candidate_until = 0.0
-        self._failed_since: Optional[float] = None  # a rank, of which its launcher has said nothing yet
-        self._cause_look: Optional[Look] = None
+        self._closer_at = 0.0
+        self._leftover: Optional[float] = None  # seconds for what outlived the launcher, once that has ended by itself
         self._stop_look: Optional[Look] = None
         self._stopper: Optional[Stopper] = None
         self._log_until: Optional[float] = None
@@ -70,13 +73,13 @@ class Supervisor:
         self._wake_r, self._wake_w = os.pipe()
         self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
         self._at = record.boottime()
-        self._oom_before = ranks.oom_kills()
         self._guardian_fd = guardian_fd
         self._tether = Tether(guardian_fd)
         self._recorder = Recorder(self.paths, self.host, self._pulse, self._wake)
         self._writer = Writer(self.paths.logs)
         self._roster = Roster(self.run, self._watch_fd)
         self._drain = Drain(self._writer, self._rank_of, self._wake)
+        self._findings = Findings(self.host, self._drain, self._roster, self._recorder)
         self._deputy = Deputy(order, self._tether)
         self._watch = Watch(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wake)
@@ -215,6 +218,8 @@ class Supervisor:
         """See which ranks are there, once in a while."""
         now = time.monotonic()
         self._roster.look()
+        self._deputy.look()
+        self._findings.watch()
         if now < self._scan_at or self.launcher is None:
             return
         self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
@@ -236,6 +241,7 @@ class Supervisor:
             self._end_with(self._recorder.lost)
         if self.outcome is None and self.candidate is None:
             self._find_failure()
+        self._look_closer()
         if self.outcome is None and self.candidate is None:
             self._check_deadlines()
         self._agree()
@@ -286,47 +292,24 @@ class Supervisor:
             self._gang.down(outcome)
 
     def _find_failure(self) -> None:
-        """The launcher has ended, or a rank has died and its launcher takes its time to say so (torch before 2.1 may
-        take minutes)."""
         if self.status == 0:
             self.outcome = outcomes.succeeded()
-        elif self.status is not None or self._rank_failed():
-            self._cause_look = self._cause_look or self._recorder.look()
-            if self._cause_look.over:
-                self._drain.catch_up(1.0)
-                self._blame(self._cause_look.error)
+            return
+        found = self._findings.failure(self.status)
+        if found is not None:
+            self._propose(found)
 
-    def _rank_failed(self) -> bool:
-        if not self._roster.failed():
-            self._failed_since = None
-            return False
-        self._failed_since = self._failed_since or time.monotonic()
-        return time.monotonic() - self._failed_since > LAUNCHER_S
-
-    def _blame(self, error_file: Optional[Dict[str, Any]]) -> None:
-        """Find out what happened here and propose it as the cause."""
-        seen = causes.Evidence(
-            self.status,
-            self._drain.tails(),
-            self._roster.numbers(),
-            error_file,
-            ranks.oom_kills() - self._oom_before,
-            {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
-            self._drain.tracebacks(),
-        )
-        told = causes.explain(seen)
-        when = told.when or time.time()
-        why = outcomes.cause(
-            self.host,
-            told.reason,
-            told.message,
-            rank=told.rank,
-            exit_code=told.exit_code,
-            signal=told.signal,
-            traceback=told.traceback,
-            when=when,
-        )
-        self._propose(outcomes.failed(why, victim=told.victim, when=when))
+    def _look_closer(self) -> None:
+        """While victims are all that is known of, once a second."""
+        now = time.monotonic()
+        asked = self._gang is not None and self._gang.asked and self.candidate is None
+        victim = self.candidate is not None and self.candidate.victim
+        if self.outcome or self._stopper or now < self._closer_at or not (asked or victim):
+            return
+        self._closer_at = now + 1.0
+        found = self._findings.closer(self.candidate)
+        if found is not None:
+            self._propose(found)
 
     def _check_deadlines(self) -> None:
         found = self._watch.overdue(self._roster, self._drain.last_output, self._gang)
@@ -348,10 +331,15 @@ class Supervisor:
         if verdict is not None:
             self.outcome = verdict
             self._tell_outcome()
-        elif self.candidate is not None and (
-            self._gang is None or time.monotonic() >= self._candidate_until + self._gang.patience()
-        ):
+        elif self.candidate is not None and time.monotonic() >= self._candidate_until + self._patience():
             self.outcome = self.candidate
+
+    def _patience(self) -> float:
+        """How much longer than VERDICT_S there may be something to wait for."""
+        if self._gang is not None:
+            return self._gang.patience()
+        alone = self.candidate is not None and self.candidate.victim and self.status is None
+        return VICTIMS_S - VERDICT_S if alone else -math.inf
 
     def _grace(self) -> float:
         return float((self.run.get("timeouts") or {}).get("stop") or 10.0)
@@ -359,18 +347,23 @@ class Supervisor:
     def _begin_stop(self, grace: Optional[float] = None) -> None:
         if self._stopper is not None:
             return
+        patience = 0.0
         if grace is None:
             grace = self._grace()
             if self.status is not None:
-                grace = min(grace, LEFTOVER_GRACE_S)
+                self._leftover = float((self.run.get("timeouts") or {}).get("leftover", LEFTOVER_S))
+                patience = self._leftover if self.status == 0 else 0.0
+                grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
+        if self.outcome is None or self.outcome.state == FAILED:
+            self._findings.keep(self.status)  # before its own signals blur them
         self._tell_outcome()
-        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any)
+        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any, patience=patience)
         if self.status is None:
             self.state = STOPPING
             self._save_state()
 
     def _members(self) -> Dict[int, processes.Stat]:
-        keep = [os.getpid(), self.guardian.pid, *self._deputy.pids()]
+        keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
         return processes.members(self.order["cookie"], [os.getpid()], keep)
 
     def _conclude(self) -> None:
@@ -383,30 +376,42 @@ class Supervisor:
         if not self._drain.over:
             return
         if self._log_until is None:
-            self._log_until = time.monotonic() + LOG_S
-            self._writer.close()
-            self._tell_outcome()
-        if self._writer.over or time.monotonic() >= self._log_until:
+            self._close_log()
+        if self._writer.over or time.monotonic() >= (self._log_until or 0.0):
             self._recorder.end(self._exit_record(self.outcome))
+
+    def _close_log(self) -> None:
+        self._log_until = time.monotonic() + LOG_S
+        self._writer.close()
+        if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
+            text = "%d processes that outlived the launcher were ended; timeouts.leftover gives them %g s"
+            record.note(text % (self._stopper.signalled, self._leftover))
+        self._tell_outcome()
 
     def _concluded(self) -> bool:
         talking = self._gang is not None and self._gang.talking
         return self._recorder.ended and self._writer.over and not talking
 
     def _exit_record(self, outcome: Outcome) -> Dict[str, Any]:
-        code, name = causes.split_status(self.status) if self.status is not None else (None, None)
-        if name is not None and self.status is not None:
-            code = -(self.status & 0x7F)
         stopper = self._stopper
+        signalled = stopper.signalled if stopper else 0
+        others = self._findings.causes() + (self._gang.candidates() if self._gang else [])
         return outcomes.exit_record(
             outcome,
-            exit_code=code,
-            signalled=stopper.signalled if stopper else 0,
+            exit_code=self._exit_code(outcome),
+            candidates=outcomes.others(outcome.cause, others) if outcome.state == FAILED else (),
+            leftover=signalled if self._leftover is not None else 0,
+            signalled=signalled,
             forced=stopper.forced if stopper else 0,
             survivors=stopper.survivors if stopper else [],
             attempt=self._roster.attempt(),
             dropped_lines=self._writer.dropped,
         )
+
+    def _exit_code(self, outcome: Outcome) -> Optional[int]:
+        """That of the rank that failed here; otherwise the launcher's. Negative for a signal."""
+        code = self._findings.code() if outcome.state == FAILED else None
+        return code if code is not None or self.status is None else causes.code_of(self.status)
 
     def _tell_outcome(self) -> None:
         """The guardian knows before any disk does; it writes this should nobody be left to do so."""
@@ -433,6 +438,7 @@ class Supervisor:
             "state": self.state,
             "started": self._started,
             "boot": processes.boot_id(),
+            "machine": processes.machine(),
             "supervisor": self._me.to_json() if self._me else None,
             "guardian": self.guardian.to_json(),
             "launcher": self.launcher.to_json() if self.launcher else None,

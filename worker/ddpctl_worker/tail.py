@@ -13,7 +13,7 @@ from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.logs import Reader, segments
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.record import iso
-from ddpctl_worker.status import node_status
+from ddpctl_worker.status import node_status, refuse_elsewhere
 
 POLL_S = 0.04
 JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its supervisor may be dead
@@ -60,6 +60,7 @@ class _Follow:
         if now < self._judge_at:
             return False
         self._judge_at = now + JUDGE_S
+        refuse_elsewhere(self._paths)  # its end may never be seen from here
         status = node_status(self._paths)
         if status["state"] not in TERMINAL and (status["state"] == STALE) != self._stale:
             self._stale = status["state"] == STALE

@@ -22,7 +22,7 @@ def unpack(archive: str, folder: str) -> None:
     os.mkdir(aside, 0o700)
     try:
         with tarfile.open(archive, "r:*") as tar:
-            _extract(tar, aside)
+            _extract(tar, os.path.realpath(aside))
     except (tarfile.TarError, EOFError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise WorkerError(CORRUPT, "the archive %s is broken: %s" % (archive, error)) from None
@@ -49,9 +49,12 @@ def _extract(tar: tarfile.TarFile, root: str) -> None:
             links.append(member)
         else:
             raise WorkerError(CORRUPT, "%s in the archive is neither file, folder nor symbolic link" % member.name)
-    # Links come last: nothing is ever written through one.
+    # Links come last, and none lies below another: nothing is ever written through one.
     for member in links:
         _link(root, member)
+    # Where a link leads is known only once all are there: `..` after a link is the folder above its target.
+    for member in links:
+        _check_stays(root, os.path.realpath(_inside(root, member.name)), member)
     for member in reversed(folders):
         os.chmod(_inside(root, member.name), member.mode & 0o777 | 0o700)
 
@@ -67,11 +70,17 @@ def _link(root: str, member: tarfile.TarInfo) -> None:
     path = _inside(root, member.name)
     if os.path.isabs(member.linkname):
         raise WorkerError(CORRUPT, "the link %s in the archive points to %s" % (member.name, member.linkname))
-    goal = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
+    folder = os.path.dirname(path)
+    _check_stays(root, os.path.normpath(os.path.join(folder, member.linkname)), member)
+    if os.path.realpath(folder) != folder:
+        raise WorkerError(CORRUPT, "the link %s in the archive lies below another link" % member.name)
+    os.makedirs(folder, 0o700, exist_ok=True)
+    os.symlink(member.linkname, path)
+
+
+def _check_stays(root: str, goal: str, member: tarfile.TarInfo) -> None:
     if goal != root and not goal.startswith(root + os.sep):
         raise WorkerError(CORRUPT, "the link %s in the archive points outside: %s" % (member.name, member.linkname))
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    os.symlink(member.linkname, path)
 
 
 def _inside(root: str, name: str) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from typing import Any, Callable, NamedTuple, NoReturn
+from typing import Any, Callable, List, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -81,7 +81,14 @@ def join(args: argparse.Namespace) -> Place:
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined,unused-ignore]
+    _kept.append(dist.group.WORLD)
     return Place(dist.get_rank(), local_rank, dist.get_world_size(), device)
+
+
+# The process group lives as long as the process. A DDP model holds it too, and where the model goes last, its end joins
+# gloo's threads without letting go of Python's lock, which one of them may be waiting for: with torch 1.13 one in seven
+# trainings on a busy machine had ended and never exited.
+_kept: List[Any] = []
 
 
 def choose_device(backend: str, local_rank: int) -> torch.device:
@@ -120,6 +127,7 @@ def run(main: Callable[[], None]) -> None:
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     try:
         record(main)()
+        leave(0)
     except Refused as error:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(1)  # rank 0 speaks first: a launcher ends all its ranks as soon as one has ended
@@ -135,6 +143,13 @@ def give_up(reason: str) -> NoReturn:
     """Ends this process at once: an orderly exit would wait for ranks that wait for this one."""
     if reason:
         print(reason, file=sys.stderr, flush=True)
+    leave(1)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process without Python's own clean-up, in which threads of torch can hang or abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     for child in multiprocessing.active_children():
         child.terminate()
-    os._exit(1)
+    os._exit(status)

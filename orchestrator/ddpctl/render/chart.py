@@ -72,7 +72,7 @@ def bytes_ticks(sizes: Sequence[int]) -> dict[float, str]:
 
 
 def size_text(size: float) -> str:
-    """``64 KiB``; a size that was rounded up a little is named after the one it was meant to be."""
+    """``64 KiB``: three digits and a unit."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1023.5:
             return f"{size:.3g} {unit}"

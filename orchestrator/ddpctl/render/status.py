@@ -56,6 +56,7 @@ def status_view(run: RunStatus) -> RenderableType:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.cause:
         parts.append(cause_view(run.cause))
+    parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))

@@ -95,6 +95,9 @@ class Timeouts(Strict):
 
     start: PositiveSeconds = Field(default=120.0, description="Until every rank has started, in seconds.")
     stop: Seconds = Field(default=10.0, description="From SIGTERM to SIGKILL, in seconds.")
+    leftover: Seconds = Field(
+        default=10.0, description="For processes that outlive the launcher, such as an upload, before they are ended."
+    )
     silence: PositiveSeconds | None = Field(
         default=None,
         description="A job that prints nothing for so many seconds is stopped; null (the default): a warning.",

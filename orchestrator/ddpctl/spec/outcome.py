@@ -65,9 +65,11 @@ class NodeStatus:
     started: str | None = None
     ended: str | None = None
     cause: Cause | None = None
+    candidates: tuple[Cause, ...] = ()  # what else may have been the cause, by this node's record
     last_output_age_s: float | None = None
     dropped_lines: int = 0
     metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
+    note: str | None = None  # why a host that answers cannot tell how its part stands
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
@@ -84,10 +86,16 @@ class NodeStatus:
             started=data.get("started"),
             ended=data.get("ended"),
             cause=Cause.from_json(cause) if cause else None,
+            candidates=tuple(Cause.from_json(one) for one in data.get("candidates") or ()),
             last_output_age_s=data.get("last_output_age_s"),
             dropped_lines=data.get("dropped_lines") or 0,
             metrics=data.get("metrics") or {},
+            note=data.get("note"),
         )
+
+    def cut_off_from(self, host: str | None) -> bool:
+        """It misses another host than ``host``, which the others miss: it was cut off itself."""
+        return self.cause is not None and self.cause.reason == contract.NODE_LOST and self.cause.host != host
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -159,7 +167,7 @@ class RunStatus:
         """
         if self.seen:
             return self.seen.cause
-        causes = [node.cause for node in self.nodes if node.cause]
+        causes = [node.cause for node in self._deciding if node.cause]
         culprits = [cause for cause in causes if cause.reason != contract.NODE_LOST]
         if culprits:
             return min(culprits, key=lambda cause: cause.time)
@@ -174,7 +182,29 @@ class RunStatus:
     def ended(self) -> str | None:
         if self.seen or not self.terminal:
             return self.seen.ended if self.seen else None
-        return max((node.ended for node in self.nodes if node.ended), default=None)
+        host = self.cause.host if self.cause else None
+        ends = (node.ended for node in self._deciding if node.ended and not node.cut_off_from(host))
+        return max(ends, default=None)
+
+    @property
+    def _deciding(self) -> Sequence[NodeStatus]:
+        """The nodes that say how the run ended: those that saw it fail or be killed, where there are any.
+
+        One that comes back after that finds its processes gone, and can only speak for itself.
+        """
+        if self.state not in (contract.FAILED, contract.KILLED):
+            return self.nodes
+        return [node for node in self.nodes if node.state == self.state] or self.nodes
+
+    @property
+    def candidates(self) -> tuple[Cause, ...]:
+        """What else may have been the cause, the earliest first; every node tells of its own, one of all."""
+        cause = self.cause
+        kept = {(cause.host, cause.rank, cause.reason): cause} if cause else {}
+        for node in self.nodes:
+            for one in node.candidates:
+                kept.setdefault((one.host, one.rank, one.reason), one)
+        return tuple(sorted((one for one in kept.values() if one is not cause), key=lambda one: one.time))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -203,6 +233,7 @@ class RunStatus:
             "world_size": self.world_size,
             "nodes": [node.to_json() for node in self.nodes],
             "cause": cause.to_json() if cause else None,
+            "candidates": [one.to_json() for one in self.candidates],
             "metrics": self.metrics,
         }
 

@@ -280,6 +280,7 @@ def _timeouts(job: JobSpec) -> dict[str, Any]:
     return {
         "start": job.timeouts.start,
         "stop": job.timeouts.stop,
+        "leftover": job.timeouts.leftover,
         "silence": SILENCE_WARNING_S if silence is None else silence,
         "silence_enforced": silence is not None,
     }

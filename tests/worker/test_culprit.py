@@ -1,0 +1,164 @@
+"""Whose failure it was, found by real supervisors: slow culprits, ranks that hang in their exit, false OOMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.node import Node, eventually
+from tests.worker.programs import SLEEP
+from tests.worker.test_gang import Trio
+from tests.worker.test_gang import trio as trio
+
+# The culprit says in a file that it is on its way out; its peers fail of that a while later.
+VICTIM = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+time.sleep({later})
+raise RuntimeError("Connection closed by peer [10.9.0.11]:39583")
+"""
+HANGS = """
+import atexit, time
+atexit.register(time.sleep, 300)
+time.sleep(1)
+open({flag!r}, "w").close()
+raise ValueError("the reason")
+"""
+SLOW = """
+import atexit, sys, time
+atexit.register(time.sleep, 6.5)
+time.sleep(1)
+open({flag!r}, "w").close()
+sys.exit(7)
+"""
+
+
+def exit_of(node: Node, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((node.folder(run) / "exit.json").read_text())
+    return found
+
+
+def both(culprit: str, victim: str) -> str:
+    """Rank 0 does one thing, rank 1 another."""
+    return f"import os\nexec({culprit!r} if os.environ['RANK'] == '0' else {victim!r})"
+
+
+@pytest.mark.parametrize("culprit", [0, 2], ids=["hub", "member"])
+def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, tmp_path: Path, culprit: int) -> None:
+    flag = str(tmp_path / "flag")
+    scripts = [VICTIM.format(flag=flag, later=4)] * 3
+    scripts[culprit] = HANGS.format(flag=flag)
+    trio.start(*scripts)
+    for status in trio.ended(60):
+        assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{culprit}", culprit)
+        assert "ValueError: the reason" in status["cause"]["message"]
+    trio.supervisors_end()
+    kept = exit_of(trio.nodes[0], trio.run)["candidates"]
+    victims = {f"node{rank}" for rank in range(3) if rank != culprit}
+    assert {one["host"] for one in kept} == victims
+    assert all("a peer failed or hung first" in one["message"] for one in kept)
+
+
+def test_a_culprit_that_is_slow_to_die_is_waited_for(trio: Trio, tmp_path: Path) -> None:
+    flag = str(tmp_path / "flag")
+    victim = VICTIM.format(flag=flag, later=0)
+    trio.start(victim, victim, SLOW.format(flag=flag))
+    for status in trio.ended(60):
+        assert (status["cause"]["host"], status["cause"]["exit_code"]) == ("node2", 7)
+    trio.supervisors_end()
+
+
+def test_a_rank_that_hangs_in_its_exit_on_the_same_node_is_the_cause(node: Node, tmp_path: Path) -> None:
+    flag = str(tmp_path / "flag")
+    run = node.start(both(HANGS.format(flag=flag), VICTIM.format(flag=flag, later=4)))
+    status = node.wait_state(run, seconds=60)
+    assert (status["cause"]["rank"], status["cause"]["message"][-22:]) == (0, "ValueError: the reason")
+    (other,) = exit_of(node, run)["candidates"]
+    assert (other["rank"], other["exit_code"]) == (1, 1)
+    assert status["candidates"] == [other]
+
+
+def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, trio: Trio) -> None:
+    run = node.start(both("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", SLEEP))
+    assert node.wait_state(run)["exit_code"] == -signal.SIGSEGV
+    trio.start("import sys, time; time.sleep(2); sys.exit(7)", SLEEP, SLEEP)
+    first, *others = trio.ended()
+    assert first["exit_code"] == 7
+    assert all(one["exit_code"] not in (0, 7) for one in others)  # nothing failed there: the launcher's
+
+
+def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) -> None:
+    """Torch 1.13 waits for the other nodes: the supervisor stops it."""
+    request = node.request("import sys, time; time.sleep(2); sys.exit(7)")
+    slow = Path(request["argv"][1]).with_name("slow.py")
+    slow.write_text(
+        Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(60)")
+    )
+    request["argv"][1] = str(slow)
+    node.started.append(request["run"]["run"])
+    node.call("start", **request)
+    status = node.wait_state(request["run"]["run"])
+    assert (status["cause"]["exit_code"], status["exit_code"]) == (7, 7)
+
+
+# A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from somebody.
+OOM_EARLIER = """
+import os, signal, subprocess, sys, time
+child = subprocess.run([sys.executable, "-c", "x = b'x' * (1 << 30)"])
+print("the child ended with", child.returncode, flush=True)
+time.sleep(9)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def small(node: Node, tmp_path: Path) -> Iterator[Node]:
+    """A node whose runs have 256 MB."""
+    with open("/proc/self/cgroup", encoding="ascii") as file:
+        groups = dict(line.rstrip("\n").split(":", 2)[1:] for line in file)
+    old = "memory" in groups
+    parent = Path("/sys/fs/cgroup/memory" if old else "/sys/fs/cgroup" + groups[""])
+    group = parent / f"ddpctl-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(256 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    node.python = str(python)
+    yield node
+    node.clean_up()
+    node.python = sys.executable
+    eventually(lambda: _removed(group), "the group is empty")
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def test_an_oom_kill_of_something_else_some_time_ago_does_not_explain_a_kill(small: Node) -> None:
+    run = small.start(both(OOM_EARLIER, SLEEP))
+    status = small.wait_state(run, seconds=60)
+    assert b"the child ended with -9" in small.text(run, 0)
+    assert (status["cause"]["rank"], status["cause"]["reason"]) == (0, "signaled")
+    assert "rank 0 was killed by SIGKILL, not by ddpctl (the OOM killer? see dmesg)" in status["cause"]["message"]
+
+
+def test_a_rank_that_the_kernel_kills_for_memory(small: Node) -> None:
+    run = small.start(both("import time; time.sleep(2); x = b'x' * (1 << 30)", SLEEP))
+    status = small.wait_state(run, seconds=60)
+    assert (status["cause"]["rank"], status["cause"]["reason"], status["exit_code"]) == (0, "oom", -9)
