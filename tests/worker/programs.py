@@ -50,6 +50,21 @@ while True:
     except ChildProcessError:
         pass
 """
+# The parent of each process of this chain ends at once: nothing of it is there for longer than a millisecond or two.
+CHAIN = """
+import os, sys, time
+count = os.open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "chain"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+if os.environ["RANK"] == "0" and os.fork() == 0:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        os.setsid()
+        os.write(count, b".")
+        time.sleep(0.001)
+        if os.fork():
+            os._exit(0)
+print("here", flush=True)
+time.sleep(300)
+"""
 
 # Stops the main thread of a process, and no other one, as a page fault on a hung disk would.
 STOP_MAIN = """

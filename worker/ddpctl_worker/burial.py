@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, record
+from ddpctl_worker.cgroup import of_record
 from ddpctl_worker.contract import LOST, SUPERVISOR_LOST
 from ddpctl_worker.faults import trace
 from ddpctl_worker.outcome import Outcome, Pen
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.processes import Identity
+from ddpctl_worker.proof import Proof
 from ddpctl_worker.stopper import Stopper, reap, run_to_end
-from ddpctl_worker.tether import STILL_S, Listener
+from ddpctl_worker.tether import Listener
 
 GRACE_S = 10.0
 LOOK_S = 1.0
@@ -41,9 +43,14 @@ class Burial:
         self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S)
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
+        self.group = of_record(words.get("group"))
+        self.proof = Proof(self.group, subreaper=bool(roots), spare=self._spare)
+
+    def _spare(self) -> List[int]:
+        return processes.living(self.supervisor) if self.supervisor is not None else []
 
     def members(self) -> Dict[int, processes.Stat]:
-        found = processes.members(self.cookie, self.roots, self.roots, self.known)
+        found = processes.members(self.cookie, self.roots, self.roots, self.known, self.group)
         me = self.supervisor
         return {pid: one for pid, one in found.items() if me is None or (pid, one.start) != (me.pid, me.start)}
 
@@ -53,7 +60,7 @@ def outlive(listener: Listener, supervisor: Optional[Identity], look: Callable[[
     while listener.listen(LOOK_S):
         if listener.stands_still() and supervisor is not None:
             processes.send(supervisor, 9)
-            return "the supervisor stood still for %d s and was killed; the processes that it left were ended" % STILL_S
+            return "the supervisor %s and was killed; the processes that it left were ended" % listener.how_still()
         look()
     died = listener.words.get("died")
     return "the supervisor failed (%s); the processes that it left were ended" % died if died else None
@@ -67,12 +74,14 @@ def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
     stopper, pause = None, 0.1
     while stopper is None:
         try:
-            stopper = run_to_end(Stopper(burial.members, burial.launcher, burial.grace), _reap)
+            stopper = run_to_end(Stopper(burial.members, burial.launcher, burial.grace, proof=burial.proof), _reap)
         except Exception as error:
             record.note(trace(error))
             time.sleep(pause)
             pause = min(PAUSE_S, pause * 2)
     ended = stopper
+    if burial.group is not None:
+        burial.group.remove()
     pen = Pen(paths)
     while not burial.recorded and not pen.wrote(lambda: _exit_record(paths, burial, ended, detail)):
         time.sleep(max(0.0, pen.again_at - time.monotonic()))

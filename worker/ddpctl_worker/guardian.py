@@ -23,7 +23,7 @@ from ddpctl_worker.burial import Burial, bury, outlive
 from ddpctl_worker.faults import trace
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.supervisor import Supervisor
-from ddpctl_worker.tether import Listener
+from ddpctl_worker.tether import UP_S, Listener
 
 END_S = 5.0  # how long a supervisor that has ended, or was killed, may take to be gone
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.guardian import main; main(int(sys.argv[2]))"
@@ -78,9 +78,10 @@ def main(reply: int) -> None:
     theirs.close()
     os.close(reply)
     cookie = order["cookie"]
+    limit = float((order["run"].get("timeouts") or {}).get("start") or UP_S)
     del order  # the secrets
     supervisor = processes.identify(child)
-    listener = Listener(ours.fileno())
+    listener = Listener(ours.fileno(), limit)
     detail = outlive(listener, supervisor, lambda: None)
     _wait_for(child)
     bury(paths, Burial(cookie, (), [os.getpid()], supervisor, listener.words), detail)

@@ -12,6 +12,7 @@ import os
 import signal
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
+from ddpctl_worker.cgroup import Group
 from ddpctl_worker.contract import ENV_COOKIE
 
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +40,7 @@ class Stat(NamedTuple):
     parent: int
     start: int
     threads: int
+    ticks: int  # of processor time that it has used
 
     @property
     def alive(self) -> bool:
@@ -80,7 +82,8 @@ def read_stat(pid: int) -> Optional[Stat]:
     left, right = blob.find(b"("), blob.rfind(b")")
     rest = blob[right + 2 :].split()
     name = blob[left + 1 : right].decode("utf-8", "replace")
-    return Stat(pid, name, rest[0].decode("ascii"), int(rest[1]), int(rest[19]), int(rest[17]))
+    parent, user, system, threads, start = (int(rest[index]) for index in (1, 11, 12, 17, 19))
+    return Stat(pid, name, rest[0].decode("ascii"), parent, start, threads, user + system)
 
 
 def exit_status(pid: int, start: int) -> Optional[int]:
@@ -231,14 +234,21 @@ def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
 
 
 def members(
-    cookie: str, roots: Iterable[int], keep: Iterable[int], known: Iterable[Sequence[int]] = ()
+    cookie: str,
+    roots: Iterable[int],
+    keep: Iterable[int],
+    known: Iterable[Sequence[int]] = (),
+    group: Optional[Group] = None,
 ) -> Dict[int, Stat]:
-    """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], or below any of these.
+    """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], in its control group,
+    or below any of these.
 
     ``keep`` are pids that are never in the answer: roots, the caller, the guardian.
     """
+    inside = group.pids() if group is not None else set()
     everyone = snapshot()
-    found = {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
+    found = inside & everyone.keys()
+    found |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
     found |= descendants([*roots, *found], everyone)
     # Who belongs to it by birth need not be asked: reading the environment of one that waits for a hung disk may wait.
     marked = carriers(cookie, everyone.keys() - found) if cookie else set()

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, record
 from ddpctl_worker.burial import lost
+from ddpctl_worker.cgroup import of_record
 from ddpctl_worker.contract import (
     FAILED,
     LOST,
@@ -192,6 +193,8 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity],
         return Judgement(STALE, trouble="%s does not say who runs it" % paths.state)
     if processes.is_alive(starter) or _coming(paths, host):
         return Judgement(STARTING)
+    if remains(paths, holders(paths)):
+        return Judgement(STALE)
     if record.read_optional(paths.state).get("supervisor"):  # came and went in between: the next look judges that
         return Judgement(STARTING)
     text = "the start was interrupted before the launcher ran; start it again"
@@ -200,7 +203,7 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity],
 
 
 def _coming(paths: RunPaths, host: str) -> bool:
-    claimed = processes.from_json(record.read_optional(paths.claim))
+    claimed = processes.from_json(record.read_optional(paths.claim).get("supervisor"))
     run = os.path.basename(os.path.dirname(paths.node))
     return processes.is_alive(claimed) or bool(processes.guardians(run, host))
 
@@ -267,10 +270,16 @@ def _elsewhere(state: Dict[str, Any]) -> str:
     return "the run was started on %s and this is %s, with the same base_dir" % (name or "another machine", here)
 
 
+def holders(paths: RunPaths) -> Dict[str, Any]:
+    """state.json, and what the claim tells before the supervisor has saved its state: who runs it, how it is found."""
+    return {**record.read_optional(paths.claim), **record.read_optional(paths.state)}
+
+
 def remains(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, processes.Stat]:
     """Living processes of a run whose supervisor is gone."""
     keep = [who.pid for who in watchers(state)]
-    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state))
+    group = of_record(state.get("group"))
+    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state), group)
 
 
 def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:

@@ -11,19 +11,22 @@ import secrets
 import shutil
 import signal
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import paths as places
 from ddpctl_worker import processes, record
+from ddpctl_worker.cgroup import of_record
 from ddpctl_worker.contract import NO_SUCH_RUN
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.proof import Proof
 from ddpctl_worker.status import (
     HERE,
     STALE_S,
     cut_off,
+    holders,
     node_status,
     refuse_elsewhere,
     remains,
@@ -105,7 +108,7 @@ def _ask_supervisor(paths: RunPaths, grace: float) -> None:
     while time.monotonic() < deadline:
         if record.read_json(paths.exit) is not None:
             return
-        state = record.read_optional(paths.state)
+        state = holders(paths)
         alive = watchers(state)
         supervisor = processes.from_json(state.get("supervisor"))
         if supervisor in alive and supervisor is not None:
@@ -113,19 +116,19 @@ def _ask_supervisor(paths: RunPaths, grace: float) -> None:
                 processes.send(supervisor, signal.SIGUSR1)
                 _wake(paths)
                 told = supervisor
-        elif not alive and not any(map(processes.is_alive, _beginners(paths, state))):
+        elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
             return
         time.sleep(LOOK_S)
     if _only_writes(paths):
         return
-    for who in watchers(record.read_json(paths.state) or {}):
+    for who in watchers(holders(paths)):
         processes.send(who, signal.SIGKILL)  # hangs: nothing else can end it, and it must not start anything now
 
 
 def _only_writes(paths: RunPaths) -> bool:
     """Whether the run is over and its supervisor or guardian is there only because the disk does not take its end: they
     know how it ended, and write it once they can."""
-    state = record.read_json(paths.state) or {}
+    state = holders(paths)
     launcher = processes.from_json(state.get("launcher"))
     if launcher is None or processes.is_alive(launcher) or not watchers(state):
         return False
@@ -145,13 +148,13 @@ def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 def _wake(paths: RunPaths) -> None:
     """Whoever has stopped supervisor or guardian with SIGSTOP, they go on now: otherwise they would never end."""
-    for who in watchers(record.read_optional(paths.state)):
+    for who in watchers(holders(paths)):
         processes.send(who, signal.SIGCONT)
 
 
 def _let_watchers_end(paths: RunPaths) -> None:
     """Nothing of the run is left when this answers, ddpctl's own processes included."""
-    state = record.read_optional(paths.state)
+    state = holders(paths)
     deadline = time.monotonic() + FAREWELL_S
     while watchers(state) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
@@ -162,17 +165,17 @@ def _cut_off(paths: RunPaths) -> bool:
     return record.read_optional(paths.state).get("supervisor") is None and cut_off(paths)
 
 
-def _beginners(paths: RunPaths, state: Dict[str, Any]) -> List[Optional[processes.Identity]]:
-    """Who may still bring the run up: its starter, and the supervisor that took it on."""
-    return [processes.from_json(state.get("starter")), processes.from_json(record.read_optional(paths.claim))]
-
-
 def _sweep(paths: RunPaths, grace: float) -> Stopper:
-    """Look for what is left by cookie and by the last known tree, and end it; two empty looks are the proof."""
-    state = record.read_optional(paths.state)
+    """Look for what is left, by cookie, by the last known tree and in the run's control group, and end it."""
+    state = holders(paths)
     launcher = processes.from_json(state.get("launcher"))
-    find = (lambda: remains(paths, state)) if whereabouts(paths, state) == HERE else dict
-    return run_to_end(Stopper(find, launcher, grace))
+    if whereabouts(paths, state) != HERE:
+        return run_to_end(Stopper(dict, launcher, grace))
+    group = of_record(state.get("group"))
+    done = run_to_end(Stopper(lambda: remains(paths, state), launcher, grace, proof=Proof(group)))
+    if group is not None and not watchers(state):
+        group.remove()
+    return done
 
 
 def _write_end(paths: RunPaths, outcome: Outcome, own: Stopper) -> None:

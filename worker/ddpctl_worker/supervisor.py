@@ -16,8 +16,9 @@ import time
 from typing import Any, Callable, Dict, Optional
 
 from ddpctl_worker import cause as causes
+from ddpctl_worker import cgroup, processes, ranks, record, spawn
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker import processes, ranks, record, spawn
+from ddpctl_worker.cgroup import Group
 from ddpctl_worker.contract import FAILED, RUNNING, STARTING, STOPPING
 from ddpctl_worker.council import VICTIMS_S
 from ddpctl_worker.deputy import Deputy
@@ -29,6 +30,7 @@ from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.logs import Writer
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.proof import Proof
 from ddpctl_worker.recorder import Look, Recorder
 from ddpctl_worker.roster import Roster
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
@@ -55,6 +57,7 @@ class Supervisor:
         self.paths = RunPaths(order["node"])
         self.guardian = guardian
         self.state = STARTING
+        self.group: Optional[Group] = None
         self.launcher: Optional[processes.Identity] = None
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
         self.outcome: Optional[Outcome] = None
@@ -87,19 +90,21 @@ class Supervisor:
     def start(self) -> None:
         """Spawn the launcher, and the threads that must be there before it says a word."""
         self._catch_signals()
-        self._orders[signal.SIGUSR1] = os.path.exists(self.paths.stop)  # asked for before anybody could be told
         processes.become_subreaper()
         for fd in (self._wake_r, self._guardian_fd):
             self._watch_fd(fd, True)
         refused: Optional[str] = self.order.get("refused")
+        self.group = cgroup.make(self.run["run"], self.host)
         try:
-            if not record.write_once(self.paths.claim, self._me.to_json() if self._me else {}, durable=False):
+            if not record.write_once(self.paths.claim, self._names(), durable=False):
+                self._leave_group()
                 raise SystemExit("the start of this run took too long and was given up")
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
-        if refused is None:
+        if refused is None and not self._stop_asked():
             refused = self._spawn()
-        self._tether.tell(launcher=self.launcher.to_json() if self.launcher else None, grace=self._grace())
+            self._stop_asked()  # meanwhile, by one who found nobody to signal
+        self._tether.tell(**self._names(), grace=self._grace())
         record.send_notes(self._recorder.note)
         self._drain.start()
         self._writer.start()
@@ -110,18 +115,31 @@ class Supervisor:
         if refused is not None:
             self._refuse(refused)
 
+    def _stop_asked(self) -> bool:
+        if os.path.lexists(self.paths.stop):
+            self._orders[signal.SIGUSR1] = True
+        return self._orders[signal.SIGUSR1]
+
+    def _leave_group(self) -> None:
+        if self.group is not None:
+            self.group.remove()
+        self.group = None
+
     def _spawn(self) -> Optional[str]:
         oom_score = spawn.protect_from_oom()
         if self.order.get("shim"):
             for local in range(int(self.run["nproc"])):
                 self._drain.add(spawn.open_fifo(self.paths.fifo(local, "out")), local, STDOUT)
                 self._drain.add(spawn.open_fifo(self.paths.fifo(local, "err")), local, STDERR)
-        prepare = spawn.BeforeExec(oom_score, int(self.order["umask"]))
+        called_off = (self.paths.stop, self.paths.exit)
+        prepare = spawn.BeforeExec(oom_score, int(self.order["umask"]), self.group, called_off)
         try:
             child = spawn.spawn(self.order["argv"], self.order["cwd"], self.order["env"], prepare)
         except OSError as error:
             return "cannot start %s: %s" % (self.order["argv"][0], error.strerror or error)
         self.launcher = processes.identify(child.pid)
+        if self.group is not None and child.pid not in self.group.pids() and processes.is_alive(self.launcher):
+            self._leave_group()
         self._drain.add(child.out, None, STDOUT)
         self._drain.add(child.err, None, STDERR)
         return None
@@ -160,6 +178,8 @@ class Supervisor:
             faults.survive(self._turn)
         record.send_notes(None)
         self._tether.tell(recorded=True)
+        if self.group is not None:
+            self.group.remove()
         self._answer(None)
         processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
 
@@ -357,14 +377,21 @@ class Supervisor:
         if self.outcome is None or self.outcome.state == FAILED:
             self._findings.keep(self.status)  # before its own signals blur them
         self._tell_outcome()
-        self._stopper = Stopper(self._members, self.launcher, grace, had_ranks=self._roster.any, patience=patience)
+        self._stopper = Stopper(
+            self._members,
+            self.launcher,
+            grace,
+            had_ranks=self._roster.any,
+            patience=patience,
+            proof=Proof(self.group, subreaper=True, spare=self._deputy.pids),
+        )
         if self.status is None:
             self.state = STOPPING
             self._save_state()
 
     def _members(self) -> Dict[int, processes.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
-        return processes.members(self.order["cookie"], [os.getpid()], keep)
+        return processes.members(self.order["cookie"], [os.getpid()], keep, group=self.group)
 
     def _conclude(self) -> None:
         """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
@@ -433,17 +460,24 @@ class Supervisor:
                     return one.rank
         return found
 
+    def _names(self) -> Dict[str, Any]:
+        """Who runs this, and how whatever belongs to it is found."""
+        return {
+            "supervisor": self._me.to_json() if self._me else None,
+            "guardian": self.guardian.to_json(),
+            "launcher": self.launcher.to_json() if self.launcher else None,
+            "cookie": self.order["cookie"],
+            "group": self.group.path if self.group else None,
+        }
+
     def _save_state(self) -> None:
         value = {
             "state": self.state,
             "started": self._started,
             "boot": processes.boot_id(),
             "machine": processes.machine(),
-            "supervisor": self._me.to_json() if self._me else None,
-            "guardian": self.guardian.to_json(),
-            "launcher": self.launcher.to_json() if self.launcher else None,
-            "cookie": self.order["cookie"],
             "cwd": self.order["cwd"],
+            **self._names(),
         }
         self._recorder.put(self.paths.state, value)
 

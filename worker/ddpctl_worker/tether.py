@@ -14,6 +14,7 @@ from typing import Any, Dict, Optional
 
 BEAT_S = 1.0
 STILL_S = 30.0  # a loop that has not turned for so long will not
+UP_S = 120.0  # nor will one that has never turned, unless the run may take longer to start
 NAP_S = 5.0  # a listener that comes back later than this was itself asleep: a suspended machine
 
 
@@ -59,11 +60,12 @@ class Tether:
 class Listener:
     """The other end: ``words`` is what it was told."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, up: float = UP_S) -> None:
         self._fd = fd
         self._rest = b""
         self._beat: Optional[float] = None
-        self._listened = time.monotonic()
+        self._begun = self._listened = time.monotonic()
+        self._up = up
         self.words: Dict[str, Any] = {}
 
     def listen(self, timeout: float) -> bool:
@@ -71,8 +73,9 @@ class Listener:
         ready = select.select([self._fd], [], [], timeout)[0]
         now = time.monotonic()
         nap, self._listened = now - self._listened - timeout, now
-        if self._beat is not None and nap > NAP_S:
-            self._beat += nap
+        if nap > NAP_S:
+            self._begun += nap
+            self._beat = None if self._beat is None else self._beat + nap
         if not ready:
             return True
         try:
@@ -87,5 +90,13 @@ class Listener:
         return bool(data)
 
     def stands_still(self) -> bool:
-        """Whether the supervisor's loop has stopped turning; one that never turned is still on its way up."""
-        return self._beat is not None and time.monotonic() - self._beat > STILL_S
+        """Whether the supervisor's loop has stopped turning, or will never begin to: it may wait for a hung disk."""
+        now = time.monotonic()
+        return now - self._begun > self._up if self._beat is None else now - self._beat > STILL_S
+
+    def how_still(self) -> str:
+        if self._beat is not None:
+            return "stood still for %d s" % STILL_S
+        return "could not start the launcher within %g s (does its folder or its Python lie on a disk that hangs?)" % (
+            self._up
+        )
