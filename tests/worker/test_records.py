@@ -141,6 +141,14 @@ def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
     assert answer["status"]["state"] in ("killed", "lost")
 
 
+def test_a_run_with_a_spoilt_state_can_be_stopped(node: Node) -> None:
+    run = node.start(SLEEP)
+    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    (node.folder(run) / "state.json").write_text("{")
+    answer = node.call("stop", run=run, grace=5)
+    assert (answer["status"]["state"], answer["survivors"]) == ("killed", [])
+
+
 @pytest.mark.parametrize("spoilt", ["exit.json", "state.json", "run.json"])
 def test_a_spoilt_record_hides_no_other_run(node: Node, spoilt: str) -> None:
     old = node.start("print(1)", node.record("old", created="2026-01-01T00:00:00Z"))

@@ -16,27 +16,35 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl_worker import record
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, main_thread_stopped, nothing_left, watchers_end
 
-HANG_S = 20.0  # longer than any patience that there was
-# Writes 2 MB a second and remembers, on another disk, how long its longest write took. It starts a child now and then,
-# so that there is something new to write down.
+LONG_S, HANG_S = 20.0, 12.0
+# Writes 2 MB a second and remembers, on another disk, how long it had to wait at most because nobody emptied its pipe
+# (which holds half a second of it). It starts a child now and then, so that there is something new to write down.
 WRITER = """
-import os, subprocess, sys, time
+import os, select, subprocess, sys, time
 out, seconds = sys.argv[0] + ".pause", {seconds}
-line = b"x" * 1023 + b"\\n"
+os.set_blocking(1, False)
 longest, begun = 0.0, time.monotonic()
+def write(data):
+    global longest
+    since = None
+    while data:
+        try:
+            data = data[os.write(1, data):]
+        except BlockingIOError:
+            since = since or time.monotonic()
+            select.select([], [1], [], 1.0)
+            longest = max(longest, time.monotonic() - since)
 open(sys.argv[0] + ".begun", "w").close()
 turn = 0
 while time.monotonic() - begun < seconds:
     turn += 1
     if turn % 40 == 0:
         subprocess.Popen(["sleep", "1"])
-    for _ in range(100):
-        before = time.monotonic()
-        os.write(1, line)
-        longest = max(longest, time.monotonic() - before)
+    write((b"x" * 1023 + b"\\n") * 100)
     time.sleep(0.05)
 with open(out + ".new", "w") as file:
     file.write(str(longest))
@@ -92,18 +100,18 @@ def test_a_rank_never_waits_for_a_hung_disk(disk: Disk, node: Node, when: str) -
     made = node.record(nproc=1, ranks=[0])
     run = made["run"]
     node.started.append(run)
-    seconds = {"start": HANG_S + 4, "middle": HANG_S + 8, "end": 8.0}[when]
+    seconds = {"start": HANG_S + 4, "middle": LONG_S + 8, "end": 8.0}[when]
     start = node.open("start", **node.request(WRITER.format(seconds=seconds), made))
     begun(node, run)
     if when != "start":
         start.result()
         time.sleep(4)
     with disk.hangs():
-        time.sleep(HANG_S)
+        time.sleep(LONG_S if when == "middle" else HANG_S)
     start.result()
     status = node.wait_state(run)
     assert (status["state"], status["dropped_lines"]) == ("succeeded", 0)
-    assert float(Path(f"{program(node, run)}.pause").read_text()) < 1.0
+    assert float(Path(f"{program(node, run)}.pause").read_text()) < 0.5
 
 
 def launcher_is_gone(pid: int) -> bool:
@@ -149,6 +157,20 @@ def test_a_supervisor_killed_while_its_threads_hang_in_the_disk(disk: Disk, node
     status = node.wait_state(run)
     assert (status["state"], status["cause"]["reason"]) == ("lost", "supervisor_lost")
     nothing_left(node, run)
+
+
+def test_a_kill_ends_a_job_whose_disk_hangs(disk: Disk, node: Node) -> None:
+    run = node.start(SLEEP)
+    node.wait_state(run, "running")
+    with disk.hangs():
+        stop = node.open("stop", run=run, grace=1)
+        answer = eventually(lambda: next((one for one in stop.frames if "ok" in one), None), "the stop answers", 60)
+        assert answer["ok"], answer
+        assert answer["result"]["survivors"] == []
+        nothing_left(node, f"{run}-")
+    stop.hang_up()
+    assert node.wait_state(run)["state"] == "killed"
+    watchers_end(node, run)
 
 
 def test_a_kill_answers_though_the_end_cannot_be_written(disk: Disk, node: Node) -> None:
@@ -200,11 +222,9 @@ def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     nothing_left(node, run)
 
 
-def test_an_older_heartbeat_is_still_read(node: Node) -> None:
-    run = node.start("print(1)")
-    node.wait_state(run)
-    (node.folder(run) / "exit.json").unlink()
+def test_an_older_heartbeat_is_still_read(tmp_path: Path) -> None:
     body = struct.pack("<ddQI", 1.0, 2.0, 3, 4)
-    (node.folder(run) / "heartbeat").write_bytes(body + struct.pack("<I", zlib.crc32(body)))
-    status = node.status(run)
-    assert (status["state"], status["attempt"]) == ("lost", 4)
+    (tmp_path / "heartbeat").write_bytes(body + struct.pack("<I", zlib.crc32(body)))
+    pulse = record.read_heartbeat(str(tmp_path / "heartbeat"))
+    assert pulse is not None
+    assert (pulse.at, pulse.last_output, pulse.dropped, pulse.attempt) == (1.0, 2.0, 3, 4)

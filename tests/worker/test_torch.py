@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -132,7 +133,9 @@ def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> Non
 def test_a_rank_that_hangs_in_its_exit_is_named_not_its_victims(pair: Pair) -> None:
     pair.start(SUM.format(then=HANG))
     for status in pair.ended():
-        assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3), status["cause"]
+        assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3), json.dumps(
+            [status["cause"], status["candidates"]]
+        )
         assert "ValueError: boom on three" in status["cause"]["message"]
     pair.nothing_left()
 

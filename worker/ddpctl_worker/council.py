@@ -15,7 +15,7 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
 from ddpctl_worker.outcome import Outcome
 
-SILENT_S = 20.0  # no word for so long: down, or cut off
+SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
 REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
 STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing

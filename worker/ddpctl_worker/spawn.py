@@ -231,13 +231,19 @@ def raise_open_files() -> None:
 
 
 def protect_from_oom() -> Optional[str]:
-    """Make this process the last one the kernel kills for memory; returns the score that children must get back."""
+    """Make this process the last one the kernel kills for memory; returns the score that its children must get.
+
+    Only root may lower a score. Anybody may raise one, so that the job's processes go before the one that watches them.
+    """
     path = "/proc/self/oom_score_adj"
     try:
         with open(path, encoding="ascii") as file:
-            old = file.read().strip()
+            old = int(file.read())
+    except (OSError, ValueError):
+        return None
+    try:
         with open(path, "w", encoding="ascii") as file:
             file.write("-900")
     except OSError:
-        return None  # only root may lower it
-    return old
+        return str(min(1000, old + 100))
+    return str(old)

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import threading
 import time
 from typing import Any, Dict
 
@@ -37,6 +38,7 @@ from ddpctl_worker.status import (
 from ddpctl_worker.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
+WORD_S = 2.0  # for the disk to take the word of a stop
 FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
@@ -56,7 +58,8 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = record.read_json(paths.exit)
     if before is None:
-        record.read_json(paths.state)  # one that cannot be read proves nothing
+        if not holders(paths).get("supervisor"):
+            record.read_json(paths.state)  # one that cannot be read proves nothing
         _leave_word(paths, {"grace": grace, "by": by, "time": record.now_iso()})
         if not _cut_off(paths):
             _ask_supervisor(paths, grace)
@@ -136,7 +139,14 @@ def _only_writes(paths: RunPaths) -> bool:
 
 
 def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
-    """Write down what is wanted; where the disk takes nothing the signal alone says it, with the run's own grace."""
+    """Write down what is wanted; where the disk takes nothing, or hangs, the signal alone says it, with the run's own
+    grace."""
+    writer = threading.Thread(target=_write_word, args=(paths, word), daemon=True)
+    writer.start()
+    writer.join(WORD_S)
+
+
+def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
     try:
         record.write_json(paths.stop, word)
     except OSError as full:
