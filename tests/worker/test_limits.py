@@ -28,7 +28,7 @@ def test_the_job_goes_before_its_supervisor_when_memory_runs_out(user: int) -> N
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     code = (
-        "import ctypes, os, sys\n"
+        "import codecs, ctypes, os, sys\ncodecs.lookup('ascii')\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from ddpctl_worker.spawn import protect_from_oom\n"
         "os.setresuid(*[int(sys.argv[2])] * 3)\n"
