@@ -7,18 +7,15 @@ gang talks, each in a thread of its own. So neither a slow disk nor a slow netwo
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import selectors
 import signal
 import time
 from typing import Any, Callable, Dict, Optional
 
 from ddpctl_worker import cause as causes
-from ddpctl_worker import cgroup, processes, ranks, record, spawn
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.cgroup import Group
+from ddpctl_worker import processes, ranks, record
 from ddpctl_worker.contract import FAILED, RUNNING, STARTING, STOPPING
 from ddpctl_worker.council import VICTIMS_S
 from ddpctl_worker.deputy import Deputy
@@ -26,7 +23,7 @@ from ddpctl_worker.drain import Drain
 from ddpctl_worker.faults import Faults, trace
 from ddpctl_worker.findings import Findings
 from ddpctl_worker.gang import join
-from ddpctl_worker.lines import STDERR, STDOUT
+from ddpctl_worker.launching import Launching
 from ddpctl_worker.logs import Writer
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
@@ -35,6 +32,7 @@ from ddpctl_worker.recorder import Look, Recorder
 from ddpctl_worker.roster import Roster
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.tether import Tether
+from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 from ddpctl_worker.watch import Watch
 
 LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
@@ -57,12 +55,9 @@ class Supervisor:
         self.paths = RunPaths(order["node"])
         self.guardian = guardian
         self.state = STARTING
-        self.group: Optional[Group] = None
-        self.launcher: Optional[processes.Identity] = None
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
         self.outcome: Optional[Outcome] = None
         self.candidate: Optional[Outcome] = None  # this node's own view, until the gang has agreed
-        self._me = processes.identify(os.getpid())
         self._reply: Optional[Reply] = reply
         self._candidate_until = 0.0
         self._closer_at = 0.0
@@ -72,39 +67,34 @@ class Supervisor:
         self._log_until: Optional[float] = None
         self._scan_at = 0.0
         self._started = record.now_iso()
-        self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe()
-        self._orders = {signal.SIGUSR1: False, signal.SIGTERM: False}
+        self._wakeup = Wakeup()
+        self._launching = Launching(order, self.paths, guardian)
         self._at = record.boottime()
         self._guardian_fd = guardian_fd
         self._tether = Tether(guardian_fd)
-        self._recorder = Recorder(self.paths, self.host, self._pulse, self._wake)
+        self._recorder = Recorder(self.paths, self.host, self._pulse, self._wakeup.wake)
         self._writer = Writer(self.paths.logs)
-        self._roster = Roster(self.run, self._watch_fd)
-        self._drain = Drain(self._writer, self._rank_of, self._wake)
+        self._roster = Roster(self.run, self._wakeup.watch)
+        self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake)
         self._findings = Findings(self.host, self._drain, self._roster, self._recorder)
         self._deputy = Deputy(order, self._tether)
         self._watch = Watch(self.run)
-        self._gang = join(self.run, self.order.get("gang_key"), self._wake)
+        self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
 
     def start(self) -> None:
         """Spawn the launcher, and the threads that must be there before it says a word."""
-        self._catch_signals()
+        self._wakeup.catch_signals()
         processes.become_subreaper()
-        for fd in (self._wake_r, self._guardian_fd):
-            self._watch_fd(fd, True)
+        self._wakeup.watch(self._guardian_fd, True)
         refused: Optional[str] = self.order.get("refused")
-        self.group = cgroup.make(self.run["run"], self.host)
         try:
-            if not record.write_once(self.paths.claim, self._names(), durable=False):
-                self._leave_group()
-                raise SystemExit("the start of this run took too long and was given up")
+            self._launching.claim()
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
         if refused is None and not self._stop_asked():
-            refused = self._spawn()
+            refused = self._launching.start(self._drain)
             self._stop_asked()  # meanwhile, by one who found nobody to signal
-        self._tether.tell(**self._names(), grace=self._grace())
+        self._tether.tell(**self._launching.names(), grace=self._grace())
         record.send_notes(self._recorder.note)
         self._drain.start()
         self._writer.start()
@@ -115,34 +105,16 @@ class Supervisor:
         if refused is not None:
             self._refuse(refused)
 
+    @property
+    def launcher(self) -> Optional[processes.Identity]:
+        return self._launching.launcher
+
     def _stop_asked(self) -> bool:
-        if os.path.lexists(self.paths.stop):
-            self._orders[signal.SIGUSR1] = True
-        return self._orders[signal.SIGUSR1]
-
-    def _leave_group(self) -> None:
-        if self.group is not None:
-            self.group.remove()
-        self.group = None
-
-    def _spawn(self) -> Optional[str]:
-        oom_score = spawn.protect_from_oom()
-        if self.order.get("shim"):
-            for local in range(int(self.run["nproc"])):
-                self._drain.add(spawn.open_fifo(self.paths.fifo(local, "out")), local, STDOUT)
-                self._drain.add(spawn.open_fifo(self.paths.fifo(local, "err")), local, STDERR)
-        called_off = (self.paths.stop, self.paths.exit)
-        prepare = spawn.BeforeExec(oom_score, int(self.order["umask"]), self.group, called_off)
-        try:
-            child = spawn.spawn(self.order["argv"], self.order["cwd"], self.order["env"], prepare)
-        except OSError as error:
-            return "cannot start %s: %s" % (self.order["argv"][0], error.strerror or error)
-        self.launcher = processes.identify(child.pid)
-        if self.group is not None and child.pid not in self.group.pids() and processes.is_alive(self.launcher):
-            self._leave_group()
-        self._drain.add(child.out, None, STDOUT)
-        self._drain.add(child.err, None, STDERR)
-        return None
+        """Whether somebody wants it stopped already; the loop will see to that."""
+        asked = os.path.lexists(self.paths.stop)
+        if asked:
+            self._wakeup.ask(STOP)
+        return asked
 
     def _refuse(self, why: str) -> None:
         """This run cannot be started, or not be found again."""
@@ -154,16 +126,6 @@ class Supervisor:
         if self._reply is not None:
             reply, self._reply = self._reply, None
             reply(refused)
-
-    def _catch_signals(self) -> None:
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
-        for number in self._orders:
-            signal.signal(number, lambda number, _: self._orders.__setitem__(signal.Signals(number), True))
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def died(self, why: BaseException) -> None:
         """Last words: the guardian has them first, for the disk of supervisor.log may hang."""
@@ -178,8 +140,7 @@ class Supervisor:
             faults.survive(self._turn)
         record.send_notes(None)
         self._tether.tell(recorded=True)
-        if self.group is not None:
-            self.group.remove()
+        self._launching.leave_group()
         self._answer(None)
         processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
 
@@ -211,14 +172,12 @@ class Supervisor:
             due.append(self._scan_at)
         if self.outcome is not None or self._stopper is not None:
             due.append(now + TICK_S)
-        for key, _ in self._selector.select(max(0.0, min(due) - now)):
-            if key.fd == self._wake_r:
-                self._empty_wake_pipe()
-            elif key.fd == self._guardian_fd:
-                self._watch_fd(key.fd, False)
+        for fd in self._wakeup.wait(min(due) - now):
+            if fd == self._guardian_fd:
+                self._wakeup.watch(fd, False)
                 self._deputy.take_over()
-            elif self._roster.owns(key.fd):
-                self._roster.ended(key.fd)
+            elif self._roster.owns(fd):
+                self._roster.ended(fd)
         self._at = record.boottime()
 
     def _collect(self) -> None:
@@ -281,13 +240,10 @@ class Supervisor:
             self._answer(None)
 
     def _take_orders(self) -> None:
-        if self._orders[signal.SIGTERM]:
-            self._orders[signal.SIGTERM] = False
-            if self.outcome is None:
-                text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
-                self._propose(outcomes.failed(outcomes.cause(self.host, "signaled", text, signal="SIGTERM")))
-        if self._orders[signal.SIGUSR1]:
-            self._orders[signal.SIGUSR1] = False
+        if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
+            text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
+            self._propose(outcomes.failed(outcomes.cause(self.host, "signaled", text, signal="SIGTERM")))
+        if self._wakeup.asked(STOP):
             self._stop_look = self._recorder.look()
         if self._stop_look is not None and self._stop_look.over:
             request, self._stop_look = self._stop_look.stop, None
@@ -383,7 +339,7 @@ class Supervisor:
             grace,
             had_ranks=self._roster.any,
             patience=patience,
-            proof=Proof(self.group, subreaper=True, spare=self._deputy.pids),
+            proof=Proof(self._launching.group, subreaper=True, spare=self._deputy.pids),
         )
         if self.status is None:
             self.state = STOPPING
@@ -391,7 +347,7 @@ class Supervisor:
 
     def _members(self) -> Dict[int, processes.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
-        return processes.members(self.order["cookie"], [os.getpid()], keep, group=self.group)
+        return processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
 
     def _conclude(self) -> None:
         """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
@@ -460,16 +416,6 @@ class Supervisor:
                     return one.rank
         return found
 
-    def _names(self) -> Dict[str, Any]:
-        """Who runs this, and how whatever belongs to it is found."""
-        return {
-            "supervisor": self._me.to_json() if self._me else None,
-            "guardian": self.guardian.to_json(),
-            "launcher": self.launcher.to_json() if self.launcher else None,
-            "cookie": self.order["cookie"],
-            "group": self.group.path if self.group else None,
-        }
-
     def _save_state(self) -> None:
         value = {
             "state": self.state,
@@ -477,23 +423,6 @@ class Supervisor:
             "boot": processes.boot_id(),
             "machine": processes.machine(),
             "cwd": self.order["cwd"],
-            **self._names(),
+            **self._launching.names(),
         }
         self._recorder.put(self.paths.state, value)
-
-    def _watch_fd(self, fd: int, on: bool) -> None:
-        if on:
-            self._selector.register(fd, selectors.EVENT_READ)
-        else:
-            self._selector.unregister(fd)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_w, b"\0")
-
-    def _empty_wake_pipe(self) -> None:
-        try:
-            while os.read(self._wake_r, 4096):
-                pass
-        except BlockingIOError:
-            pass
