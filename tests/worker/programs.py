@@ -66,8 +66,8 @@ print("here", flush=True)
 time.sleep(300)
 """
 
-# Stops the main thread of a process, and no other one, as a page fault on a hung disk would.
-STOP_MAIN = """
+# Stops one thread of a process, and no other one, as a page fault on a hung disk would.
+STOP_THREAD = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -106,9 +106,9 @@ def watchers_end(node: Node, run: str) -> None:
 
 
 @contextlib.contextmanager
-def main_thread_stopped(pid: int) -> Iterator[None]:
-    """The other threads of the process go on."""
-    stopper = subprocess.Popen([sys.executable, "-c", STOP_MAIN, str(pid)], stdout=subprocess.PIPE, text=True)
+def thread_stopped(pid: int) -> Iterator[None]:
+    """``pid`` is a thread's; that of a process is its main thread's. The other threads of the process go on."""
+    stopper = subprocess.Popen([sys.executable, "-c", STOP_THREAD, str(pid)], stdout=subprocess.PIPE, text=True)
     try:
         assert stopper.stdout is not None
         assert stopper.stdout.readline() == "stopped\n"

@@ -15,8 +15,8 @@ import pytest
 from ddpctl_worker.council import SILENT_S
 from ddpctl_worker.gangwire import MAX_HELLO, HubWire, MemberWire, Stranger
 from tests.worker.conftest import MakeNode
-from tests.worker.node import Node, eventually
-from tests.worker.programs import SLEEP, main_thread_stopped
+from tests.worker.node import Node, eventually, processes_of
+from tests.worker.programs import SLEEP, thread_stopped
 
 HOSTS = ["node0", "node1", "node2"]
 
@@ -256,7 +256,7 @@ def test_a_supervisor_whose_loop_stands_still_is_named_though_its_gang_talks_on(
     trio.running()
     trio.joined()
     gone = trio.nodes[still]
-    with main_thread_stopped(gone.pid(trio.run, "supervisor")):
+    with thread_stopped(gone.pid(trio.run, "supervisor")):
         for node in trio.nodes:
             if node is not gone:
                 status = node.wait_state(trio.run, seconds=60)
@@ -265,6 +265,21 @@ def test_a_supervisor_whose_loop_stands_still_is_named_though_its_gang_talks_on(
                 assert f"the supervisor on {gone.host} stands still" in status["cause"]["message"]
     assert gone.wait_state(trio.run)["cause"]["host"] == gone.host
     trio.supervisors_end()
+
+
+@pytest.mark.parametrize("still", [0, 1], ids=["hub", "member"])
+def test_a_node_whose_gang_thread_stands_still_ends_like_the_others(trio: Trio, still: int) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    gone = trio.nodes[still]
+    tasks = os.listdir(f"/proc/{gone.pid(trio.run, 'supervisor')}/task")
+    with thread_stopped(sorted(map(int, tasks))[4]):  # after main thread, drain, log writer and record writer
+        for node in trio.nodes:
+            status = node.wait_state(trio.run, seconds=60)
+            assert (status["state"], status["cause"]["host"]) == ("failed", gone.host)
+        assert "watches the other nodes stands still" in gone.status(trio.run)["cause"]["message"]
+        eventually(lambda: not processes_of(trio.run), "every supervisor ends", 30)
 
 
 def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from ddpctl_worker import record
 from tests.worker.node import Node, eventually, processes_of
-from tests.worker.programs import SLEEP, main_thread_stopped, nothing_left, watchers_end
+from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_end
 
 LONG_S, HANG_S = 20.0, 12.0
 # Writes 2 MB a second and remembers, on another disk, how long it had to wait at most because nobody emptied its pipe
@@ -198,7 +198,7 @@ def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Nod
         if how == "the process":
             os.kill(pid, signal.SIGSTOP)
         else:
-            still.enter_context(main_thread_stopped(pid))
+            still.enter_context(thread_stopped(pid))
         eventually(lambda: not processes_of(f"{run}-"), "the job is ended", 90)
         status = node.wait_state(run)
     assert (status["state"], status["cause"]["reason"]) == ("lost", "supervisor_lost")

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED, SUPERVISOR_LOST
-from ddpctl_worker.council import SILENT_S
+from ddpctl_worker.council import SILENT_S, STILL_S
 from ddpctl_worker.faults import trace
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime, note
@@ -53,6 +53,10 @@ class Gang:
         self._living = 0  # ranks
         self._supervised = time.monotonic()  # when the supervisor's loop last turned
         self._turned: Optional[float] = None  # when this thread's loop last came around (monotonic)
+        self._turned_before: Optional[float] = None  # at the last check; when that was (monotonic)
+        self._checked = time.monotonic()
+        self._stood = 0.0  # for how long the thread has stood still since
+        self.stuck = False  # the thread that talks stands still
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
         self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
@@ -66,6 +70,7 @@ class Gang:
         """The supervisor's loop has turned; ``last_output`` in seconds since boot, ``living`` ranks."""
         self._output, self._living = last_output, living
         self._supervised = time.monotonic()
+        self._check()
 
     def down(self, outcome: Outcome) -> None:
         """This node has failed (or was killed): the gang is to agree on the cause."""
@@ -83,7 +88,18 @@ class Gang:
     @property
     def talking(self) -> bool:
         """Whether the thread that talks is at work."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self.stuck
+
+    def _check(self) -> None:
+        """See whether that thread has stopped turning. Only the turns of the supervisor's own loop count: when the
+        machine wakes up, that may be the first to run."""
+        now = time.monotonic()
+        passed, self._checked = min(now - self._checked, BEAT_S), now
+        if self._turned != self._turned_before or not self._thread.is_alive():
+            self._turned_before, self._stood = self._turned, 0.0
+        else:
+            self._stood += passed
+        self.stuck = self._stood > STILL_S
 
     def missing(self) -> List[str]:
         """Nodes that never joined, as far as this node knows."""
@@ -96,7 +112,7 @@ class Gang:
     def patience(self) -> float:
         """How many seconds longer than usual a node should wait for a verdict: the hub may have to wait for a node
         that has fallen silent."""
-        return SILENT_S if self._thread.is_alive() else -math.inf
+        return SILENT_S if self.talking else -math.inf
 
     def candidates(self) -> List[Dict[str, Any]]:
         """The causes that the nodes have told of (the hub only)."""

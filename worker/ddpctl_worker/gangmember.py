@@ -43,7 +43,7 @@ class MemberGang(Gang):
 
     def patience(self) -> float:
         """Until the hub has decided, or is given up. Without a hub nobody decides anything any more."""
-        if self._hub_done or not self._thread.is_alive():
+        if self._hub_done or not self.talking:
             return -math.inf
         return SILENT_S if self._joined else 0.0
 

@@ -248,25 +248,42 @@ def whereabouts(paths: RunPaths, state: Dict[str, Any]) -> str:
     A container that is started again keeps the boot of its machine and loses its pids: that is a reboot too. A heart
     that beats although its process cannot be seen is another machine's, whatever id and name say.
     """
-    now, made = processes.machine(), state.get("machine")
-    known = made if isinstance(made, dict) else {}
+    now, known = processes.machine(), _machine(state)
     if state.get("boot") in (None, now["boot"]) and known.get("pids", now["pids"]) == now["pids"]:
         return HERE
-    other = any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
-    return ELSEWHERE if other or abs(time.time() - last_sign(paths)) < STALE_S else BEFORE
+    return ELSEWHERE if _is_other(state) or abs(time.time() - last_sign(paths)) < STALE_S else BEFORE
+
+
+def _machine(state: Dict[str, Any]) -> Dict[str, Any]:
+    made = state.get("machine")
+    return made if isinstance(made, dict) else {}
+
+
+def _is_other(state: Dict[str, Any]) -> bool:
+    """Whether id or name say that this is not the machine of the run."""
+    now, known = processes.machine(), _machine(state)
+    return any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
 
 
 def refuse_elsewhere(paths: RunPaths) -> None:
-    """For verbs that need the run's own machine. Raises WorkerError: OTHER_MACHINE."""
+    """For verbs that need the run's own machine. Raises WorkerError: OTHER_MACHINE.
+
+    One that has just been restarted looks like another one of its image until its heart is seen to beat no more.
+    """
     state = record.read_optional(paths.state)
-    if not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
-        raise WorkerError(OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory")
+    first = last_sign(paths)
+    while not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
+        if _is_other(state) or last_sign(paths) > first:
+            raise WorkerError(OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory")
+        time.sleep(0.5)
 
 
 def _elsewhere(state: Dict[str, Any]) -> str:
-    made = state.get("machine")
-    name = made.get("name") if isinstance(made, dict) else None
-    here = os.uname().nodename
+    name, here = _machine(state).get("name"), os.uname().nodename
+    if not _is_other(state):
+        return (
+            "%s was restarted just now, or two machines of this name share one base_dir; ask again in a moment" % here
+        )
     return "the run was started on %s and this is %s, with the same base_dir" % (name or "another machine", here)
 
 

@@ -38,6 +38,7 @@ from ddpctl_worker.watch import Watch
 LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
+DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
 Reply = Callable[[Optional[str]], None]
@@ -64,6 +65,7 @@ class Supervisor:
         self._leftover: Optional[float] = None  # seconds for what outlived the launcher, once that has ended by itself
         self._stop_look: Optional[Look] = None
         self._stopper: Optional[Stopper] = None
+        self._drain_until: Optional[float] = None
         self._log_until: Optional[float] = None
         self._scan_at = 0.0
         self._started = record.now_iso()
@@ -356,7 +358,8 @@ class Supervisor:
         if self._gang:
             self._gang.leave(self.outcome)
         self._drain.close()
-        if not self._drain.over:
+        self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
+        if not self._drain.over and time.monotonic() < self._drain_until:
             return
         if self._log_until is None:
             self._close_log()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import EXITED, RENDEZVOUS_TIMEOUT, SILENCE
+from ddpctl_worker.contract import EXITED, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 from ddpctl_worker.gang import Gang
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime
@@ -38,9 +38,16 @@ class Watch:
         if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
             self._begun = now if ranks.any else self._begun + nap
             self._alone_since = None
-        if not ranks.any:
-            return self._not_started(gang)
+        stuck = self._stuck(gang)
+        if stuck is not None or not ranks.any:
+            return stuck or self._not_started(gang)
         return self._left_alone(ranks, now) or self._not_watched(gang) or self._silent(last_output, gang)
+
+    def _stuck(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        if gang is None or not gang.stuck:
+            return None
+        text = "the thread on %s that watches the other nodes stands still" % self._host
+        return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
 
     def _left_alone(self, ranks: Roster, now: float) -> Optional[Outcome]:
         if not ranks.all_ended():
