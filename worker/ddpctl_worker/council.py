@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
+from ddpctl_worker.cuts import Cuts
 from ddpctl_worker.outcome import Outcome
 
 SILENT_S = 20.0  # no word for so long: down, or cut off
@@ -39,6 +40,7 @@ class Seat:
     def __init__(self) -> None:
         self.joined = False
         self.heard = 0.0
+        self.steady = 0.0  # since when it was heard without a pause
         self.gone: Optional[float] = None  # since when its connection is closed
         self.output = 0.0  # when it last had output
         self.finished = False  # it has said goodbye, or is given up
@@ -52,6 +54,8 @@ class Council:
         self._hub = hub
         self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
         self._candidates: List[Candidate] = []
+        self.cuts = Cuts(hosts, hub)
+        self._cut = False  # a link that is cut is among the candidates
         self._slept = 0.0  # the longest that the hub stood still
         self.verdict: Optional[Outcome] = None
 
@@ -62,6 +66,8 @@ class Council:
             seat.output = now - output_age
         elif not seat.joined:
             seat.output = now  # the silence of a node that has said nothing yet begins here
+        if not self._is_steady(host, now):
+            seat.steady = now
         seat.joined, seat.heard, seat.gone = True, now, None
 
     def turned(self, host: str, age: float, now: float) -> None:
@@ -112,6 +118,7 @@ class Council:
     def tick(self, now: float) -> Optional[Outcome]:
         """Look for lost nodes, and decide when it is time; the verdict, once there is one."""
         self._find_lost(now)
+        self._find_cut(now)
         if self.verdict is None and self._candidates and now >= self._decide_at(now):
             self.verdict = self._by_blame()[0].outcome
         return self.verdict
@@ -160,6 +167,18 @@ class Council:
             elif now - seat.heard > SILENT_S:
                 text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
                 self._give_up(host, seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
+
+    def _find_cut(self, now: float) -> None:
+        found = self.cuts.decide(
+            now, lambda host, since: self._is_steady(host, now) and self.seats[host].steady <= since
+        )
+        if found is not None and not self._cut and self.verdict is None:
+            self._cut = True
+            self._candidates.append(Candidate(outcomes.failed(found[1]), found[0], now))
+
+    def _is_steady(self, host: str, now: float) -> bool:
+        seat = self.seats[host]
+        return seat.joined and not seat.finished and seat.gone is None and now - seat.heard <= LATE_S
 
     def _why_gone(self, host: str) -> Dict[str, Any]:
         if self._slept >= SILENT_S:

@@ -6,7 +6,7 @@ import errno
 import selectors
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker.contract import FAILED, KILLED, LOST
 from ddpctl_worker.council import Council
@@ -78,6 +78,10 @@ class HubGang(Gang):
             self._council.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
                 self._council.report(outcome, age, now)
+            for link in self._found_links():
+                self._council.cuts.told(self.host, link, now)
+            for question in self._council.cuts.questions(now):
+                self._ask_about_link(*question)
             self._decide(now)
             if self._leaving is not None:
                 self._council.goodbye(self.host)
@@ -205,11 +209,30 @@ class HubGang(Gang):
             self._council.turned(host, float(loop), now)
         if message.get("k") == "down":
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
+        elif message.get("k") == "link":
+            self._council.cuts.told(host, message, now)
+        elif message.get("k") == "here":
+            self._introduce(line, host, [str(one) for one in message["at"]])
         elif message.get("k") == "bye":
             self._council.goodbye(host)
             if message.get("state") in (FAILED, KILLED, LOST):
                 self._council.report(from_wire(message), 0.0, now)  # it decided alone: nothing was heard from here
             self._send(line, line.wire.pack({"k": "bye"}))
+
+    def _ask_about_link(self, host: str, other: str, end: Tuple[str, int]) -> None:
+        if host == self.host:
+            self._cuts.dial(other, end)
+        for line in [line for line in self._lines if line.wire.peer == host]:
+            self._send(line, line.wire.pack({"k": "dial", "to": other, "end": end}))
+
+    def _introduce(self, line: _Line, host: str, addresses: List[str]) -> None:
+        """A node has said by which addresses the others may know it: they hear it, and it hears of them."""
+        self._cuts.meet(host, addresses)
+        for other in [one for one in self._lines if one.wire.peer not in (None, host)]:
+            self._send(other, other.wire.pack({"k": "here", "host": host, "at": addresses}))
+        for name, known in {**self._cuts.known, self.host: self._cuts.here}.items():
+            if name != host:
+                self._send(line, line.wire.pack({"k": "here", "host": name, "at": known}))
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
         for line in list(self._lines):
