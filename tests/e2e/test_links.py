@@ -31,7 +31,7 @@ def wait_for_steps(site: Site, job: str) -> None:
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
 def test_a_cut_between_two_members_ends_the_run_and_is_the_cause(site: Site, lab: Lab, one_way: bool) -> None:
-    job = site.job("apart", REDUCE, env={"OMP_NUM_THREADS": "1"})
+    job = site.job("one-way" if one_way else "apart", REDUCE, env={"OMP_NUM_THREADS": "1"})
     up = site.start("up", "--job", job, "--json")
     until(lambda: "step" in site("tail", job).stdout, 90, "no step", pause=0.5)
     lab[2].drop(from_=lab[1])
