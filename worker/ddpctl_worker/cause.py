@@ -13,6 +13,7 @@ from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.words import Words
 
 OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
+TOLD_S = 0.2  # a launcher takes longer to end the others after a rank has failed
 QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have gone on
 HANGS_S = 3.0  # a rank that still lives so long after an exception hangs in its exit
 SUSPECT_S = 300.0  # so long after a traceback that something may have caught a living rank is suspected for it
@@ -57,6 +58,10 @@ class Verdict(NamedTuple):
     suspect: bool = False  # a rank that has not failed, as far as can be told
 
     @property
+    def early(self) -> bool:  # it did not fail: it ended too early for the others
+        return self.suspect and self.exit_code == 0
+
+    @property
     def code(self) -> Optional[int]:
         """As a shell's parent sees it: negative for a signal."""
         if self.signal is None:
@@ -82,7 +87,7 @@ class _Death(NamedTuple):
 
 
 def candidates(seen: Evidence) -> List[Verdict]:
-    """Everything that may have been the failure of this node, the likeliest first; [] when nothing has failed.
+    """Everything that may have been the failure of this node, the likeliest first, or a rank that ended too early.
 
     Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
     """
@@ -90,6 +95,8 @@ def candidates(seen: Evidence) -> List[Verdict]:
     made = [(_of_death(one, seen), one.root) for one in failed] or [(one, True) for one in _of_launcher(seen)]
     if failed or not seen.status:
         made += [(one, False) for one in _living(seen, {one.local for one in failed} | set(seen.deaths))]
+    if all(one.victim for one, _ in made):
+        made += [(one, False) for one in _ended_early(seen)]
     made.sort(key=lambda one: (one[0].victim, one[0].suspect, _or_late(one[0].when), not one[1]))
     return [verdict for verdict, _ in made]
 
@@ -190,6 +197,20 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Verdict]:
         message = words.one_line(text)
         found.append(Verdict(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
     return found
+
+
+def _early(rank: Optional[int], at: float) -> Verdict:
+    return Verdict(rank, 0, None, EXITED, "ended with exit code 0", None, False, at, suspect=True)
+
+
+def _ended_early(seen: Evidence) -> List[Verdict]:
+    """The first rank that had ended with exit code 0 when the others failed: they waited for it in a collective.
+
+    One that ended later may have been told to by its launcher.
+    """
+    failed = min([at for status, at in seen.deaths.values() if status != 0], default=seen.now)
+    done = [(at, local) for local, (status, at) in seen.deaths.items() if status == 0 and at <= failed + TOLD_S]
+    return [_early(seen.ranks.get(local), at) for at, local in sorted(done)[:1]]
 
 
 def _ended_it(own: Words, local: Optional[int], seen: Evidence) -> bool:

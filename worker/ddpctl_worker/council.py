@@ -9,7 +9,7 @@ own; a kill by the user ends the matter at once.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
@@ -23,6 +23,7 @@ STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one tha
 VICTIMS_S = 4.0  # how long victims wait for their culprit
 MUTE_S = 10.0  # ... while a node that lives has told of no failure
 LATE_S = 3.0  # no word for so long: may be down
+AFTER_S = 5.0  # a rank's connections close so long before its process has ended, and its peers fail at once
 SLACK_S = 0.5  # a node is found lost first, then there is a decision
 
 
@@ -54,6 +55,7 @@ class Council:
         self._hub = hub
         self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
         self._candidates: List[Candidate] = []
+        self._done: List[Candidate] = []  # nodes that have succeeded, maybe too early for the others
         self.cuts = Cuts(hosts, hub)
         self._cut = False  # a link that is cut is among the candidates
         self._slept = 0.0  # the longest that the hub stood still
@@ -83,9 +85,12 @@ class Council:
         if not seat.finished and seat.gone is None:
             seat.gone = now
 
-    def goodbye(self, host: str) -> None:
-        """A node has ended and leaves."""
-        self.seats[host].finished = True
+    def goodbye(self, host: str, done: Optional[Outcome] = None, now: float = 0.0) -> None:
+        """A node has ended and leaves; ``done``: it has succeeded, and this is what to say should that be the cause."""
+        seat = self.seats[host]
+        if done is not None and not seat.finished:
+            self._done.append(Candidate(done, now, now))
+        seat.finished = True
 
     def report(self, outcome: Outcome, age: float, now: float) -> None:
         """A node tells of a failure that happened ``age`` seconds ago, or of a kill."""
@@ -120,7 +125,7 @@ class Council:
         self._find_lost(now)
         self._find_cut(now)
         if self.verdict is None and self._candidates and now >= self._decide_at(now):
-            self.verdict = self._by_blame()[0].outcome
+            self.verdict = self._timed(self._by_blame()[0])
         return self.verdict
 
     def settled(self) -> bool:
@@ -137,7 +142,25 @@ class Council:
         return [one.outcome.cause for one in self._by_blame() if one.outcome.cause is not None]
 
     def _by_blame(self) -> List[Candidate]:
-        return sorted(self._candidates, key=lambda one: (one.outcome.victim, one.outcome.suspect, one.happened))
+        first = self._first_victim()
+        found = self._candidates + [one for one in self._done if first is not None and one.happened < first]
+
+        def blame(one: Candidate) -> Tuple[bool, bool, bool, float]:
+            late = one.outcome.early and first is not None and one.happened > first + AFTER_S
+            return one.outcome.victim or late, one.outcome.suspect, one.outcome.early, one.happened
+
+        return sorted(found, key=blame)
+
+    def _first_victim(self) -> Optional[float]:
+        return min((one.happened for one in self._candidates if one.outcome.victim), default=None)
+
+    def _timed(self, chosen: Candidate) -> Outcome:
+        """The outcome; of a node or rank that ended too early, with how long that was before the others failed."""
+        found, why, first = chosen.outcome, chosen.outcome.cause, self._first_victim()
+        if not found.early or why is None or first is None:
+            return found
+        why = outcomes.ended_early(why["host"], why["rank"], why["time"], first - chosen.happened)
+        return found._replace(cause=why)
 
     def _decide_at(self, now: float) -> float:
         plain = [one.heard for one in self._candidates if not one.outcome.victim and not one.outcome.suspect]
@@ -155,7 +178,10 @@ class Council:
             return seat.gone + REJOIN_S + SLACK_S
         if now - seat.heard > LATE_S and host != self._hub:
             return seat.heard + SILENT_S + SLACK_S
-        told = any(one.outcome.suspect or (one.outcome.cause or {}).get("host") == host for one in self._candidates)
+        told = any(
+            (one.outcome.suspect and not one.outcome.early) or (one.outcome.cause or {}).get("host") == host
+            for one in self._candidates
+        )
         return first if told else first + MUTE_S
 
     def _find_lost(self, now: float) -> None:

@@ -8,12 +8,13 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.contract import FAILED, KILLED, LOST
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
 from ddpctl_worker.council import Council
 from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import MAX_HELLO, HubWire, Stranger
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.record import note
+from ddpctl_worker.record import note, now_iso
 
 GREETING_S = 5.0  # whoever has not proved the key by then is thrown out
 MAX_STRANGERS = 64
@@ -84,7 +85,7 @@ class HubGang(Gang):
                 self._ask_about_link(*question)
             self._decide(now)
             if self._leaving is not None:
-                self._council.goodbye(self.host)
+                self._council.goodbye(self.host, _done(self.host, self._leaving.state), now)
                 leave_by = leave_by or self._leave_by(self._leaving, now)
                 if self._council.settled() and (now >= leave_by or not self._council.missing()):
                     break
@@ -214,7 +215,7 @@ class HubGang(Gang):
         elif message.get("k") == "here":
             self._introduce(line, host, [str(one) for one in message["at"]])
         elif message.get("k") == "bye":
-            self._council.goodbye(host)
+            self._council.goodbye(host, _done(host, str(message.get("state"))), now)
             if message.get("state") in (FAILED, KILLED, LOST):
                 self._council.report(from_wire(message), 0.0, now)  # it decided alone: nothing was heard from here
             self._send(line, line.wire.pack({"k": "bye"}))
@@ -283,3 +284,10 @@ class HubGang(Gang):
             self._listener.close()
             self._listener = None
         self._selector.close()
+
+
+def _done(host: str, state: str) -> Optional[Outcome]:
+    """What a node that ends in ``state`` may be to the others, should they all be victims."""
+    if state != SUCCEEDED:
+        return None
+    return outcomes.failed(outcomes.ended_early(host, None, now_iso(), 0.0), suspect=True)
