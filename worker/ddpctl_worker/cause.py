@@ -7,7 +7,7 @@ import re
 import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker import words
+from ddpctl_worker import report, words
 from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED
 from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.words import Words
@@ -20,11 +20,6 @@ SUSPECT_S = 300.0  # so long after a traceback that something may have caught a 
 LAST_LINES = 60  # where a peer's failure is looked for in the output of a process that left no traceback
 MAX_QUOTE = 200
 
-_ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
-_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
-_EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
-_OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
-_OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
@@ -111,7 +106,7 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
     for local, (status, _) in seen.deaths.items():
         if status:
             found[local] = _Death(local, seen.ranks.get(local), code_of(status), False)
-    for rank, local, code, root in _from_report(seen.tails.get((None, STDERR), "")):
+    for rank, local, code, root in report.failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
     return list(found.values())
 
@@ -123,7 +118,7 @@ def _of_launcher(seen: Evidence) -> List[Verdict]:
     code = code_of(seen.status)
     if code < 0:
         return [_of_death(_Death(None, None, code), seen)]
-    old = _from_old_report(seen.tails.get((None, STDERR), ""))
+    old = report.old_exit_code(seen.tails.get((None, STDERR), ""))
     local = _guess_local(seen)
     rank = None if local is None else seen.ranks.get(local)
     return [_of_death(_Death(local, rank, code if old is None else old), seen)]
@@ -235,33 +230,6 @@ def signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-def _from_report(report: str) -> List[Tuple[int, int, Optional[int], bool]]:
-    """(rank, local rank, exit code, root cause?) of every failure in torch's own report."""
-    root = None
-    for root in _ROOT.finditer(report):  # noqa: B007  the last one counts: elastic jobs restart
-        pass
-    if root is None:
-        return []
-    before = report.rfind("\nFailures:", 0, root.start())
-    others = report[before : root.start()] if before >= 0 else ""
-    found = []
-    for text, is_root in ((others, False), (root.group("block"), True)):
-        for block in re.split(r"^\[\d+\]:", text, flags=re.M):
-            rank, code = _RANK.search(block), _EXITCODE.search(block)
-            if rank:
-                found.append((int(rank.group(1)), int(rank.group(2)), int(code.group(1)) if code else None, is_root))
-    return found
-
-
-def _from_old_report(report: str) -> Optional[int]:
-    """The exit code (negative for a signal) that a launcher before torch 1.9 tells of; None where it does not."""
-    old = _OLD_EXIT.search(report)
-    if old:
-        return int(old.group(1))
-    died = _OLD_DIED.search(report)
-    return -int(died.group(2)) if died else None
-
-
 def _guess_local(seen: Evidence) -> Optional[int]:
     """The local rank with a traceback when exactly one has one: the launcher's report does not name it."""
     found = [local for (local, stream), text in seen.tails.items() if local is not None and words.TRACEBACK in text]
@@ -290,7 +258,7 @@ def _last_line(seen: Evidence, local: Optional[int], own: Words) -> str:
     if local is not None and (local, STDERR) in seen.tails:
         said = words.read(seen.tails[local, STDERR]).rest or words.read(seen.tails.get((local, STDOUT), "")).rest
     else:  # anybody's
-        said = [] if _ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
+        said = [] if report.ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
     return words.one_line(said[-1], MAX_QUOTE) if said else ""
 
 
