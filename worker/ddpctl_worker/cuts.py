@@ -52,11 +52,8 @@ class Cuts:
         for (one, other), finding in self._waiting(now).items():
             answer = self._found.get((other, one))
             asked = self._asked.get((other, one))
-            if (
-                finding.end
-                and (answer is None or now - answer.heard > FRESH_S)
-                and (asked is None or now - asked > FRESH_S)
-            ):
+            fresh = any(at is not None and now - at <= FRESH_S for at in (answer and answer.heard, asked))
+            if finding.end and not fresh:
                 self._asked[other, one] = now
                 found.append((other, one, finding.end))
         return found
@@ -94,12 +91,11 @@ class Cuts:
         host = max(self._hosts, key=lambda one: (sum(one in link for link in links), self._hosts.index(one)))
         others = sorted({one for link in links if host in link for one in link} - {host}, key=self._hosts.index)
         (source, to), seconds = max(cut.items(), key=lambda item: (host in item[0], item[1]))
-        first, second = (
-            (host, "each of " + ", ".join(others))
-            if len(others) > 1
-            else sorted((host, *others), key=self._hosts.index)
-        )
-        way = "both still reach %s" % self._hub
+        several = len(others) > 1
+        first, second = sorted((host, *others), key=self._hosts.index)[:2]
+        if several:
+            first, second = host, "each of " + ", ".join(others)
+        way = "%s still reach %s" % ("all" if several else "both", self._hub)
         if self._hub in (host, *others):
             way = "they still reach each other on the port where the nodes watch each other"
         text = (

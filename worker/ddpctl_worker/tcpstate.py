@@ -9,22 +9,26 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Pattern, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-_RETRANSMIT = 1  # timers, as get_tcp4_sock() in the kernel names them
 _V4_IN_V6 = bytes(10) + b"\xff\xff"
+# Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again; how often it did so.
+_WAITS = re.compile(
+    rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0[18] (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
+    rb"01:[0-9A-F]{8} (?!0{8})([0-9A-F]{8}) +(\d+) +\d+ +(\d+) ",
+    re.M,
+)
 
 
 class Row(NamedTuple):
-    """One connection to another node."""
+    """One connection to another node with data that was sent again."""
 
     key: Tuple[bytes, bytes, int]  # local and remote end as they stand there, inode
     host: str
     port: int  # here
     far: int  # and there
     queue: int  # bytes that are not acknowledged
-    timer: int
     again: int  # how often the oldest of them was sent again
     uid: int
 
@@ -40,10 +44,6 @@ class Row(NamedTuple):
     def remote(self) -> str:
         return _address(self.key[1])
 
-    @property
-    def waits(self) -> bool:
-        return self.timer == _RETRANSMIT and self.queue > 0 and self.again > 0
-
 
 class Stuck(NamedTuple):
     """A connection on which nothing was acknowledged for ``seconds``."""
@@ -53,32 +53,20 @@ class Stuck(NamedTuple):
 
 
 class Table:
-    """Finds the rows of other nodes: a machine may have many thousand others."""
+    """Finds the rows of other nodes that wait: a machine may have many thousand others."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         """``addresses``: numeric address -> host."""
-        self._hosts: Dict[bytes, str] = {}
-        for address, host in addresses.items():
-            self._hosts.update(dict.fromkeys(_spellings(address), host))
-        self._pattern: Optional[Pattern[bytes]] = None
-        if self._hosts:
-            # Established, or closed by the peer; then the queues, the timer, and what follows it.
-            self._pattern = re.compile(
-                rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) ((%s):([0-9A-F]{4})) 0[18] ([0-9A-F]{8}):[0-9A-F]{8} "
-                rb"([0-9A-F]{2}):[0-9A-F]{8} ([0-9A-F]{8}) +(\d+) +\d+ +(\d+) " % b"|".join(sorted(self._hosts)),
-                re.M,
-            )
+        self._hosts = {word: host for address, host in addresses.items() for word in _spellings(address)}
 
     def rows(self, text: bytes) -> Iterator[Row]:
-        """The connections to other nodes in a table of the kernel's."""
-        for found in self._pattern.finditer(text) if self._pattern else ():
-            local, port, remote, address, far, queue, timer, again, uid, inode = found.groups()
-            yield Row(
-                (local, remote, int(inode)),
-                self._hosts[address],
-                *(int(port, 16), int(far, 16), int(queue, 16), int(timer, 16), int(again, 16)),
-                uid=int(uid),
-            )
+        """The connections to other nodes that wait, in a table of the kernel's."""
+        for found in _WAITS.finditer(text):
+            local, port, remote, address, far, queue, again, uid, inode = found.groups()
+            host = self._hosts.get(address)
+            if host is not None:
+                key = (local, remote, int(inode))
+                yield Row(key, host, int(port, 16), int(far, 16), int(queue, 16), int(again, 16), int(uid))
 
 
 class Tracker:
@@ -91,11 +79,10 @@ class Tracker:
         """What waits now, and for how long it was seen to wait without an acknowledgement."""
         fresh = {}
         for row in rows:
-            if row.waits:
-                since, before = self._since.get(row.key, (now, row))
-                # An acknowledgement sets the count back; the queue alone may grow while it is taken off.
-                moved = row.again < before.again or row.queue < before.queue
-                fresh[row.key] = (now if moved else since, row)
+            since, before = self._since.get(row.key, (now, row))
+            # An acknowledgement sets the count back; the queue may grow meanwhile.
+            moved = row.again < before.again or row.queue < before.queue
+            fresh[row.key] = (now if moved else since, row)
         self._since = fresh
         return [Stuck(row, now - since) for since, row in fresh.values()]
 
