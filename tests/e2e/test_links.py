@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import MakeLab
 from tests.e2e.site import Site, assert_nothing_runs, one_line, ranks, until, wait_for_ranks
 from tests.lab import Lab
+from tests.lab.command import Ddpctl
 
 # Every pair of ranks exchanges data all the time.
 REDUCE = """\
@@ -69,4 +72,24 @@ def test_a_stopped_rank_and_a_lossy_link_end_no_run(site: Site, lab: Lab) -> Non
     wait_for_steps(site, job)
     assert site.status(job)["state"] == "running"
     assert site("kill", job).rc == 0
+    assert_nothing_runs(lab)
+
+
+def test_a_cut_between_the_hub_and_a_member_on_the_ranks_own_network(
+    make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str
+) -> None:
+    """The nodes watch each other on another network, which is whole."""
+    lab = make_lab(3, fabric=True)
+    site = Site(lab, ddpctl, tmp_path / "site", python213)
+    site.hosts = [{**one, "fabric_address": one["address"], "interface": "eth1"} for one in site.hosts]
+    job = site.job("rails", REDUCE, env={"OMP_NUM_THREADS": "1"})
+    up = site.start("up", "--job", job, "--skip-preflight", "--json")
+    until(lambda: "step" in site("tail", job).stdout, 90, "no step", pause=0.5)
+    lab[0].drop(from_=lab[1])
+    done = up.wait(90)
+    assert done.rc == 1, done.stdout + done.stderr
+    cause = done.json()["cause"]
+    assert (cause["host"], cause["reason"]) == ("node1", "node_lost"), cause
+    assert cause["message"].startswith("node0 and node1 cannot reach each other: data from node"), cause
+    assert "they still reach each other on the port where the nodes watch each other" in cause["message"]
     assert_nothing_runs(lab)

@@ -13,7 +13,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _V4_IN_V6 = bytes(10) + b"\xff\xff"
-# Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again; how often it did so.
+# Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again, how often it did.
 _WAITS = re.compile(
     rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0[18] (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
     rb"01:[0-9A-F]{8} (?!0{8})([0-9A-F]{8}) +(\d+) +\d+ +(\d+) ",
