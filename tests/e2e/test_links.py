@@ -24,6 +24,28 @@ while True:
         print("step", step, flush=True)
     time.sleep(0.02)
 """
+# Rank 1 sends without end, rank 2 takes what comes and says nothing: one end alone has data that waits.
+STREAM = """\
+import os, socket, sys, time
+rank, port = int(os.environ["RANK"]), 45000
+if rank == 2:
+    with socket.create_server(("", port)) as listener:
+        peer = listener.accept()[0]
+    while peer.recv(1 << 16):
+        pass
+if rank == 1:
+    while True:
+        try:
+            peer = socket.create_connection((sys.argv[1], port))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    print("connected", flush=True)
+    while True:
+        peer.sendall(b"x" * 1000)
+        time.sleep(0.05)
+time.sleep(1000)
+"""
 
 
 def wait_for_steps(site: Site, job: str) -> None:
@@ -52,6 +74,21 @@ def test_a_cut_between_two_members_ends_the_run_and_is_the_cause(site: Site, lab
     assert cause["message"].startswith("node1 and node2 cannot reach each other: data from node"), cause
     assert "both still reach node0" in cause["message"]
     assert "cannot reach each other" in one_line(done)
+
+
+def test_one_end_has_data_and_the_other_is_asked(site: Site, lab: Lab) -> None:
+    """While the nodes still answer each other a connection alone that is lost is the ranks' affair."""
+    job = site.job("stream", STREAM, lab[2].fabric_address)
+    site.up(job)
+    until(lambda: "connected" in site("tail", job).stdout, 60, "rank 1 is not connected", pause=0.5)
+    lab[2].drop(port=45000)
+    time.sleep(20)
+    assert site.status(job)["state"] == "running"
+    lab[2].drop(from_=lab[1])
+    cause = site.wait_for_state(job, "failed", timeout=60)["cause"]
+    assert (cause["host"], cause["reason"]) == ("node2", "node_lost"), cause
+    assert "data from node1 to node2 was not acknowledged for" in cause["message"]
+    assert_nothing_runs(lab)
 
 
 def test_a_stopped_rank_and_a_lossy_link_end_no_run(site: Site, lab: Lab) -> None:
