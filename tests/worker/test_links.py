@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ddpctl_worker.council import LATE_S, Council
 from ddpctl_worker.cuts import DIAL_S, FRESH_S, SETTLE_S, UNACKED_S, Cuts
 from ddpctl_worker.cutwatch import SUSPECT_S, answers, owned, telling
-from ddpctl_worker.tcpstate import Row, Table, Tracker
+from ddpctl_worker.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
 from tests.worker.node import eventually
 from tests.worker.test_council import failure
 
@@ -87,6 +87,29 @@ def test_other_rows_are_passed_over(line: str) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read(junk: bytes) -> None:
     assert list(TABLE.rows(junk + b"\n" + CUT_3_S.encode() + b"\n"))
+
+
+SNMP = b"""Ip: Forwarding DefaultTTL
+Ip: 1 64
+Tcp: RtoAlgorithm RtoMin ActiveOpens RetransSegs InErrs
+Tcp: 1 200 88 717 0
+Udp: InDatagrams
+Udp: 5
+"""
+
+
+def test_how_many_segments_were_sent_again() -> None:
+    assert sent_again(SNMP) == 717
+    for nothing in (
+        b"",
+        b"Tcp: RetransSegs\n",
+        b"Tcp: RetransSegs\nTcp:\n",
+        b"Tcp: RetransSegs\nTcp: x\n",
+        b"Tcp:\nTcp: 1\n",
+    ):
+        assert sent_again(nothing) is None
+    with open(COUNTERS, "rb") as file:
+        assert sent_again(file.read()) is not None
 
 
 HOLDS = "import os, sys; print(os.fstat(0).st_ino, flush=True); sys.stdin.readline()"

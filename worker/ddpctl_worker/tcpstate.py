@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+COUNTERS = "/proc/net/snmp"
 _V4_IN_V6 = bytes(10) + b"\xff\xff"
 # Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again, how often it did.
 _WAITS = re.compile(
@@ -69,13 +70,24 @@ class Table:
                 yield Row(key, host, int(port, 16), int(far, 16), int(queue, 16), int(again, 16), int(uid))
 
 
+def sent_again(counters: bytes) -> Optional[int]:
+    """How many segments this machine has sent again, over all connections; None where that is not told."""
+    lines = [line.split() for line in counters.split(b"\n") if line.startswith(b"Tcp:")]
+    if len(lines) < 2 or b"RetransSegs" not in lines[0]:
+        return None
+    try:
+        return int(lines[1][lines[0].index(b"RetransSegs")])
+    except (ValueError, IndexError):
+        return None
+
+
 class Tracker:
     """For how long connections have made no progress, over looks at the tables."""
 
     def __init__(self) -> None:
         self._since: Dict[Tuple[bytes, bytes, int], Tuple[float, Row]] = {}
 
-    def look(self, rows: Iterator[Row], now: float) -> List[Stuck]:
+    def look(self, rows: Iterable[Row], now: float) -> List[Stuck]:
         """What waits now, and for how long it was seen to wait without an acknowledgement."""
         fresh = {}
         for row in rows:
@@ -85,6 +97,11 @@ class Tracker:
             fresh[row.key] = (now if moved else since, row)
         self._since = fresh
         return [Stuck(row, now - since) for since, row in fresh.values()]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waited at the last look."""
+        return bool(self._since)
 
     def forget(self) -> None:
         """Nobody looked for a while: what waits may have moved since."""
