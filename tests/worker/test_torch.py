@@ -43,6 +43,15 @@ if dist.get_rank() == 3:
     dist.destroy_process_group()
     raise ValueError("boom on three")
 """
+# Rank 2 does fewer steps than the others, and is gone at once: usually its peers fail while it is on its way out.
+LESS = """
+import time
+for step in range(40):
+    if dist.get_rank() == 2 and step == 20:
+        os._exit(0)
+    dist.all_reduce(value)
+    time.sleep(0.05)
+"""
 
 
 def free_port() -> int:
@@ -127,6 +136,17 @@ def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> Non
         assert status["state"] == "failed"
         assert status["cause"]["message"] == "rank 3 exited with code 1: ValueError: boom on three"
         assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3)
+    pair.nothing_left()
+
+
+def test_a_rank_that_ends_too_early_is_named_not_its_victims(pair: Pair) -> None:
+    pair.start(SUM.format(then=LESS))
+    for status in pair.ended():
+        cause = status["cause"]
+        assert (cause["host"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node1", 2, 0, "exited"), cause
+        assert cause["message"].startswith("rank 2 on node1 ended with exit code 0 at "), cause
+        assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
+        assert status["state"] == "failed"
     pair.nothing_left()
 
 

@@ -11,10 +11,12 @@ from ddpctl_worker import ranks
 from ddpctl_worker.cause import Verdict
 from ddpctl_worker.drain import Drain
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.record import iso
 from ddpctl_worker.recorder import Look, Recorder
 from ddpctl_worker.roster import Roster
 
 LAUNCHER_S = 1.0  # how long a launcher may take to report a rank that has failed
+EARLY_S = 3.0  # how long victims wait for a culprit here, before a rank that ended early is suspected
 CATCH_UP_S = 1.0  # how long the last words of a rank may take to come through its pipe
 
 
@@ -42,9 +44,11 @@ class Findings:
         return self.likeliest(status) if self._look.over else None
 
     def likeliest(self, status: Optional[int]) -> Optional[Outcome]:
-        """The likeliest candidate, after all that was said has been read."""
+        """The likeliest candidate, after all that was said has been read.
+
+        A rank that ended too early counts only once nothing here can fail any more."""
         self._drain.catch_up(CATCH_UP_S)
-        found = self.candidates(status)
+        found = [one for one in self.candidates(status) if status is not None or not one.early]
         return self.outcome(found[0]) if found else None
 
     def closer(self, known: Optional[Outcome]) -> Optional[Outcome]:
@@ -54,12 +58,14 @@ class Findings:
         first = next(iter(self.candidates(None)), None)
         if first is None or first.victim:
             return None
-        if first.code is None:
+        if first.early and known is not None and (known.early or time.time() - known.when < EARLY_S):
+            return None
+        if first.early or first.code is None:
             return self.outcome(first)
         return self.likeliest(None) if known is not None else None  # otherwise a death is reported as ever
 
     def keep(self, status: Optional[int]) -> None:
-        self.kept = self.candidates(status)
+        self.kept = [one for one in self.candidates(status) if not one.early]
 
     def causes(self) -> List[Dict[str, Any]]:
         """Those of ``kept``, as the record has them."""
@@ -85,8 +91,15 @@ class Findings:
             )
         )
 
+    def _first_failure(self) -> float:
+        """When the first rank failed, here or, for all that is known here, elsewhere (wall clock)."""
+        return min([one.at for one in self._roster.deaths.values() if one.status != 0], default=time.time())
+
     def outcome(self, told: Verdict) -> Outcome:
         when = told.when or time.time()
+        if told.early:
+            why = outcomes.ended_early(self._host, told.rank, iso(when), self._first_failure() - when)
+            return outcomes.failed(why, when=when, suspect=True)
         why = outcomes.cause(
             self._host,
             told.reason,

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED, SUPERVISOR_LOST
 from ddpctl_worker.council import SILENT_S, STILL_S
+from ddpctl_worker.cutwatch import CutWatch
 from ddpctl_worker.faults import trace
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime, note
@@ -45,6 +46,8 @@ class Gang:
         self.key = key
         self._wake_supervisor = wake
         self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time
+        self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
+        self._cuts = CutWatch(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
         self._lock = threading.Lock()
         self._wake_r, self._wake_w = os.pipe()
         for fd in (self._wake_r, self._wake_w):
@@ -65,6 +68,7 @@ class Gang:
 
     def start(self) -> None:
         self._thread.start()
+        self._cuts.start()
 
     def turned(self, last_output: Optional[float], living: int) -> None:
         """The supervisor's loop has turned; ``last_output`` in seconds since boot, ``living`` ranks."""
@@ -83,6 +87,7 @@ class Gang:
         """This node has ended: say so. The thread ends by itself; the hub's once every node has."""
         if self._leaving is None:
             self._leaving = outcome
+            self._cuts.stop()
             self._poke()
 
     @property
@@ -164,6 +169,17 @@ class Gang:
         with self._lock:
             found, self._inbox = self._inbox, []
         return [(one, max(0.0, boottime() - happened)) for one, happened in found]
+
+    def _found(self, link: Dict[str, Any]) -> None:
+        with self._lock:
+            self._links.append(link)
+        self._poke()
+
+    def _found_links(self) -> List[Dict[str, Any]]:
+        """What was found of the links to other nodes since the last call."""
+        with self._lock:
+            found, self._links = self._links, []
+        return found
 
     def _nap(self, now: float) -> float:
         """How long this loop stood still since it was last asked (monotonic seconds); 0.0 for an ordinary turn."""

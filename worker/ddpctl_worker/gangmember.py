@@ -65,6 +65,10 @@ class MemberGang(Gang):
                 if now >= beat_at:
                     beat_at = now + BEAT_S
                     self._send(self._beat())
+            links = self._found_links()  # what cannot be told now is found again, or is over
+            if self._wire is not None and self._wire.open:
+                for link in links:
+                    self._send(dict(link, k="link"))
             self._miss_hub(now)
             if self._sock is not None and now - max(self._heard, self._since) > RECONNECT_S:
                 self._park()
@@ -137,6 +141,7 @@ class MemberGang(Gang):
             if fresh:
                 self._unpark()
                 self._send(self._beat())
+                self._send({"k": "here", "at": self._cuts.here})
                 if self._leaving is not None:
                     self._farewell()
         for message in messages:
@@ -148,6 +153,11 @@ class MemberGang(Gang):
             self._decided(from_wire(message))
         elif kind == "ask" and not self.asked:
             self._ask()
+        elif kind == "dial":
+            address, port = message["end"]
+            self._cuts.dial(message["to"], (address, port))
+        elif kind == "here":
+            self._cuts.meet(message["host"], message["at"])
         elif kind == "bye":
             self._left = True
             # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.

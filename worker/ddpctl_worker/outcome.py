@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import record
-from ddpctl_worker.contract import FAILED, KILLED, KILLED_BY_USER, SCHEMA, SUCCEEDED
+from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, SCHEMA, SUCCEEDED
 from ddpctl_worker.paths import RunPaths
 
 GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
@@ -24,6 +24,11 @@ class Outcome(NamedTuple):
     victim: bool = False  # another node's failure brought this one down
     when: float = 0.0  # wall clock of the failure itself
     suspect: bool = False  # it may have failed: told because others did
+
+    @property
+    def early(self) -> bool:
+        """It did not fail, but ended too early for the others."""
+        return self.suspect and (self.cause or {}).get("exit_code") == 0
 
 
 def cause(
@@ -58,6 +63,16 @@ def failed(
     why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None, suspect: bool = False
 ) -> Outcome:
     return Outcome(FAILED, why, victim, time.time() if when is None else when, suspect)
+
+
+def ended_early(host: str, rank: Optional[int], at: str, seconds: float) -> Dict[str, Any]:
+    """The cause where all failures are those of peers: some rank (None: every one of ``host``) had ended with exit code
+    0 at ``at`` (ISO 8601), so long before the others failed."""
+    who = "every rank" if rank is None else "rank %d" % rank
+    before = "%.0f s" % seconds if seconds >= 1 else "just"
+    text = "%s on %s ended with exit code 0 at %s UTC, %s before the others failed" % (who, host, at[11:19], before)
+    text += ": do all ranks run the same number of steps?"
+    return dict(cause(host, EXITED, text, rank=rank, exit_code=0), time=at)
 
 
 def others(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:

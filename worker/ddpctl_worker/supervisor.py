@@ -281,7 +281,7 @@ class Supervisor:
         """While victims are all that is known of, once a second."""
         now = time.monotonic()
         asked = self._gang is not None and self._gang.asked and self.candidate is None
-        victim = self.candidate is not None and self.candidate.victim
+        victim = self.candidate is not None and (self.candidate.victim or self.candidate.early)
         if self.outcome or self._stopper or now < self._closer_at or not (asked or victim):
             return
         self._closer_at = now + 1.0
