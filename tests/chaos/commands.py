@@ -46,7 +46,7 @@ def kill_beside_up(scene: Scene) -> bool:
 
 def two_kills(scene: Scene) -> bool:
     """From two places at once."""
-    for site in (scene.site, scene.site):
+    for site in (scene.site, scene.site.elsewhere("second")):
         scene.others.append(("kill", site.start("kill", scene.job), ENDED))
     return True
 

@@ -66,7 +66,7 @@ class Fault:
 
     name: str
     inject: Callable[[Scene], bool]
-    fate: Fate = Fate.ENDS  # of a run in mid-training; before and after that it is EITHER
+    fate: Fate = Fate.ENDS  # of a run in mid-training
     moments: tuple[str, ...] = (STARTING, TRAINING, END)
     thens: tuple[str, ...] = ()  # what may be done with a run that goes on; () is all there is
     hold: float = 5.0  # seconds that the fault lasts where the run goes on
@@ -80,4 +80,5 @@ class Fault:
     optional: bool = False  # only with --with-link-cuts
 
     def fate_at(self, moment: str) -> Fate:
-        return self.fate if moment == TRAINING else Fate.EITHER
+        """A run that is about to end, or has not begun, may outrun a fault that would end it."""
+        return Fate.EITHER if self.fate is Fate.ENDS and moment != TRAINING else self.fate

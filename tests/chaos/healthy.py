@@ -70,7 +70,7 @@ def _one_lab(place: Path, tickets: queue.SimpleQueue[int], alarms: list[str], sw
                 return
             found = _one_run(lab, place / f"healthy{nth}", nth)
             alarms += [f"run {nth}: {text}" for text in found]
-            print(f"{nth:4} healthy", *(found or ["ok"]), flush=True)
+            print(f"{nth:4} healthy", *(found or ["ok"]), f"({_swapped():.0f} MB on swap)", flush=True)
 
 
 def _one_run(lab: Lab, place: Path, nth: int) -> list[str]:
@@ -135,6 +135,12 @@ def _busy(cores: int) -> Iterator[None]:
         for one in found:
             one.kill()
             one.wait()
+
+
+def _swapped() -> float:
+    """MB that are on swap now."""
+    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return (int(rows["SwapTotal"].split()[0]) - int(rows["SwapFree"].split()[0])) / 1024
 
 
 @contextlib.contextmanager

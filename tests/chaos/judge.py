@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpctl_worker.contract import SUCCEEDED, TERMINAL
 from tests.chaos.fault import Fate, Fault
-from tests.chaos.plan import TRAINING, Round
+from tests.chaos.plan import KILL, TRAINING, Round
 from tests.chaos.sight import RECORDS, document
 
 STOP_S = 60.0  # from a fault that must end the run to the end of all ranks that can be reached
@@ -127,10 +127,15 @@ def _end(facts: Facts) -> Iterator[str]:
         wrong = {host: states.get(host) for host in facts.healthy if states.get(host) not in facts.fault.states}
         if wrong:
             yield f"end: {facts.fault.name} must end a run as {' or '.join(sorted(facts.fault.states))}, not {wrong}"
-    elif facts.fate is Fate.GOES_ON and facts.round.moment == TRAINING:
-        wanted = "killed" if facts.round.then == "kill" else SUCCEEDED
-        if any(state != wanted for state in states.values()):
-            yield f"end: {facts.fault.name} must not hurt a run, which was to end as {wanted}: {states}"
+    elif facts.fate is Fate.GOES_ON and facts.acknowledged:
+        wanted = {"killed" if facts.round.then == KILL else SUCCEEDED}
+        wanted |= {SUCCEEDED} if facts.round.moment != TRAINING else set()  # it may outrun the kill
+        if not wanted.issuperset(states.values()):
+            yield f"end: {facts.fault.name} must not hurt a run, which was to end as {' or '.join(wanted)}: {states}"
+    for one in facts.commands:
+        told = facts.acknowledged and one.words.startswith("up ") and one.rc is not None
+        if told and (one.rc == 0) != (set(states.values()) == {SUCCEEDED}):
+            yield f"exit code: `ddpctl up` ended with {one.rc}, and the run like this: {states}"
 
 
 def _cause(facts: Facts) -> Iterator[str]:

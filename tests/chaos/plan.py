@@ -50,7 +50,7 @@ def one_round(seed: int, number: int, choices: Mapping[str, Choice], hosts: int 
     fault = _shuffled(sorted(choices), random.Random(f"{seed} bag {bag}"))[place]
     choice = choices[fault]
     dice = random.Random(f"{seed} round {number}")
-    moment = dice.choice(choice.moments)
+    moment = dice.choice([*choice.moments, TRAINING] if TRAINING in choice.moments else choice.moments)
     return Round(
         number=number,
         fault=fault,

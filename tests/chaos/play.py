@@ -31,6 +31,7 @@ STATUS_S = 60.0
 EMPTY_S = 20.0  # after the end of a run, or its kill, nothing is left
 HEALED_S = 90.0  # a host that could not stop has healed: a supervisor has 10, 20 and 30 s for each thing it waits for
 ANY = frozenset({0, 1, 3, 4, 5})
+EVIDENCE = ("stop.json", "supervisor.log")  # what else explains a violation
 
 
 def play(site: Site, round: Round) -> tuple[Facts, Scene]:
@@ -205,7 +206,7 @@ def _parts(scene: Scene, run: str) -> Iterator[tuple[str, Part]]:
     for host, base in scene.watch.bases.items():
         if run not in runs(host, base) and run != scene.run:
             continue
-        records = {name: scene.watch.record(host, name, run) for name in RECORDS}
+        records = {name: scene.watch.record(host, name, run) for name in (*RECORDS, *EVIDENCE)}
         seen = scene.watch.seen[host.name]
         if run == scene.run:
             yield host.name, Part(records, tuple(seen.exits), len(seen.launchers))

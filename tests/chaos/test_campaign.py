@@ -15,7 +15,7 @@ from tests.e2e.site import until
 from tests.lab import Lab, missing
 
 SEED = 5
-KINDS = {"kill-launcher", "kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
+KINDS = {"kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
 PLAN = plan(SEED, len(KINDS), choices(KINDS))
 
 

@@ -29,7 +29,7 @@ def ended(**changes: Any) -> Facts:
     facts.parts = {RUN: {host: part("failed", "node1") for host in HOSTS}}
     facts.left = {host: [] for host in HOSTS}
     facts.detected, facts.stopped, facts.up_ended = 0.5, 1.0, 2.0
-    facts.commands = [Command("up", 1, 9.0, 90.0, frozenset({1}))]
+    facts.commands = [Command("up --job x", 1, 9.0, 90.0, frozenset({1}))]
     facts.told = {"state": "failed", "cause": {"host": "node1"}}
     return replace(facts, **changes)
 
@@ -37,7 +37,7 @@ def ended(**changes: Any) -> Facts:
 def went_on(**changes: Any) -> Facts:
     facts = ended(fault=FAULTS["kill-guardian"], round=replace(ROUND, fault="kill-guardian"), told={"cause": None})
     facts.parts = {RUN: {host: part("succeeded") for host in HOSTS}}
-    facts.commands = [Command("up", 0, 9.0, 90.0, frozenset({0}))]
+    facts.commands = [Command("up --job x", 0, 9.0, 90.0, frozenset({0}))]
     return replace(facts, **changes)
 
 
@@ -71,6 +71,7 @@ def test_nothing_is_said_of_what_is_well() -> None:
         (ended(parts=on_node2(part("asleep"))), "says asleep, which is no end"),
         (ended(told={"state": "failed", "cause": {"host": "node0"}}), "`ddpctl status` blames node0"),
         (went_on(parts=ended().parts), "kill-guardian must not hurt a run"),
+        (went_on(commands=ended().commands), "`ddpctl up` ended with 1, and the run like this"),
     ],
 )
 def test_each_broken_promise_is_named(facts: Facts, words: str) -> None:
