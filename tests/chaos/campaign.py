@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.chaos.play import keep_evidence, play
 from tests.chaos.report import Result
 from tests.chaos.sight import BASE, folder, read
 from tests.e2e.site import Site
-from tests.lab import Lab, interpreters
+from tests.lab import Lab, LabError, interpreters
 from tests.lab.command import Ddpctl
 
 
@@ -21,18 +21,30 @@ class Campaign:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stack = contextlib.ExitStack()
         self._ends: dict[tuple[str, str], bytes] = {}  # run and host -> exit.json
 
     def __enter__(self) -> Campaign:
-        self.lab = self._stack.enter_context(Lab(3))
+        self.lab = Lab(3)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self.lab.stop()
 
     def play(self, round: Round) -> Result:
         began = time.monotonic()
+        try:
+            return self._play(round, began)
+        except (LabError, AssertionError, OSError, subprocess.SubprocessError) as error:
+            self._start_again()
+            return Result(round, False, False, (f"campaign: {error!r}",), time.monotonic() - began)
+
+    def _start_again(self) -> None:
+        """With new hosts: the lab itself did not do what it should."""
+        self.lab.stop()
+        self.lab = Lab(3)
+        self._ends.clear()
+
+    def _play(self, round: Round, began: float) -> Result:
         place = self.folder / f"round{round.number}"
         place.mkdir()
         ddpctl = Ddpctl(place)
