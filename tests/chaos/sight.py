@@ -24,7 +24,8 @@ STOPPING = "stopping"
 
 def folder(host: Host, base: str, *parts: str) -> Path:
     """A folder below base_dir, as it lies in the host, or on its disk while it has no power."""
-    root = Path("/proc", str(host.init.pid), "root") if host.init and host.running else host.disk.upper
+    init = host.init  # once: a host may lose its power while we look
+    root = Path("/proc", str(init.pid), "root") if init and init.alive() else host.disk.upper
     return Path(str(root) + base, *parts)
 
 
@@ -113,7 +114,7 @@ class Watch:
     def look(self) -> None:
         """Once more, now: what changed since the last look counts too."""
         for host in self.bases:
-            with contextlib.suppress(OSError, LabError):
+            with contextlib.suppress(OSError, LabError, AttributeError):  # it loses its power just now
                 self._look(host, self.seen[host.name])
 
     def _loop(self) -> None:
