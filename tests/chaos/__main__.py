@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,7 +27,7 @@ def main() -> int:
     if options.healthy:
         alarms = healthy.campaign(folder, options.healthy, labs=options.labs)
         print(f"{options.healthy} healthy runs, {len(alarms)} false alarms", *alarms, sep="\n  ")
-        return int(bool(alarms))
+        return _end(folder, bool(alarms))
     rounds = _rounds(options)
     results = []
     with Campaign(folder) as campaign:
@@ -34,14 +35,26 @@ def main() -> int:
             results.append(campaign.play(round))
             print(report.line(results[-1]), *(f"\n       {text}" for text in results[-1].violations), flush=True)
         lost = campaign.lost_records()
-    print("\n" + report.summary(options.seed, results))
+    print("\n" + report.summary(_plan(options), results))
     for text in lost:
         print(f"at the end of the campaign: {text}")
     if options.json:
-        options.json.write_text(json.dumps(report.to_json(options.seed, results), indent=1) + "\n")
+        options.json.write_text(json.dumps(report.to_json(_plan(options), results), indent=1) + "\n")
     bad = bool(lost) or any(result.violations for result in results)
+    return _end(folder, bad)
+
+
+def _end(folder: Path, bad: bool) -> int:
+    """Outputs and records are kept where they explain something."""
     print(f"evidence: {folder}" if bad else "no violation")
+    if not bad:
+        shutil.rmtree(folder)
     return int(bad)
+
+
+def _plan(options: argparse.Namespace) -> str:
+    words = [f"--seed {options.seed}", *(["--with-link-cuts"] if options.with_link_cuts else [])]
+    return " ".join([*words, *(["--fault", *options.fault] if options.fault else [])])
 
 
 def _rounds(options: argparse.Namespace) -> Sequence[Round]:

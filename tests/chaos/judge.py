@@ -8,9 +8,10 @@ from typing import Any
 
 from ddpctl_worker.contract import SUCCEEDED, TERMINAL
 from tests.chaos.fault import Fate, Fault
-from tests.chaos.plan import KILL, TRAINING, Round
+from tests.chaos.plan import KILL, STARTING, TRAINING, Round
 from tests.chaos.sight import RECORDS, document
 
+OWN_CODE = "orchestrator/ddpctl/"  # in a traceback that is ddpctl's own, and not that of a rank
 STOP_S = 60.0  # from a fault that must end the run to the end of all ranks that can be reached
 
 
@@ -87,7 +88,7 @@ def _commands(facts: Facts) -> Iterator[str]:
         elif one.rc not in one.codes:
             wanted = " or ".join(map(str, sorted(one.codes)))
             yield f"exit code: `ddpctl {one.words}` ended with {one.rc}, not {wanted}: {said[0]}"
-        elif "Traceback (most recent call last)" in one.stderr and "ddpctl/" in one.stderr:
+        elif "Traceback (most recent call last)" in one.stderr and OWN_CODE in one.stderr:
             yield f"traceback: `ddpctl {one.words}` showed one to its user"
 
 
@@ -120,6 +121,8 @@ def _attempts(facts: Facts) -> Iterator[str]:
 
 
 def _end(facts: Facts) -> Iterator[str]:
+    if not facts.acknowledged and facts.round.moment != STARTING:
+        yield "start: the run did not come up, and nothing had been done to it yet"
     states = {host: part.state for host, part in facts.parts.get(facts.main, {}).items()}
     if facts.must_end:
         if facts.stopped is None:

@@ -74,6 +74,7 @@ def _no_more(site: Site) -> None:
 def _play(scene: Scene, facts: Facts) -> None:
     _await(scene)
     facts.acknowledged = _acknowledged(scene)
+    scene.watch.mark()
     began = time.monotonic()
     facts.hit = facts.fault.inject(scene)
     if facts.must_end:

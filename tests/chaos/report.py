@@ -33,13 +33,14 @@ def line(result: Result) -> str:
     return f"{result.round} {word:8} {result.seconds:5.1f} s  {what}"
 
 
-def summary(seed: int, results: Sequence[Result]) -> str:
+def summary(plan: str, results: Sequence[Result]) -> str:
+    """``plan`` is what it takes on the command line to have the same plan again."""
     bad = [result for result in results if result.violations]
     hit = sum(result.hit for result in results)
-    lines = [f"seed {seed}: {len(results)} rounds, {hit} faults, {len(bad)} with violations", ""]
+    lines = [f"{plan}: {len(results)} rounds, {hit} faults, {len(bad)} with violations", ""]
     lines += _table(results)
     for result in bad:
-        lines += ["", f"{result.round}", f"  again: python -m tests.chaos --seed {seed} --only {result.round.number}"]
+        lines += ["", f"{result.round}", f"  again: python -m tests.chaos {plan} --only {result.round.number}"]
         lines += [f"  {text}" for text in result.violations]
     return "\n".join(lines)
 
@@ -60,10 +61,10 @@ def spread(values: Sequence[float | None]) -> str:
     return f"{statistics.median(known):.1f} s, at most {max(known):.1f} s" if known else ""
 
 
-def to_json(seed: int, results: Sequence[Result]) -> dict[str, Any]:
+def to_json(plan: str, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "schema": 1,
-        "seed": seed,
-        "rounds": [{**asdict(result), "repeat": f"--seed {seed} --only {result.round.number}"} for result in results],
+        "plan": plan,
+        "rounds": [{**asdict(result), "repeat": f"{plan} --only {result.round.number}"} for result in results],
         "violations": sum(bool(result.violations) for result in results),
     }

@@ -55,18 +55,18 @@ def left(host: Host) -> list[str]:
         return []
     found = {one.pid: " ".join(one.argv)[:120] or "?" for one in running(host)}
     with contextlib.suppress(OSError):
-        found.update(_in_group(host, found))
+        found.update(_in_groups(host))
     return [f"pid {pid} ({words})" for pid, words in sorted(found.items())]
 
 
-def _in_group(host: Host, known: Mapping[int, str]) -> dict[int, str]:
+def _in_groups(host: Host) -> dict[int, str]:
     """Processes in the groups below the host's own: a run may make groups, and must leave none with a process in it."""
     found: dict[int, str] = {}
     top = host.lab.claim.groups.host(host.name)
     for path, _, _ in os.walk(top) if top else ():
         if Path(path) != top and "populated 1" in (Path(path) / "cgroup.events").read_text():
             found.update({int(pid): f"in {path}" for pid in (Path(path) / "cgroup.procs").read_text().split()})
-    return {pid: words for pid, words in found.items() if pid not in known}
+    return found
 
 
 @dataclass
@@ -110,6 +110,12 @@ class Watch:
 
     def record(self, host: Host, name: str, run: str = "") -> bytes | None:
         return read(folder(host, self.bases[host], "runs", run or self.run, host.name, name))
+
+    def mark(self) -> None:
+        """From now on counts who begins to stop."""
+        self.look()
+        for seen in self.seen.values():
+            seen.began, seen.peak = None, 0
 
     def look(self) -> None:
         """Once more, now: what changed since the last look counts too."""

@@ -49,6 +49,7 @@ CHANGED = replace(part("failed", "node1"), exits=(b'{"state": "killed"}', b'{"st
 LOST = replace(part("failed", "node1"), records={"run.json": b"{}", "state.json": b'{"a": 1}', "exit.json": None})
 HANGS = Command("kill x", None, 80.0, 80.0, frozenset({0}))
 CRASHED = Command("kill x", 1, 8.0, 80.0, frozenset({0, 7}), "ddpctl: no")
+TRACED = Command("up", 1, 8.0, 80.0, frozenset({1}), 'Traceback (most recent call last)\n "orchestrator/ddpctl/x.py"')
 
 
 def test_nothing_is_said_of_what_is_well() -> None:
@@ -71,6 +72,8 @@ def test_nothing_is_said_of_what_is_well() -> None:
         (ended(parts=on_node2(part("asleep"))), "says asleep, which is no end"),
         (ended(told={"state": "failed", "cause": {"host": "node0"}}), "`ddpctl status` blames node0"),
         (went_on(parts=ended().parts), "kill-guardian must not hurt a run"),
+        (went_on(acknowledged=False), "start: the run did not come up"),
+        (ended(commands=[TRACED]), "traceback: `ddpctl up` showed one"),
         (went_on(commands=ended().commands), "`ddpctl up` ended with 1, and the run like this"),
     ],
 )
@@ -87,10 +90,10 @@ def test_a_summary_tells_how_to_repeat_what_was_violated() -> None:
     bad = replace(good, round=replace(ROUND, number=4), violations=("hang: `up`",), stopped=3.0)
     assert "detected 0.5 s, stopped 1.0 s" in line(good)
     assert "VIOLATED" in line(bad)
-    text = summary(9, [good, bad])
+    text = summary("--seed 9", [good, bad])
     assert "python -m tests.chaos --seed 9 --only 4" in text
     assert "| kill-rank | 2 | 1 | 0.5 s, at most 0.5 s | 2.0 s, at most 3.0 s |" in text
-    document = json.loads(json.dumps(to_json(9, [good, bad])))
+    document = json.loads(json.dumps(to_json("--seed 9", [good, bad])))
     assert document["violations"] == 1
     assert document["rounds"][1]["repeat"] == "--seed 9 --only 4"
     assert document["rounds"][0]["round"]["fault"] == "kill-rank"
