@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.plan import END, STARTING, TRAINING, Round
+from tests.chaos.plan import END, PLAIN, STARTING, TORCH, TRAINING, Round
 from tests.chaos.sight import Watch
 from tests.e2e.site import Site
 from tests.lab import Host
@@ -70,11 +70,12 @@ class Fault:
     moments: tuple[str, ...] = (STARTING, TRAINING, END)
     thens: tuple[str, ...] = ()  # what may be done with a run that goes on; () is all there is
     hold: float = 5.0  # seconds that the fault lasts where the run goes on
-    blames: bool = True  # the cause must name the victim
+    blames: bool = True  # the cause must name the victim ...
+    ends: tuple[str, ...] = ()  # ... or one of the two hosts whose link was cut
     deaf: bool = False  # the victim cannot stop, or be seen, before it is healed
     leaves: bool = False  # nobody is left on the victim to end the run there: a `ddpctl kill` does
     disk: bool = False  # the victim's base_dir is a small ext4 of its own
-    torch: bool = True  # also with a real DDP job
+    jobs: tuple[str, ...] = (PLAIN, TORCH)
     kill_codes: frozenset[int] = frozenset({0})  # of a kill while the fault lasts
     states: frozenset[str] = frozenset({"failed", "lost"})  # of a run that must end
     optional: bool = False  # only with --with-link-cuts

@@ -145,11 +145,13 @@ def _cause(facts: Facts) -> Iterator[str]:
     """A run that failed names the host that was hurt: in the records of the healthy hosts, and in what ddpctl tells."""
     if not facts.fault.blames:
         return
+    culprits = facts.fault.ends or (facts.victim,)
+    wanted = " or ".join(culprits)
     for host in facts.healthy:
         part = facts.parts.get(facts.main, {}).get(host)
-        if part and part.state in ("failed", "lost") and part.cause.get("host") != facts.victim:
-            said = f"{part.cause.get('host')}, not {facts.victim}: {part.cause.get('message')}"
+        if part and part.state in ("failed", "lost") and part.cause.get("host") not in culprits:
+            said = f"{part.cause.get('host')}, not {wanted}: {part.cause.get('message')}"
             yield f"cause: {host} blames {said}"
     cause = facts.told.get("cause") or {}
-    if facts.told.get("state") in ("failed", "lost") and cause.get("host") != facts.victim:
-        yield f"cause: `ddpctl status` blames {cause.get('host')}, not {facts.victim}: {cause.get('message')}"
+    if facts.told.get("state") in ("failed", "lost") and cause.get("host") not in culprits:
+        yield f"cause: `ddpctl status` blames {cause.get('host')}, not {wanted}: {cause.get('message')}"

@@ -10,7 +10,7 @@ STARTING, TRAINING, END = "starting", "training", "end"
 FINISH, FINISH_FIRST, KILL = "finish", "finish-first", "kill"
 THENS = (FINISH, FINISH_FIRST, KILL)
 PLAIN, TORCH = "plain", "torch"
-TORCH_SHARE = 0.15  # a real DDP job costs seconds more for its imports
+TORCH_SHARE = 0.15  # of the rounds that leave the choice: a real DDP job costs seconds more for its imports
 DELAYS_S = {STARTING: 2.5, TRAINING: 2.0, END: 1.0}  # at most, from the beginning of the moment to the fault
 
 
@@ -20,7 +20,7 @@ class Choice:
 
     moments: tuple[str, ...]
     thens: tuple[str, ...]
-    torch: bool
+    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,14 @@ def one_round(seed: int, number: int, choices: Mapping[str, Choice], hosts: int 
         victim=dice.randrange(hosts),
         moment=moment,
         delay=round(dice.uniform(0.0, DELAYS_S[moment]), 2),
-        job=TORCH if dice.random() < TORCH_SHARE and choice.torch else PLAIN,
+        job=_job(choice, dice.random()),
         then=dice.choice(choice.thens),
         pick=round(dice.random(), 3),
     )
+
+
+def _job(choice: Choice, drawn: float) -> str:
+    return TORCH if TORCH in choice.jobs and (drawn < TORCH_SHARE or PLAIN not in choice.jobs) else PLAIN
 
 
 def _shuffled(names: Sequence[str], dice: random.Random) -> list[str]:

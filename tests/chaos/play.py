@@ -123,7 +123,8 @@ def _see_it_end(scene: Scene, facts: Facts, began: float) -> None:
     begun = [one.began for name, one in scene.watch.seen.items() if one.began and name in names - {facts.victim}]
     facts.detected = min(begun) - began if begun else None
     _wait_for_up(scene, facts, frozenset({1}), UP_S)
-    facts.up_ended = time.monotonic() - began
+    if all(one.rc is not None for one in facts.commands):
+        facts.up_ended = time.monotonic() - began
     _command(scene, facts, "status", {0}, STATUS_S)
 
 

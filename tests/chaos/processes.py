@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.chaos.fault import Fate, Fault, Scene
-from tests.chaos.plan import END, KILL, THENS, TRAINING
+from tests.chaos.plan import END, KILL, PLAIN, THENS, TRAINING
 from tests.e2e.site import launcher, named, ranks
 from tests.lab import Host, Process
 from tests.worker.programs import main_thread_stopped
@@ -123,7 +123,7 @@ def faults() -> Iterator[Fault]:
     yield Fault("pause-supervisor", stopped("supervisor"), Fate.GOES_ON, thens=THENS)
     yield Fault("stop-supervisor", stopped("supervisor"), hold=45.0)
     yield Fault("stop-guardian", stopped("guardian"), Fate.GOES_ON, thens=THENS)
-    yield Fault("stop-main-thread", thread_stopped("main"), hold=45.0, torch=False)
+    yield Fault("stop-main-thread", thread_stopped("main"), hold=45.0, jobs=(PLAIN,))
     yield Fault("pause-drain", thread_stopped("drain"), Fate.GOES_ON, thens=THENS)
     yield Fault("pause-log", thread_stopped("log"), Fate.GOES_ON, thens=THENS, hold=10.0)
     yield Fault("pause-record", thread_stopped("record"), Fate.GOES_ON, thens=THENS, hold=10.0)
