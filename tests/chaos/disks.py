@@ -60,7 +60,7 @@ def full(scene: Scene) -> bool:
 
 def faults() -> Iterator[Fault]:
     # A kill may not come through while a disk hangs or takes nothing; it must say so, and one after that must.
-    codes = frozenset({0, 1, 4, 6})
+    codes = frozenset({0, 4, 6})
     table: tuple[tuple[str, Callable[[Scene], bool], float], ...] = (
         ("disk-frozen", frozen, 12.0),
         ("disk-immutable", immutable, 8.0),

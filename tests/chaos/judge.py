@@ -72,6 +72,11 @@ class Facts:
         return self.fault.fate_at(self.round.moment) if self.hit else Fate.EITHER
 
     @property
+    def missed(self) -> str:
+        """The host that a kill could not reach, and said so: it may have ended for a reason of its own before."""
+        return self.victim if any(one.words.startswith("kill ") and one.rc == 4 for one in self.commands) else ""
+
+    @property
     def must_end(self) -> bool:
         return self.fate is Fate.ENDS
 
@@ -133,7 +138,8 @@ def _end(facts: Facts) -> Iterator[str]:
     elif facts.fate is Fate.GOES_ON and facts.acknowledged:
         wanted = {"killed" if facts.round.then == KILL else SUCCEEDED}
         wanted |= {SUCCEEDED} if facts.round.moment != TRAINING else set()  # it may outrun the kill
-        if not wanted.issuperset(states.values()):
+        found = {state for host, state in states.items() if host != facts.missed}
+        if not wanted.issuperset(found):
             yield f"end: {facts.fault.name} must not hurt a run, which was to end as {' or '.join(wanted)}: {states}"
     for one in facts.commands:
         told = facts.acknowledged and one.words.startswith("up ") and one.rc is not None
@@ -149,7 +155,12 @@ def _cause(facts: Facts) -> Iterator[str]:
     wanted = " or ".join(culprits)
     for host in facts.healthy:
         part = facts.parts.get(facts.main, {}).get(host)
-        if part and part.state in ("failed", "lost") and part.cause.get("host") not in culprits:
+        if (
+            part
+            and host != facts.missed
+            and part.state in ("failed", "lost")
+            and part.cause.get("host") not in culprits
+        ):
             said = f"{part.cause.get('host')}, not {wanted}: {part.cause.get('message')}"
             yield f"cause: {host} blames {said}"
     cause = facts.told.get("cause") or {}

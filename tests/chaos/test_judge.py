@@ -85,6 +85,16 @@ def test_a_fault_that_came_too_late_may_end_in_any_way() -> None:
     assert violations(went_on(fault=FAULTS["kill-rank"], hit=False)) == []
 
 
+def test_a_host_that_the_kill_could_not_reach_may_have_ended_by_itself() -> None:
+    facts = went_on(fault=FAULTS["short-cut"], round=replace(ROUND, fault="short-cut", then="kill"))
+    parts = {host: part("killed") for host in HOSTS}
+    facts.parts = {RUN: {**parts, "node1": part("failed", "node0")}}
+    facts.commands = [Command("kill x", 0, 9.0, 80.0, frozenset({0, 4}))]
+    assert len(violations(facts)) == 2
+    facts.commands = [replace(facts.commands[0], rc=4)]
+    assert violations(facts) == []
+
+
 def test_a_summary_tells_how_to_repeat_what_was_violated() -> None:
     good = Result(ROUND, True, True, (), 20.0, detected=0.5, stopped=1.0, up_ended=2.0)
     bad = replace(good, round=replace(ROUND, number=4), violations=("hang: `up`",), stopped=3.0)
