@@ -29,7 +29,7 @@ PAUSE_S = 10.0
 UP_S = 180.0  # all ranks are up
 END_S = 180.0
 SWAP_MB = 1024
-MEMORY = "260M"  # of a host: an sshd, a launcher with its torch, a rank, supervisor and guardian use more
+MEMORY = "180M"  # of a host: what a run on it needs is about 250 MB
 BUSY = "while True: pass"
 PROGRAM = """\
 import os, time
@@ -53,8 +53,15 @@ def campaign(place: Path, number: int, *, labs: int) -> list[str]:
         threads = [threading.Thread(target=_one_lab, args=(place, tickets, alarms, swapping)) for _ in range(labs)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:  # cut short: the runs that are under way are the last
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    tickets.get_nowait()
+            for thread in threads:
+                thread.join()
     return alarms
 
 
@@ -70,7 +77,7 @@ def _one_lab(place: Path, tickets: queue.SimpleQueue[int], alarms: list[str], sw
                 return
             found = _one_run(lab, place / f"healthy{nth}", nth)
             alarms += [f"run {nth}: {text}" for text in found]
-            print(f"{nth:4} healthy", *(found or ["ok"]), f"({_swapped():.0f} MB on swap)", flush=True)
+            print(f"{nth:4} healthy", *(found or ["ok"]), flush=True)
 
 
 def _one_run(lab: Lab, place: Path, nth: int) -> list[str]:
@@ -88,6 +95,7 @@ def _one_run(lab: Lab, place: Path, nth: int) -> list[str]:
         time.sleep(nth % 5)
         with _everything_stopped(lab, up.pid):
             time.sleep(PAUSE_S)
+            print(f"{nth:4} pauses, {_swapped():.0f} MB are on swap", flush=True)
         done = up.wait(END_S)
     except (AssertionError, LabError) as error:
         return [str(error)]
