@@ -28,6 +28,7 @@ TRAIN_S = 14.0
 PAUSE_S = 10.0
 UP_S = 180.0  # all ranks are up
 END_S = 180.0
+EMPTY_S = 30.0  # the workers that `up` has talked to may take a moment to end
 SWAP_MB = 1024
 MEMORY = "180M"  # of a host: what a run on it needs is about 250 MB
 BUSY = "while True: pass"
@@ -108,6 +109,9 @@ def _one_run(lab: Lab, place: Path, nth: int) -> list[str]:
 
 
 def _not_succeeded(lab: Lab, run: str) -> Iterator[str]:
+    deadline = time.monotonic() + EMPTY_S
+    while any(left(host) for host in lab) and time.monotonic() < deadline:
+        time.sleep(0.5)
     for host in lab:
         end = document(read(folder(host, BASE, "runs", run, host.name, "exit.json")))
         if end.get("state") != "succeeded":
