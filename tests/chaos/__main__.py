@@ -53,12 +53,11 @@ def _end(folder: Path, bad: bool) -> int:
 
 
 def _plan(options: argparse.Namespace) -> str:
-    words = [f"--seed {options.seed}", *(["--with-link-cuts"] if options.with_link_cuts else [])]
-    return " ".join([*words, *(["--fault", *options.fault] if options.fault else [])])
+    return " ".join([f"--seed {options.seed}", *(["--fault", *options.fault] if options.fault else [])])
 
 
 def _rounds(options: argparse.Namespace) -> Sequence[Round]:
-    choices = catalogue.choices(set(options.fault), link_cuts=options.with_link_cuts)
+    choices = catalogue.choices(set(options.fault))
     if options.only is not None:
         return [one_round(options.seed, options.only, choices)]
     return plan(options.seed, options.number, choices)[options.begin :]
@@ -72,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--begin", type=int, default=0, help="leave out the rounds before this one")
     add("--only", type=int, help="this round of the plan alone")
     add("--fault", choices=sorted(catalogue.FAULTS), default=[], nargs="+", help="a plan of these kinds alone")
-    add("--with-link-cuts", action="store_true", help="also cut two members off from each other")
     add("--json", type=Path, help="write all results there")
     add("--healthy", type=int, default=0, metavar="N", help="instead: N healthy runs on an overloaded machine")
     add("--labs", type=int, default=3, help="how many healthy runs at once")

@@ -11,10 +11,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def choices(names: set[str] | None = None, *, link_cuts: bool = False) -> dict[str, Choice]:
+def choices(names: set[str] | None = None) -> dict[str, Choice]:
     """What a plan may choose from; all faults, or those named."""
     return {
         name: Choice(fault.moments, fault.thens or (FINISH,), fault.jobs)
         for name, fault in FAULTS.items()
-        if (name in names if names else link_cuts or not fault.optional)
+        if not names or name in names
     }

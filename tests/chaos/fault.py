@@ -78,7 +78,6 @@ class Fault:
     jobs: tuple[str, ...] = (PLAIN, TORCH)
     kill_codes: frozenset[int] = frozenset({0})  # of a kill while the fault lasts
     states: frozenset[str] = frozenset({"failed", "lost"})  # of a run that must end
-    optional: bool = False  # only with --with-link-cuts
 
     def fate_at(self, moment: str) -> Fate:
         """A run that is about to end, or has not begun, may outrun a fault that would end it."""

@@ -77,7 +77,7 @@ def faults() -> Iterator[Fault]:
     )
     yield Fault("one-way-in", one_way("input"), deaf=True)
     yield Fault("one-way-out", one_way("output"), deaf=True)
-    yield Fault("link-cut", link_cut, moments=(TRAINING,), jobs=(TORCH,), ends=("node1", "node2"), optional=True)
+    yield Fault("link-cut", link_cut, moments=(TRAINING,), jobs=(TORCH,), ends=("node1", "node2"))
     for name, do in (("no-sshd", Host.no_ssh), ("silent-sshd", Host.silent_sshd)):
         yield Fault(name, hurt(do), Fate.GOES_ON, thens=THENS, kill_codes=UNREACHABLE)
     yield Fault("sessions-killed", sessions_killed, Fate.GOES_ON, thens=THENS, hold=2.0)

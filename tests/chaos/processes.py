@@ -11,10 +11,10 @@ from tests.chaos.fault import Fate, Fault, Scene
 from tests.chaos.plan import END, KILL, PLAIN, THENS, TRAINING
 from tests.e2e.site import launcher, named, ranks
 from tests.lab import Host, Process
-from tests.worker.programs import main_thread_stopped
+from tests.worker.programs import thread_stopped as stand_still
 
 Find = Callable[[Scene], Process | None]
-THREADS = ("main", "drain", "log", "record", "gang")  # of the supervisor, in the order in which it starts them
+THREADS = ("main", "drain", "log", "record", "gang", "cuts")  # of the supervisor, in the order in which it starts them
 AFTER_EXEC = (TRAINING, END)
 KILLS = ("launcher", "rank", "supervisor", "guardian")
 
@@ -80,7 +80,7 @@ def thread_stopped(name: str) -> Callable[[Scene], bool]:
         if len(found) != len(THREADS):
             return False
         with contextlib.suppress(AssertionError):  # it has just ended
-            scene.undo.enter_context(main_thread_stopped(found[THREADS.index(name)]))
+            scene.undo.enter_context(stand_still(found[THREADS.index(name)]))
             return True
         return False
 

@@ -39,7 +39,7 @@ def test_every_kind_comes_equally_often(seed: int, number: int) -> None:
 @settings(deadline=None)
 @given(SEEDS, NUMBERS)
 def test_a_round_is_one_that_its_fault_allows(seed: int, number: int) -> None:
-    for round in plan(seed, number, choices(link_cuts=True)):
+    for round in plan(seed, number, choices()):
         fault = FAULTS[round.fault]
         assert round.moment in fault.moments
         assert round.then in (fault.thens or ("finish",))
@@ -53,7 +53,5 @@ def test_another_seed_gives_another_plan() -> None:
     assert plan(1, 40, choices()) != plan(2, 40, choices())
 
 
-def test_a_cut_between_two_members_is_asked_for() -> None:
-    assert "link-cut" not in choices()
-    assert "link-cut" in choices(link_cuts=True)
+def test_a_plan_of_some_kinds_has_no_others() -> None:
     assert set(choices({"link-cut"})) == {"link-cut"}

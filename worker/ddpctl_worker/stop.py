@@ -18,7 +18,7 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import paths as places
 from ddpctl_worker import processes, record
 from ddpctl_worker.cgroup import of_record
-from ddpctl_worker.contract import NO_SUCH_RUN
+from ddpctl_worker.contract import NO_SUCH_RUN, STOPPING, TERMINAL
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
@@ -73,11 +73,14 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
             _write_end(paths, outcomes.killed(run["host"], by), own)
     _let_watchers_end(paths)
     counted = end if before is None else {}
+    status = node_status(paths)
+    if not own.survivors and status["state"] not in TERMINAL:
+        status["state"] = STOPPING  # nothing of it runs: only its end waits for the disk
     return {
         "signalled": int(counted.get("signalled", 0)) + own.signalled,
         "forced": int(counted.get("forced", 0)) + own.forced,
         "survivors": own.survivors,
-        "status": node_status(paths),
+        "status": status,
     }
 
 
