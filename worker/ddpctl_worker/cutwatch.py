@@ -26,7 +26,7 @@ SUSPECT_S = 6.0  # nothing was acknowledged for so long: time to dial
 SENT_AGAIN = 3  # ... and what waits was sent again so often
 CALM_S = 10.0  # how long a node that answered is not dialled again
 LATE_S = 3.0  # a look that comes so much too late: this machine was asleep, and may have missed an answer
-SHARE = 400  # a look that takes one unit of processor time is followed by so many of rest
+SHARE = 400  # after a look: the pause is this multiple of the processor time that the look took
 MAX_PAUSE_S = 30.0
 # No answer. Trouble of this node's own (no descriptor, no free port) says nothing of the link.
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}

@@ -61,7 +61,7 @@ def follow_run(
     printer.flush()
     gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
     end = read_run(fleet, run, gone=gone)
-    if not end.terminal and end.cause is None:  # else the end is known, whoever is out of reach or hangs
+    if not end.terminal and end.cause is None:  # else the end is known, even if a host is out of reach or hangs
         raise_for_errors(run, errors)
     if end.state != contract.SUCCEEDED:
         for line in held.lines:
