@@ -31,7 +31,7 @@ def state_text(state: str) -> Text:
 
 
 def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
-    """One run, with a row a node and, where it failed, the cause; with ``candidates`` also what else it may have been."""
+    """One run, with a row a node and, where it failed, the cause; ``candidates``: also what else it may have been."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  cluster {run.cluster}")
     head.append(f"  world size {run.world_size}")
     if run.started:
