@@ -7,10 +7,12 @@ TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
 # Two at a time, a file in one process: most tests wait for deadlines of real hosts. `make test PARALLEL=` runs one by one.
 PARALLEL := -n 2 --dist loadfile
 ROOT := $(filter 0,$(shell id -u))
+SEED := 1
+N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test lint format system interpreters bench clean
+.PHONY: help venv demo test lint format system interpreters bench chaos clean
 
 help: ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +37,9 @@ format: venv ## mend what ruff can mend
 bench: venv system interpreters ## measure ddpctl against the same commands by hand
 	$(if $(ROOT),tests/setup/system-packages clustershell pdsh)
 	$(BIN)/python -m tests.bench $(ARGS)
+
+chaos: venv system interpreters ## hurt runs on real hosts and check what must hold: make chaos SEED=1 N=200
+	$(BIN)/python -m tests.chaos --seed $(SEED) --number $(N) $(ARGS)
 
 clean: ## remove what make made in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

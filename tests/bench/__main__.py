@@ -16,6 +16,7 @@ from tests.lab import missing
 BENCHES = {
     "main": ("tests.bench.main_job", "The main job"),
     "fleet": ("tests.bench.fleet", "Many hosts"),
+    "node": ("tests.bench.node", "On a node"),
     "preflight": ("tests.bench.preflight", "Preflight"),
     "spread": ("tests.bench.spread", "Spreading files"),
     "install": ("tests.bench.install", "Installing environments"),

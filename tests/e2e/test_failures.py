@@ -64,6 +64,18 @@ def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
     assert site("attach", job).rc == 1
 
 
+def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(site: Site, lab: Lab) -> None:
+    """It ends with exit code 0, and every other one says that its peer is gone."""
+    job = site.job("fewer", FEWER, env={"OMP_NUM_THREADS": "1"})
+    done = site("up", "--job", job, "--json", timeout=120)
+    assert done.rc == 1, done.stdout + done.stderr
+    cause = done.json()["cause"]
+    assert (cause["host"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node2", 2, 0, "exited"), cause
+    assert "rank 2 on node2 ended with exit code 0 at " in cause["message"]
+    assert "do all ranks run the same number of steps?" in one_line(done)
+    assert_nothing_runs(lab)
+
+
 def test_the_script_is_missing(site: Site, lab: Lab) -> None:
     """Here, where nothing is contacted for it; and on one node, where the code lies already."""
     job = site.job("missing", SLEEP)
@@ -113,3 +125,12 @@ def test_preflight_finds_an_error_and_nothing_is_started(site: Site, lab: Lab) -
     assert "node1" in one_line(done)
     assert site("status", job).rc == 7
     assert_nothing_runs(lab)
+
+
+FEWER = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(20 if dist.get_rank() == 2 else 40):
+    dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""

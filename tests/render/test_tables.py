@@ -43,3 +43,14 @@ def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
     node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "unreachable", "note": "it is another machine"})
     make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,))))
     assert "a: it is another machine" in out.getvalue()
+
+
+def test_what_else_may_have_been_the_cause_is_shown_on_request() -> None:
+    first = {"host": "a", "rank": 1, "reason": "exited", "message": "rank 1 exited with code 1", "time": "t1"}
+    other = {"host": "b", "rank": 2, "reason": "signaled", "message": "rank 2 was killed by SIGABRT", "time": "t2"}
+    node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "failed", "cause": first, "candidates": [other]})
+    for candidates in (False, True):
+        out = io.StringIO()
+        make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,)), candidates=candidates))
+        assert "rank 1 exited with code 1" in out.getvalue()
+        assert ("b rank 2: signaled: rank 2 was killed by SIGABRT" in out.getvalue()) == candidates

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 
 from tests.worker.node import Node, eventually, processes_of
 
@@ -46,6 +50,35 @@ while True:
     except ChildProcessError:
         pass
 """
+# The parent of each process of this chain ends at once: nothing of it is there for longer than a millisecond or two.
+CHAIN = """
+import os, sys, time
+count = os.open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "chain"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+if os.environ["RANK"] == "0" and os.fork() == 0:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        os.setsid()
+        os.write(count, b".")
+        time.sleep(0.001)
+        if os.fork():
+            os._exit(0)
+print("here", flush=True)
+time.sleep(300)
+"""
+
+# Stops one thread of a process, and no other one, as a page fault on a hung disk would.
+STOP_THREAD = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+pid = int(sys.argv[1])
+if libc.ptrace(0x4206, pid, None, None) or libc.ptrace(0x4207, pid, None, None):  # SEIZE, INTERRUPT
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(pid, 0x40000000)
+print("stopped", flush=True)
+while not os.WIFSIGNALED(os.waitpid(pid, 0x40000000)[1]):
+    pass
+"""
 
 
 def here(node: Node, run: str) -> None:
@@ -70,3 +103,18 @@ def noted(node: Node, run: str) -> bool:
 
 def watchers_end(node: Node, run: str) -> None:
     eventually(lambda: not processes_of(run), "guardian and supervisor end")
+
+
+@contextlib.contextmanager
+def thread_stopped(pid: int) -> Iterator[None]:
+    """``pid`` is a thread's; that of a process is its main thread's. The other threads of the process go on."""
+    stopper = subprocess.Popen([sys.executable, "-c", STOP_THREAD, str(pid)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert stopper.stdout is not None
+        assert stopper.stdout.readline() == "stopped\n"
+        yield
+    finally:
+        stopper.kill()
+        stopper.wait()
+        if stopper.stdout:
+            stopper.stdout.close()

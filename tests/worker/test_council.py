@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.council import CULPRIT_S, LATE_S, MUTE_S, REJOIN_S, SILENT_S, SLACK_S, VICTIMS_S, Council
+from ddpctl_worker.council import AFTER_S, CULPRIT_S, LATE_S, MUTE_S, REJOIN_S, SILENT_S, SLACK_S, VICTIMS_S, Council
 from ddpctl_worker.gangwire import MAX_LINE, HubWire, MemberWire, Stranger
 from ddpctl_worker.outcome import Outcome
 
@@ -154,6 +154,66 @@ def test_a_node_that_said_goodbye_may_be_silent() -> None:
     assert not made.settled()
     made.goodbye("a")
     assert made.settled()
+
+
+def early(host: str, rank: int | None = 2) -> Outcome:
+    why = outcomes.ended_early(host, rank, "2026-11-22T12:01:07.123+00:00", 0.0)
+    return outcomes.failed(why, suspect=True)
+
+
+ENDED = "ended with exit code 0 at 12:01:07 UTC"
+QUESTION = "before the others failed: do all ranks run the same number of steps?"
+
+
+def test_a_rank_that_ended_too_early_is_the_cause_of_victims() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    made.report(early("b"), 14.0, 120.5)
+    assert decided(made, 120.0 + MUTE_S - 0.1) is None  # the hub, that has told of nothing, may have the culprit
+    assert decided(made, 120.0 + MUTE_S) == "b"
+    assert made.verdict is not None
+    cause = made.verdict.cause
+    assert cause is not None
+    assert (cause["rank"], cause["exit_code"], cause["reason"]) == (2, 0, "exited")
+    assert cause["message"] == f"rank 2 on b {ENDED}, 14 s {QUESTION}"
+    assert cause["time"].startswith("2026-11-22T12:01:07")
+
+
+@pytest.mark.parametrize("culprit", [{}, {"suspect": True}], ids=["a culprit", "a suspect"])
+def test_one_that_has_failed_comes_before_one_that_ended_too_early(culprit: dict[str, bool]) -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    made.report(early("b"), 14.0, 120.5)
+    made.report(failure("hub", **culprit), 0.0, 121.0)
+    assert decided(made, 120.0 + MUTE_S) == "hub"
+
+
+def test_one_that_ended_after_the_first_failure_is_not_the_cause() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    made.report(early("b"), 0.0, 120.0 + AFTER_S + 0.1)
+    assert decided(made, 120.0 + MUTE_S) == "a"
+
+
+def test_a_node_that_has_succeeded_too_early_is_the_cause_of_victims() -> None:
+    made = council()
+    made.goodbye("b", early("b", None), 110.0)
+    made.goodbye("b", early("b", None), 121.0)  # the same once more
+    assert decided(made, 115.0) is None
+    assert not made.undecided
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    assert decided(made, 120.0 + MUTE_S) == "b"
+    assert made.verdict is not None
+    assert made.verdict.cause is not None
+    assert made.verdict.cause["message"] == f"every rank on b {ENDED}, 10 s {QUESTION}"
+
+
+@pytest.mark.parametrize("case", ["a culprit", "later"])
+def test_a_node_that_has_succeeded_is_not_to_blame_for_others(case: str) -> None:
+    made = council()
+    made.report(failure("a", victim=case == "later"), 0.0, 120.0)
+    made.goodbye("b", early("b", None), 110.0 if case == "a culprit" else 120.5)
+    assert decided(made, 120.0 + MUTE_S) == "a"
 
 
 def test_a_kill_ends_the_matter_at_once() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.council import SILENT_S
-from ddpctl_worker.gangwire import MAX_HELLO, HubWire, Stranger
+from ddpctl_worker.gangwire import MAX_HELLO, HubWire, MemberWire, Stranger
 from tests.worker.conftest import MakeNode
-from tests.worker.node import Node, eventually
-from tests.worker.programs import SLEEP
+from tests.worker.node import Node, eventually, processes_of
+from tests.worker.programs import SLEEP, thread_stopped
 
 HOSTS = ["node0", "node1", "node2"]
 
@@ -247,6 +247,62 @@ def test_strangers_get_nothing(trio: Trio) -> None:
                 answer = b""
             assert answer == b""
     assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
+
+
+@pytest.mark.parametrize("still", [0, 1], ids=["hub", "member"])
+def test_a_supervisor_whose_loop_stands_still_is_named_though_its_gang_talks_on(trio: Trio, still: int) -> None:
+    """Its other threads live: the beats come, but they say that nobody watches the ranks there."""
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    gone = trio.nodes[still]
+    with thread_stopped(gone.pid(trio.run, "supervisor")):
+        for node in trio.nodes:
+            if node is not gone:
+                status = node.wait_state(trio.run, seconds=60)
+                assert (status["state"], status["cause"]["reason"]) == ("failed", "supervisor_lost")
+                assert status["cause"]["host"] == gone.host
+                assert f"the supervisor on {gone.host} stands still" in status["cause"]["message"]
+    assert gone.wait_state(trio.run)["cause"]["host"] == gone.host
+    trio.supervisors_end()
+
+
+@pytest.mark.parametrize("still", [0, 1], ids=["hub", "member"])
+def test_a_node_whose_gang_thread_stands_still_ends_like_the_others(trio: Trio, still: int) -> None:
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    gone = trio.nodes[still]
+    tasks = os.listdir(f"/proc/{gone.pid(trio.run, 'supervisor')}/task")
+    with thread_stopped(sorted(map(int, tasks))[4]):  # after main thread, drain, log writer and record writer
+        for node in trio.nodes:
+            status = node.wait_state(trio.run, seconds=60)
+            assert (status["state"], status["cause"]["host"]) == ("failed", gone.host)
+        assert "watches the other nodes stands still" in gone.status(trio.run)["cause"]["message"]
+        eventually(lambda: not processes_of(trio.run), "every supervisor ends", 30)
+
+
+def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:
+    """One node sends what makes the hub's loop raise: the loop begins anew, and the nodes find each other again."""
+    trio.start(SLEEP, SLEEP, SLEEP)
+    trio.running()
+    trio.joined()
+    wire = MemberWire(bytes.fromhex(trio.key), trio.run, "node1", "node0")
+    with socket.create_connection(("127.0.0.1", trio.port), 10) as sock:
+        sock.settimeout(15)
+        sock.sendall(wire.hello())
+        while not wire.open:
+            wire.feed(sock.recv(1 << 16))
+        sock.sendall(wire.pack({"k": "down", "age": "never"}))
+        while sock.recv(1 << 16):  # until the hub has hung up
+            pass
+    log = trio.nodes[0].folder(trio.run) / "supervisor.log"
+    eventually(lambda: "gang: ValueError" in log.read_text(), "the fault is noted")
+    trio.joined()
+    time.sleep(SILENT_S + 4)
+    assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
+    trio.nodes[2].call("stop", run=trio.run, grace=2, by="alice")
+    assert [status["state"] for status in trio.ended()] == ["killed"] * 3
 
 
 def test_strangers_fill_no_log(trio: Trio) -> None:

@@ -18,14 +18,19 @@ from ddpctl_worker.lines import STDOUT, decode, encode
 
 
 def written(folder: Path, count: int, *, segment: int = 1 << 20, total: int = 1 << 30, size: int = 50) -> logs.Writer:
-    writer = logs.Writer(str(folder), lambda: None, segment=segment, total=total)
+    writer = logs.Writer(str(folder), segment=segment, total=total)
     writer.start()
     for number in range(count):
         record = encode(1.0, number % 3, STDOUT, b"%d " % number + b"x" * size, b"\n")
-        while not writer.submit(record, 1):
-            time.sleep(0.01)
-    writer.close()
+        assert writer.submit(record, 1)
+    end(writer)
     return writer
+
+
+def end(writer: logs.Writer) -> None:
+    writer.close()
+    writer.join()
+    assert writer.over
 
 
 def numbers(records: list[tuple[int, bytes]]) -> list[int]:
@@ -149,7 +154,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_costs_lines_that_are_counted_and_told(small_disk: Path) -> None:
-    writer = logs.Writer(str(small_disk), lambda: None)
+    writer = logs.Writer(str(small_disk))
     writer.start()
     for number in range(6000):
         assert writer.submit(encode(1.0, 0, STDOUT, b"%d" % number + b" " * 60, b"\n"), 1)
@@ -160,7 +165,7 @@ def test_a_full_disk_costs_lines_that_are_counted_and_told(small_disk: Path) -> 
     assert first == list(range(len(first)))  # whole, and without a hole
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
     assert writer.submit(encode(1.0, 0, STDOUT, b"9999 later", b"\n"), 1)
-    writer.close()
+    end(writer)
     values = [decode(line) for _, line in read_all(small_disk)]
     texts = [value["x"] for value in values if value]
     marks = [text for text in texts if text.startswith("ddpctl:")]
@@ -169,18 +174,25 @@ def test_a_full_disk_costs_lines_that_are_counted_and_told(small_disk: Path) -> 
     assert len(first) + writer.dropped == 6000
 
 
-def test_a_disk_that_takes_nothing_is_waited_for_and_then_given_up(tmp_path: Path) -> None:
-    """The writer's thread hangs in a write: submit says "later" until the stall is over, and then drops."""
-    hang = threading.Event()
-    writer = logs.Writer(str(tmp_path), lambda: (hang.wait(), None)[1], stall=0.3)  # its first pulse never returns
+def test_a_disk_that_hangs_costs_lines_and_not_a_moment(tmp_path: Path) -> None:
+    """A segment that is a FIFO nobody reads: the writer's thread hangs in its open, as it would on a hung disk."""
+    fifo = tmp_path / f"{0:020d}.jsonl"
+    os.mkfifo(fifo)
+    writer = logs.Writer(str(tmp_path), segment=1 << 30)
     writer.start()
     big = encode(1.0, 0, STDOUT, b"x" * 1000, b"\n") * 20_000
-    while writer.submit(big, 20_000) and writer.dropped == 0:
-        pass
-    assert writer.dropped == 0
-    _until(lambda: writer.submit(big, 20_000) and writer.dropped == 20_000)
-    hang.set()
-    writer.close()
+    taken = 0
+    while writer.submit(big, 20_000):
+        taken += 20_000
+    assert taken * 1000 <= logs.QUEUE_BYTES
+    assert not writer.submit(big, 20_000)
+    assert writer.dropped == 40_000
+    with open(fifo, "rb") as reader:
+        writer.close()
+        found = reader.read()
+    writer.join()
+    assert b"40000 lines of output were dropped here" in found
+    assert found.count(b"\n") == taken + 1
 
 
 def _until(true: object, seconds: float = 20.0) -> None:

@@ -86,12 +86,12 @@ def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = str(tmp_path / "heartbeat")
     assert record.read_heartbeat(path) is None
     heart = record.Heartbeat(path)
-    pulse = record.Pulse(12.5, 0.0, 3, 2)
+    pulse = record.Pulse(12.5, 0.0, 3, 2, 8)
     heart.beat(pulse)
     heart.close()
     assert record.read_heartbeat(path) == pulse
     blob = bytearray(Path(path).read_bytes())
-    assert len(blob) == 32
+    assert len(blob) == 36
     blob[3] ^= 1
     Path(path).write_bytes(blob)
     assert record.read_heartbeat(path) is None
@@ -139,6 +139,14 @@ def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
             os.kill(pid, signal.SIGCONT)
     assert answer["survivors"] == []
     assert answer["status"]["state"] in ("killed", "lost")
+
+
+def test_a_run_with_a_spoilt_state_can_be_stopped(node: Node) -> None:
+    run = node.start(SLEEP)
+    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    (node.folder(run) / "state.json").write_text("{")
+    answer = node.call("stop", run=run, grace=5)
+    assert (answer["status"]["state"], answer["survivors"]) == ("killed", [])
 
 
 @pytest.mark.parametrize("spoilt", ["exit.json", "state.json", "run.json"])

@@ -83,7 +83,8 @@ def test_a_rank_starts_as_if_by_hand(node: Node) -> None:
     assert seen["fds"] in ([0, 1, 2, 3], [0, 1, 2, 3, 4])  # 3 is the listing itself
     assert seen["stdin"] == ""
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:
-        assert seen["oom"] == file.read().strip()
+        own = int(file.read())
+    assert int(seen["oom"]) in (own, own + 100)  # raised where the supervisor's cannot be lowered
 
 
 def test_a_secret_is_written_nowhere(node: Node) -> None:

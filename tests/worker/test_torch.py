@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -41,6 +42,15 @@ if dist.get_rank() == 3:
     atexit.register(time.sleep, 300)
     dist.destroy_process_group()
     raise ValueError("boom on three")
+"""
+# Rank 2 does fewer steps than the others, and is gone at once: usually its peers fail while it is on its way out.
+LESS = """
+import time
+for step in range(40):
+    if dist.get_rank() == 2 and step == 20:
+        os._exit(0)
+    dist.all_reduce(value)
+    time.sleep(0.05)
 """
 
 
@@ -129,10 +139,23 @@ def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> Non
     pair.nothing_left()
 
 
+def test_a_rank_that_ends_too_early_is_named_not_its_victims(pair: Pair) -> None:
+    pair.start(SUM.format(then=LESS))
+    for status in pair.ended():
+        cause = status["cause"]
+        assert (cause["host"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node1", 2, 0, "exited"), cause
+        assert cause["message"].startswith("rank 2 on node1 ended with exit code 0 at "), cause
+        assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
+        assert status["state"] == "failed"
+    pair.nothing_left()
+
+
 def test_a_rank_that_hangs_in_its_exit_is_named_not_its_victims(pair: Pair) -> None:
     pair.start(SUM.format(then=HANG))
     for status in pair.ended():
-        assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3), status["cause"]
+        assert (status["cause"]["host"], status["cause"]["rank"]) == ("node1", 3), json.dumps(
+            [status["cause"], status["candidates"]]
+        )
         assert "ValueError: boom on three" in status["cause"]["message"]
     pair.nothing_left()
 

@@ -4,58 +4,96 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
-from typing import Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, record
+from ddpctl_worker.cgroup import of_record
 from ddpctl_worker.contract import LOST, SUPERVISOR_LOST
-from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.faults import trace
+from ddpctl_worker.outcome import Outcome, Pen
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.processes import Identity
+from ddpctl_worker.proof import Proof
 from ddpctl_worker.stopper import Stopper, reap, run_to_end
+from ddpctl_worker.tether import Listener
 
 GRACE_S = 10.0
-PAUSES_S = (0.1, 1.0, 5.0, 10.0, 30.0)
+LOOK_S = 1.0
+PAUSE_S = 10.0  # at most, between two attempts to clean up
 
 
 class Burial:
-    """How to find and end what a dead supervisor left: by cookie and by what was known of it."""
+    """How to find and end what a dead supervisor left: by cookie and by what was known of it; ``words`` are what it
+    told its guardian. No disk is asked.
 
-    def __init__(self, cookie: str, known: Sequence[Sequence[int]], roots: Sequence[int] = ()) -> None:
-        self.cookie, self.known, self.roots = cookie, known, roots
+    The supervisor itself may still be there: a process with a thread that waits for a hung disk cannot end.
+    """
+
+    def __init__(
+        self,
+        cookie: str,
+        known: Sequence[Sequence[int]],
+        roots: Sequence[int],
+        supervisor: Optional[Identity],
+        words: Dict[str, Any],
+    ) -> None:
+        self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
+        self.launcher = processes.from_json(words.get("launcher"))
+        self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S)
+        self.end: Optional[Dict[str, Any]] = words.get("end")
+        self.recorded = bool(words.get("recorded"))
+        self.group = of_record(words.get("group"))
+        self.proof = Proof(self.group, subreaper=bool(roots), spare=self._spare)
+
+    def _spare(self) -> List[int]:
+        return processes.living(self.supervisor) if self.supervisor is not None else []
 
     def members(self) -> Dict[int, processes.Stat]:
-        return processes.members(self.cookie, self.roots, self.roots, self.known)
+        found = processes.members(self.cookie, self.roots, self.roots, self.known, self.group)
+        me = self.supervisor
+        return {pid: one for pid, one in found.items() if me is None or (pid, one.start) != (me.pid, me.start)}
 
 
-def bury_surely(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
-    """As ``bury``; a fault that may pass (no memory, no descriptors, a disk that is away) does not end the watch."""
-    for pause in PAUSES_S:
-        try:
-            bury(paths, burial, detail)
-        except Exception:
-            record.note(traceback.format_exc())
-            time.sleep(pause)
-        else:
-            break
+def outlive(listener: Listener, supervisor: Optional[Identity], look: Callable[[], None]) -> Optional[str]:
+    """Until the supervisor is gone; one whose loop stands still is killed. What is to be said of its end."""
+    while listener.listen(LOOK_S):
+        if listener.stands_still() and supervisor is not None:
+            processes.send(supervisor, 9)
+            return "the supervisor %s and was killed; the processes that it left were ended" % listener.how_still()
+        look()
+    died = listener.words.get("died")
+    return "the supervisor failed (%s); the processes that it left were ended" % died if died else None
 
 
 def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
-    """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did."""
-    run = record.read_optional(paths.run)
-    state = record.read_optional(paths.state)
-    limit = float((run.get("timeouts") or {}).get("stop") or GRACE_S)
-    launcher = processes.from_json(state.get("launcher"))
-    stopper = Stopper(burial.members, launcher, min(limit, GRACE_S))
-    run_to_end(stopper, _reap)
-    if record.read_json(paths.exit) is None and os.path.isdir(paths.node):
-        outcomes.write(
-            paths,
-            lost(paths, str(run.get("host")), detail),
-            signalled=stopper.signalled,
-            forced=stopper.forced,
-            survivors=stopper.survivors,
-        )
+    """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did.
+
+    A fault that may pass (no memory, no descriptors, a disk that is away) ends neither: each is tried until it is done.
+    """
+    stopper, pause = None, 0.1
+    while stopper is None:
+        try:
+            stopper = run_to_end(Stopper(burial.members, burial.launcher, burial.grace, proof=burial.proof), _reap)
+        except Exception as error:
+            record.note(trace(error))
+            time.sleep(pause)
+            pause = min(PAUSE_S, pause * 2)
+    ended = stopper
+    if burial.group is not None:
+        burial.group.remove()
+    pen = Pen(paths)
+    while not burial.recorded and not pen.wrote(lambda: _exit_record(paths, burial, ended, detail)):
+        time.sleep(max(0.0, pen.again_at - time.monotonic()))
+
+
+def _exit_record(paths: RunPaths, burial: Burial, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
+    """What the supervisor said of the run's end; without a word of its own the run is lost."""
+    host = paths.host
+    body = burial.end or outcomes.exit_record(lost(paths, host, detail))
+    counts = {"signalled": stopper.signalled, "forced": stopper.forced}
+    more = {name: int(body.get(name) or 0) + count for name, count in counts.items()}
+    return dict(body, survivors=stopper.survivors, **more)
 
 
 def _reap() -> None:

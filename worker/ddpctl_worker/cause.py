@@ -7,23 +7,19 @@ import re
 import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker import words
+from ddpctl_worker import report, words
 from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED
 from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.words import Words
 
 OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
+TOLD_S = 0.2  # a launcher takes longer to end the others after a rank has failed
 QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have gone on
 HANGS_S = 3.0  # a rank that still lives so long after an exception hangs in its exit
 SUSPECT_S = 300.0  # so long after a traceback that something may have caught a living rank is suspected for it
 LAST_LINES = 60  # where a peer's failure is looked for in the output of a process that left no traceback
 MAX_QUOTE = 200
 
-_ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
-_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
-_EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
-_OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
-_OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
@@ -57,6 +53,10 @@ class Verdict(NamedTuple):
     suspect: bool = False  # a rank that has not failed, as far as can be told
 
     @property
+    def early(self) -> bool:  # it did not fail: it ended too early for the others
+        return self.suspect and self.exit_code == 0
+
+    @property
     def code(self) -> Optional[int]:
         """As a shell's parent sees it: negative for a signal."""
         if self.signal is None:
@@ -82,7 +82,7 @@ class _Death(NamedTuple):
 
 
 def candidates(seen: Evidence) -> List[Verdict]:
-    """Everything that may have been the failure of this node, the likeliest first; [] when nothing has failed.
+    """Everything that may have been the failure of this node, the likeliest first, or a rank that ended too early.
 
     Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
     """
@@ -90,6 +90,8 @@ def candidates(seen: Evidence) -> List[Verdict]:
     made = [(_of_death(one, seen), one.root) for one in failed] or [(one, True) for one in _of_launcher(seen)]
     if failed or not seen.status:
         made += [(one, False) for one in _living(seen, {one.local for one in failed} | set(seen.deaths))]
+    if all(one.victim for one, _ in made):
+        made += [(one, False) for one in _ended_early(seen)]
     made.sort(key=lambda one: (one[0].victim, one[0].suspect, _or_late(one[0].when), not one[1]))
     return [verdict for verdict, _ in made]
 
@@ -104,7 +106,7 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
     for local, (status, _) in seen.deaths.items():
         if status:
             found[local] = _Death(local, seen.ranks.get(local), code_of(status), False)
-    for rank, local, code, root in _from_report(seen.tails.get((None, STDERR), "")):
+    for rank, local, code, root in report.failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
     return list(found.values())
 
@@ -116,7 +118,7 @@ def _of_launcher(seen: Evidence) -> List[Verdict]:
     code = code_of(seen.status)
     if code < 0:
         return [_of_death(_Death(None, None, code), seen)]
-    old = _from_old_report(seen.tails.get((None, STDERR), ""))
+    old = report.old_exit_code(seen.tails.get((None, STDERR), ""))
     local = _guess_local(seen)
     rank = None if local is None else seen.ranks.get(local)
     return [_of_death(_Death(local, rank, code if old is None else old), seen)]
@@ -192,6 +194,20 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Verdict]:
     return found
 
 
+def _early(rank: Optional[int], at: float) -> Verdict:
+    return Verdict(rank, 0, None, EXITED, "ended with exit code 0", None, False, at, suspect=True)
+
+
+def _ended_early(seen: Evidence) -> List[Verdict]:
+    """The first rank that had ended with exit code 0 when the others failed: they waited for it in a collective.
+
+    One that ended later may have been told to by its launcher.
+    """
+    failed = min([at for status, at in seen.deaths.values() if status != 0], default=seen.now)
+    done = [(at, local) for local, (status, at) in seen.deaths.items() if status == 0 and at <= failed + TOLD_S]
+    return [_early(seen.ranks.get(local), at) for at, local in sorted(done)[:1]]
+
+
 def _ended_it(own: Words, local: Optional[int], seen: Evidence) -> bool:
     at = None if local is None else seen.tracebacks.get(local)
     return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + QUIET_S)
@@ -212,33 +228,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "signal %d" % number
-
-
-def _from_report(report: str) -> List[Tuple[int, int, Optional[int], bool]]:
-    """(rank, local rank, exit code, root cause?) of every failure in torch's own report."""
-    root = None
-    for root in _ROOT.finditer(report):  # noqa: B007  the last one counts: elastic jobs restart
-        pass
-    if root is None:
-        return []
-    before = report.rfind("\nFailures:", 0, root.start())
-    others = report[before : root.start()] if before >= 0 else ""
-    found = []
-    for text, is_root in ((others, False), (root.group("block"), True)):
-        for block in re.split(r"^\[\d+\]:", text, flags=re.M):
-            rank, code = _RANK.search(block), _EXITCODE.search(block)
-            if rank:
-                found.append((int(rank.group(1)), int(rank.group(2)), int(code.group(1)) if code else None, is_root))
-    return found
-
-
-def _from_old_report(report: str) -> Optional[int]:
-    """The exit code (negative for a signal) that a launcher before torch 1.9 tells of; None where it does not."""
-    old = _OLD_EXIT.search(report)
-    if old:
-        return int(old.group(1))
-    died = _OLD_DIED.search(report)
-    return -int(died.group(2)) if died else None
 
 
 def _guess_local(seen: Evidence) -> Optional[int]:
@@ -269,7 +258,7 @@ def _last_line(seen: Evidence, local: Optional[int], own: Words) -> str:
     if local is not None and (local, STDERR) in seen.tails:
         said = words.read(seen.tails[local, STDERR]).rest or words.read(seen.tails.get((local, STDOUT), "")).rest
     else:  # anybody's
-        said = [] if _ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
+        said = [] if report.ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
     return words.one_line(said[-1], MAX_QUOTE) if said else ""
 
 

@@ -9,18 +9,21 @@ own; a kill by the user ends the matter at once.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
+from ddpctl_worker.cuts import Cuts
 from ddpctl_worker.outcome import Outcome
 
-SILENT_S = 20.0  # no word for so long: down, or cut off
+SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
 REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
+STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing
 VICTIMS_S = 4.0  # how long victims wait for their culprit
 MUTE_S = 10.0  # ... while a node that lives has told of no failure
 LATE_S = 3.0  # no word for so long: may be down
+AFTER_S = 5.0  # a rank's connections close so long before its process has ended, and its peers fail at once
 SLACK_S = 0.5  # a node is found lost first, then there is a decision
 
 
@@ -38,6 +41,7 @@ class Seat:
     def __init__(self) -> None:
         self.joined = False
         self.heard = 0.0
+        self.steady = 0.0  # since when it was heard without a pause
         self.gone: Optional[float] = None  # since when its connection is closed
         self.output = 0.0  # when it last had output
         self.finished = False  # it has said goodbye, or is given up
@@ -51,6 +55,9 @@ class Council:
         self._hub = hub
         self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
         self._candidates: List[Candidate] = []
+        self._done: List[Candidate] = []  # nodes that have succeeded, maybe too early for the others
+        self.cuts = Cuts(hosts, hub)
+        self._cut = False  # a link that is cut is among the candidates
         self._slept = 0.0  # the longest that the hub stood still
         self.verdict: Optional[Outcome] = None
 
@@ -61,7 +68,16 @@ class Council:
             seat.output = now - output_age
         elif not seat.joined:
             seat.output = now  # the silence of a node that has said nothing yet begins here
+        if not self._is_steady(host, now):
+            seat.steady = now
         seat.joined, seat.heard, seat.gone = True, now, None
+
+    def turned(self, host: str, age: float, now: float) -> None:
+        """A node says how long ago its supervisor's loop turned: its other threads talk on while that one hangs."""
+        seat = self.seats[host]
+        if age > STILL_S and not seat.finished:
+            text = "the supervisor on %s stands still: its loop has not turned for %d s" % (host, age)
+            self._give_up(host, seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
         """A member's connection ended."""
@@ -69,9 +85,12 @@ class Council:
         if not seat.finished and seat.gone is None:
             seat.gone = now
 
-    def goodbye(self, host: str) -> None:
-        """A node has ended and leaves."""
-        self.seats[host].finished = True
+    def goodbye(self, host: str, done: Optional[Outcome] = None, now: float = 0.0) -> None:
+        """A node has ended and leaves; ``done``: it has succeeded, and this is what to say should that be the cause."""
+        seat = self.seats[host]
+        if done is not None and not seat.finished:
+            self._done.append(Candidate(done, now, now))
+        seat.finished = True
 
     def report(self, outcome: Outcome, age: float, now: float) -> None:
         """A node tells of a failure that happened ``age`` seconds ago, or of a kill."""
@@ -104,8 +123,9 @@ class Council:
     def tick(self, now: float) -> Optional[Outcome]:
         """Look for lost nodes, and decide when it is time; the verdict, once there is one."""
         self._find_lost(now)
+        self._find_cut(now)
         if self.verdict is None and self._candidates and now >= self._decide_at(now):
-            self.verdict = self._by_blame()[0].outcome
+            self.verdict = self._timed(self._by_blame()[0])
         return self.verdict
 
     def settled(self) -> bool:
@@ -122,7 +142,25 @@ class Council:
         return [one.outcome.cause for one in self._by_blame() if one.outcome.cause is not None]
 
     def _by_blame(self) -> List[Candidate]:
-        return sorted(self._candidates, key=lambda one: (one.outcome.victim, one.outcome.suspect, one.happened))
+        first = self._first_victim()
+        found = self._candidates + [one for one in self._done if first is not None and one.happened < first]
+
+        def blame(one: Candidate) -> Tuple[bool, bool, bool, float]:
+            late = one.outcome.early and first is not None and one.happened > first + AFTER_S
+            return one.outcome.victim or late, one.outcome.suspect, one.outcome.early, one.happened
+
+        return sorted(found, key=blame)
+
+    def _first_victim(self) -> Optional[float]:
+        return min((one.happened for one in self._candidates if one.outcome.victim), default=None)
+
+    def _timed(self, chosen: Candidate) -> Outcome:
+        """The outcome; of a node or rank that ended too early, with how long that was before the others failed."""
+        found, why, first = chosen.outcome, chosen.outcome.cause, self._first_victim()
+        if not found.early or why is None or first is None:
+            return found
+        why = outcomes.ended_early(why["host"], why["rank"], why["time"], first - chosen.happened)
+        return found._replace(cause=why)
 
     def _decide_at(self, now: float) -> float:
         plain = [one.heard for one in self._candidates if not one.outcome.victim and not one.outcome.suspect]
@@ -140,7 +178,10 @@ class Council:
             return seat.gone + REJOIN_S + SLACK_S
         if now - seat.heard > LATE_S and host != self._hub:
             return seat.heard + SILENT_S + SLACK_S
-        told = any(one.outcome.suspect or (one.outcome.cause or {}).get("host") == host for one in self._candidates)
+        told = any(
+            (one.outcome.suspect and not one.outcome.early) or (one.outcome.cause or {}).get("host") == host
+            for one in self._candidates
+        )
         return first if told else first + MUTE_S
 
     def _find_lost(self, now: float) -> None:
@@ -152,6 +193,18 @@ class Council:
             elif now - seat.heard > SILENT_S:
                 text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
                 self._give_up(host, seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
+
+    def _find_cut(self, now: float) -> None:
+        found = self.cuts.decide(
+            now, lambda host, since: self._is_steady(host, now) and self.seats[host].steady <= since
+        )
+        if found is not None and not self._cut and self.verdict is None:
+            self._cut = True
+            self._candidates.append(Candidate(outcomes.failed(found[1]), found[0], now))
+
+    def _is_steady(self, host: str, now: float) -> bool:
+        seat = self.seats[host]
+        return seat.joined and not seat.finished and seat.gone is None and now - seat.heard <= LATE_S
 
     def _why_gone(self, host: str) -> Dict[str, Any]:
         if self._slept >= SILENT_S:

@@ -2,22 +2,21 @@
 
 A process that is no ancestor cannot become a subreaper for others, so the deputy does what it can instead: once a
 second it notes every process of the run, and when the supervisor goes too it ends those, their children, and whoever
-carries the cookie, and writes the exit record.
+carries the cookie, and writes the exit record. It is told what the guardian was told, along the same line.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import subprocess
 import sys
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker import processes, record
-from ddpctl_worker.burial import Burial, bury_surely
+from ddpctl_worker.burial import Burial, bury, outlive
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.tether import Listener, Tether
 
 RESTART_S = 5.0
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.deputy import main; main()"
@@ -26,14 +25,14 @@ _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.deputy 
 class Deputy:
     """Held by the supervisor; does nothing while the guardian lives."""
 
-    def __init__(self, order: Dict[str, Any], guardian_fd: int) -> None:
+    def __init__(self, order: Dict[str, Any], tether: Tether) -> None:
         self._order = {"node": order["node"], "cookie": order["cookie"]}
+        self._tether = tether
         self._code_path: str = order["code_path"]
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._start_at: Optional[float] = None  # when one is to be started; None: none is missing
         self._started_at = -RESTART_S
         self._trouble = ""
-        self.guardian_fd = guardian_fd
 
     def take_over(self) -> None:
         """Start (again) a deputy: the guardian, or the last deputy, is gone."""
@@ -61,9 +60,8 @@ class Deputy:
         child.returncode = 0  # the supervisor reaps every child itself
         assert child.stdin is not None
         me = processes.identify(os.getpid())
-        line = json.dumps(dict(self._order, supervisor=me.to_json() if me else None))
-        child.stdin.write(line.encode("ascii") + b"\n")
-        child.stdin.flush()  # and kept open: its end tells the deputy that the supervisor is gone
+        self._tether.attach(child.stdin.fileno())  # kept open: its end tells the deputy that the supervisor is gone
+        self._tether.tell(order=dict(self._order, supervisor=me.to_json() if me else None))
         return child
 
     def ended(self, pid: int) -> bool:
@@ -82,19 +80,22 @@ def main() -> None:
     """The deputy's process."""
     os.umask(0o077)
     processes.set_name("ddpctl-deputy")
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(0, 1 << 16)
-        if not piece:
+    listener = Listener(0)
+    while "order" not in listener.words:
+        if not listener.listen(1.0):
             return
-        line += piece
-    order = json.loads(line)
+    order = listener.words["order"]
     supervisor = processes.from_json(order["supervisor"])
     known: Set[Tuple[int, int]] = set()
-    while not select.select([0], [], [], 1.0)[0]:
+
+    def look() -> None:
+        nonlocal known
         found = None if supervisor is None else _note(order["cookie"], supervisor)
         known = known if found is None else found
-    bury_surely(RunPaths(order["node"]), Burial(order["cookie"], sorted(known)))
+
+    detail = outlive(listener, supervisor, look)
+    burial = Burial(order["cookie"], sorted(known), (), supervisor, listener.words)
+    bury(RunPaths(order["node"]), burial, detail)
 
 
 def _note(cookie: str, supervisor: processes.Identity) -> Optional[Set[Tuple[int, int]]]:

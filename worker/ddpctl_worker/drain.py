@@ -1,18 +1,25 @@
-"""Empties the pipes of the launcher and its ranks into the log: never blocks a rank, never waits for one."""
+"""Empties the pipes of the launcher and its ranks into memory, from a thread of its own: it touches no disk and waits
+for nothing but output, so no rank ever stands still because of what else goes on here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
+import threading
 import time
 from collections import deque
 from typing import Callable, Deque, Dict, List, Optional, Tuple
 
 from ddpctl_worker import lines
 from ddpctl_worker.logs import Writer
-from ddpctl_worker.record import boottime
+from ddpctl_worker.record import boottime, note
 
 READ_BYTES = 256 << 10
 FLUSH_S = 0.2  # an unfinished line is shown after this
+LAST_S = 20.0  # how long it takes what is left in the pipes of somebody who writes on and on
+FAULT_S = 0.05
 TAIL_BYTES = 64 << 10  # kept in memory of each stream, to explain a failure
 _TRACEBACK = b"Traceback (most recent call last)"
 
@@ -24,7 +31,6 @@ class Source:
         self.fd, self.local_rank, self.stream = fd, local_rank, stream
         self.splitter = lines.Splitter()
         self.flush_at: Optional[float] = None
-        self.stuck: Optional[Tuple[bytes, int]] = None  # records that the writer had no room for
         self.open = True
         self.traceback_at: Optional[float] = None  # wall clock; when the last traceback came
         self.said_at = 0.0  # wall clock; the last output
@@ -46,74 +52,112 @@ class Source:
 
 
 class Drain:
-    """All pipes of a run. ``watch(fd, on)`` is told which of them should wake the loop."""
+    """All pipes of a run; ``changed`` is called when it is over."""
 
-    def __init__(
-        self, writer: Writer, rank_of: Callable[[int], Optional[int]], watch: Callable[[int, bool], None]
-    ) -> None:
-        self._writer, self._rank_of, self._watch = writer, rank_of, watch
+    def __init__(self, writer: Writer, rank_of: Callable[[int], Optional[int]], changed: Callable[[], None]) -> None:
+        self._writer, self._rank_of, self._changed = writer, rank_of, changed
         self._sources: Dict[int, Source] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe()
+        for fd in (self._wake_r, self._wake_w):
+            os.set_blocking(fd, False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._lock = threading.Lock()  # over what the sources remember, and who asked
+        self._asked: List[threading.Event] = []
+        self._closing = False
         self.last_output = 0.0  # seconds since boot; 0.0: none yet
+        self.over = False  # closed, and nothing is left in the pipes
+        self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
     def add(self, fd: int, local_rank: Optional[int], stream: str) -> None:
+        """Before the start."""
         self._sources[fd] = Source(fd, local_rank, stream)
-        self._watch(fd, True)
+        self._selector.register(fd, selectors.EVENT_READ)
 
-    def ready(self, fd: int) -> bool:
-        """Read what is there, once; True when there was something."""
-        source = self._sources[fd]
-        if source.stuck is not None or not source.open:
-            return False
+    def start(self) -> None:
+        self._thread.start()
+
+    def catch_up(self, timeout: float) -> None:
+        """What is in the pipes now will be in the tails, unless it takes too long."""
+        done = threading.Event()
+        with self._lock:
+            self._asked.append(done)
+        self._wake()
+        done.wait(timeout)
+
+    def close(self) -> None:
+        """Nobody writes any more: take all that is left, and be ``over``. Does not wait for it."""
+        if not self._closing:
+            self._closing = True
+            self._wake()
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception as error:
+                note("drain: %r" % error)
+                time.sleep(FAULT_S)
         try:
-            data = os.read(fd, READ_BYTES)
+            self._empty(time.monotonic() + LAST_S)
+            for source in self._sources.values():
+                self._record(source, source.splitter.flush(final=True))
+        finally:
+            self.over = True
+            self._changed()
+
+    def _turn(self) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, []
+        if asked:
+            self._empty(time.monotonic() + 1.0)
+            for one in asked:
+                one.set()
+        for key, _ in self._selector.select(self._until_flush()):
+            if key.fd == self._wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            else:
+                self._ready(self._sources[key.fd])
+        self._flush()
+
+    def _empty(self, deadline: float) -> None:
+        for source in self._sources.values():
+            while time.monotonic() < deadline and source.open and self._ready(source):
+                pass
+
+    def _ready(self, source: Source) -> bool:
+        """Read what is there, once; True when there was something."""
+        try:
+            data = os.read(source.fd, READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
             self._finish(source)
             return False
         self.last_output = boottime()
-        source.remember(data)
+        with self._lock:
+            source.remember(data)
         self._record(source, source.splitter.feed(data))
         source.flush_at = time.monotonic() + FLUSH_S if source.splitter.pending else None
         return True
 
-    def due(self) -> Optional[float]:
-        """When ``flush`` should be called next (monotonic); None: not before something else happens."""
+    def _until_flush(self) -> Optional[float]:
         times = [one.flush_at for one in self._sources.values() if one.flush_at is not None]
-        if any(one.stuck for one in self._sources.values()):
-            times.append(time.monotonic() + 0.05)
-        return min(times) if times else None
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def flush(self) -> None:
-        """Write unfinished lines that are old enough, and retry what the writer had no room for."""
+    def _flush(self) -> None:
+        """Write unfinished lines that are old enough."""
         now = time.monotonic()
         for source in self._sources.values():
-            if source.stuck is not None:
-                blob, count = source.stuck
-                if not self._writer.submit(blob, count):
-                    continue
-                source.stuck = None
-                if source.open:
-                    self._watch(source.fd, True)
             if source.flush_at is not None and now >= source.flush_at:
                 self._record(source, source.splitter.flush())
                 source.flush_at = now + FLUSH_S if source.splitter.pending else None
 
-    def finish(self, timeout: float = 20.0) -> None:
-        """Nobody writes any more: take all that is left in the pipes, and the unfinished lines."""
-        deadline = time.monotonic() + timeout
-        for source in list(self._sources.values()):
-            while time.monotonic() < deadline:
-                if source.stuck is not None:
-                    time.sleep(0.02)
-                    self.flush()
-                elif not source.open or not self.ready(source.fd):
-                    break
-            self._record(source, source.splitter.flush(final=True))
-
     def tails(self) -> Dict[Tuple[Optional[int], str], str]:
         """(local rank or None for the launcher, stream) -> the end of what it said."""
-        return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
+        with self._lock:
+            return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
 
     def tracebacks(self) -> Dict[int, float]:
         """local rank -> when it wrote its last traceback, wall clock."""
@@ -130,7 +174,7 @@ class Drain:
 
     def _finish(self, source: Source) -> None:
         source.open = False
-        self._watch(source.fd, False)
+        self._selector.unregister(source.fd)
         self._record(source, source.splitter.flush(final=True))
         source.flush_at = None
 
@@ -140,9 +184,8 @@ class Drain:
         rank = None if source.local_rank is None else self._rank_of(source.local_rank)
         now, stream = time.time(), source.stream
         blob = b"".join([lines.encode(now, rank, stream, text, end) for text, end in pieces])
-        if source.stuck is not None:
-            source.stuck = (source.stuck[0] + blob, source.stuck[1] + len(pieces))
-        elif not self._writer.submit(blob, len(pieces)):
-            source.stuck = (blob, len(pieces))
-            if source.open:
-                self._watch(source.fd, False)
+        self._writer.submit(blob, len(pieces))
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"\0")

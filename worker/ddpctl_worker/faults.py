@@ -12,6 +12,12 @@ PATIENCE_S = 30.0  # a fault without a break for so long will not pass
 PAUSE_S = 0.1
 
 
+def trace(error: BaseException) -> str:
+    """Where ``error`` comes from. Without lines of source: those are on a disk, which may hang."""
+    frames = ["%s:%d" % (frame.f_code.co_name, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return "%r in %s" % (error, " > ".join(frames))
+
+
 class Faults:
     """Runs one turn of a loop at a time and lets it fail for a while."""
 
@@ -29,7 +35,7 @@ class Faults:
             self._since = self._since or now
             if repr(error) != self._told:
                 self._told = repr(error)
-                note(traceback.format_exc())
+                note(trace(error))
             if now - self._since > self._patience:
                 raise
             time.sleep(PAUSE_S)

@@ -9,15 +9,14 @@ from typing import Optional
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import record
 from ddpctl_worker.contract import SUPERVISOR_LOST
-from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.outcome import GONE_S, Outcome
 from ddpctl_worker.paths import RunPaths
 
 LOOK_S = 1.0
-GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
 
 
 class Footing:
-    """Looked at now and then by the supervisor."""
+    """Looked at now and then by the record writer, for the supervisor."""
 
     def __init__(self, paths: RunPaths, host: str, gone: float = GONE_S) -> None:
         self._paths, self._host, self._gone = paths, host, gone

@@ -6,14 +6,15 @@ import errno
 import selectors
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.contract import FAILED, KILLED, LOST
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
 from ddpctl_worker.council import Council
 from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import MAX_HELLO, HubWire, Stranger
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.record import note
+from ddpctl_worker.record import note, now_iso
 
 GREETING_S = 5.0  # whoever has not proved the key by then is thrown out
 MAX_STRANGERS = 64
@@ -38,7 +39,7 @@ class HubGang(Gang):
     def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
         super().__init__(run, key, wake)
         self._council = Council(self.hosts, self.host)
-        self._selector = selectors.DefaultSelector()
+        self._selector: selectors.BaseSelector
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
@@ -57,6 +58,7 @@ class HubGang(Gang):
         return self._council.causes()
 
     def _loop(self) -> None:
+        self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         beat_at = 0.0
         leave_by: Optional[float] = None
@@ -70,21 +72,26 @@ class HubGang(Gang):
                 beat_at = now
             if now >= beat_at:
                 beat_at = now + BEAT_S
-                self._tell_all({"k": "ask" if self._council.undecided else "beat"})
+                self._tell_all(dict(self._beat(), k="ask" if self._council.undecided else "beat"))
                 self._throw_out_strangers(now)
                 self._tell_of_strangers(now)
             self._council.heard(self.host, now, self._output_age())
+            self._council.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
                 self._council.report(outcome, age, now)
+            for link in self._found_links():
+                self._council.cuts.told(self.host, link, now)
+            for question in self._council.cuts.questions(now):
+                self._ask_about_link(*question)
             self._decide(now)
             if self._leaving is not None:
-                self._council.goodbye(self.host)
+                self._council.goodbye(self.host, _done(self.host, self._leaving.state), now)
                 leave_by = leave_by or self._leave_by(self._leaving, now)
                 if self._council.settled() and (now >= leave_by or not self._council.missing()):
                     break
             for key, events in self._selector.select(0.1 if self._council.verdict is None else 0.02):
                 self._serve(key, events)
-        self._say_goodbye()
+        self._tell_all({"k": "bye"})
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
         """Until when a hub that has ended waits for nodes that have not even joined: they may still be starting.
@@ -198,13 +205,35 @@ class HubGang(Gang):
         assert host is not None
         age = message.get("out")
         self._council.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
+        loop = message.get("loop")
+        if isinstance(loop, (int, float)):
+            self._council.turned(host, float(loop), now)
         if message.get("k") == "down":
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
+        elif message.get("k") == "link":
+            self._council.cuts.told(host, message, now)
+        elif message.get("k") == "here":
+            self._introduce(line, host, [str(one) for one in message["at"]])
         elif message.get("k") == "bye":
-            self._council.goodbye(host)
+            self._council.goodbye(host, _done(host, str(message.get("state"))), now)
             if message.get("state") in (FAILED, KILLED, LOST):
                 self._council.report(from_wire(message), 0.0, now)  # it decided alone: nothing was heard from here
             self._send(line, line.wire.pack({"k": "bye"}))
+
+    def _ask_about_link(self, host: str, other: str, end: Tuple[str, int]) -> None:
+        if host == self.host:
+            self._cuts.dial(other, end)
+        for line in [line for line in self._lines if line.wire.peer == host]:
+            self._send(line, line.wire.pack({"k": "dial", "to": other, "end": end}))
+
+    def _introduce(self, line: _Line, host: str, addresses: List[str]) -> None:
+        """A node has said by which addresses the others may know it: they hear it, and it hears of them."""
+        self._cuts.meet(host, addresses)
+        for other in [one for one in self._lines if one.wire.peer not in (None, host)]:
+            self._send(other, other.wire.pack({"k": "here", "host": host, "at": addresses}))
+        for name, known in {**self._cuts.known, self.host: self._cuts.here}.items():
+            if name != host:
+                self._send(line, line.wire.pack({"k": "here", "host": name, "at": known}))
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
         for line in list(self._lines):
@@ -248,9 +277,17 @@ class HubGang(Gang):
         if host is not None and not any(other.wire.peer == host for other in self._lines):
             self._council.closed(host, time.monotonic())
 
-    def _say_goodbye(self) -> None:
-        self._tell_all({"k": "bye"})
+    def _close_all(self) -> None:
         for line in list(self._lines):
             self._drop(line)
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
+        self._selector.close()
+
+
+def _done(host: str, state: str) -> Optional[Outcome]:
+    """What a node that ends in ``state`` may be to the others, should they all be victims."""
+    if state != SUCCEEDED:
+        return None
+    return outcomes.failed(outcomes.ended_early(host, None, now_iso(), 0.0), suspect=True)

@@ -43,7 +43,7 @@ class MemberGang(Gang):
 
     def patience(self) -> float:
         """Until the hub has decided, or is given up. Without a hub nobody decides anything any more."""
-        if self._hub_done or not self._thread.is_alive():
+        if self._hub_done or not self.talking:
             return -math.inf
         return SILENT_S if self._joined else 0.0
 
@@ -64,7 +64,11 @@ class MemberGang(Gang):
                 self._report(now)
                 if now >= beat_at:
                     beat_at = now + BEAT_S
-                    self._send({"k": "beat", "out": self._output_age()})
+                    self._send(self._beat())
+            links = self._found_links()  # what cannot be told now is found again, or is over
+            if self._wire is not None and self._wire.open:
+                for link in links:
+                    self._send(dict(link, k="link"))
             self._miss_hub(now)
             if self._sock is not None and now - max(self._heard, self._since) > RECONNECT_S:
                 self._park()
@@ -76,6 +80,8 @@ class MemberGang(Gang):
                 if self._left or now >= leave_by:
                     break
             self._receive(0.1 if leave_by is None else 0.02)
+
+    def _close_all(self) -> None:
         self._close()
         self._unpark()
 
@@ -134,7 +140,8 @@ class MemberGang(Gang):
             self._heard, self._refused_since = time.monotonic(), None
             if fresh:
                 self._unpark()
-                self._send({"k": "beat", "out": self._output_age()})
+                self._send(self._beat())
+                self._send({"k": "here", "at": self._cuts.here})
                 if self._leaving is not None:
                     self._farewell()
         for message in messages:
@@ -146,6 +153,11 @@ class MemberGang(Gang):
             self._decided(from_wire(message))
         elif kind == "ask" and not self.asked:
             self._ask()
+        elif kind == "dial":
+            address, port = message["end"]
+            self._cuts.dial(message["to"], (address, port))
+        elif kind == "here":
+            self._cuts.meet(message["host"], message["at"])
         elif kind == "bye":
             self._left = True
             # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.

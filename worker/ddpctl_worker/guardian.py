@@ -2,7 +2,8 @@
 
     start (dies with the SSH channel) -> guardian (subreaper) -> supervisor (subreaper) -> launcher -> ranks
 
-Killed with SIGKILL, the supervisor leaves its whole tree to the guardian, which ends it and writes the exit record.
+Killed with SIGKILL, the supervisor leaves its whole tree to the guardian, which ends it and writes the exit record,
+with the outcome that the supervisor knew, where it did. A supervisor whose loop stands still is killed.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import traceback
+import time
 from typing import Any, Dict, Optional
 
 from ddpctl_worker import processes, record
-from ddpctl_worker.burial import Burial, bury_surely
+from ddpctl_worker.burial import Burial, bury, outlive
+from ddpctl_worker.faults import trace
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.supervisor import Supervisor
+from ddpctl_worker.tether import UP_S, Listener
 
+END_S = 5.0  # how long a supervisor that has ended, or was killed, may take to be gone
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.guardian import main; main(int(sys.argv[2]))"
 
 
@@ -65,20 +70,21 @@ def main(reply: int) -> None:
     processes.become_subreaper()
     me = processes.identify(os.getpid())
     assert me is not None
-    guard_r, guard_w = os.pipe()
+    ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
-        os.close(guard_w)
-        _supervise(order, me, guard_r, reply)
-    os.close(guard_r)
+        ours.close()
+        _supervise(order, me, theirs.detach(), reply)
+    theirs.close()
     os.close(reply)
     cookie = order["cookie"]
+    limit = float((order["run"].get("timeouts") or {}).get("start") or UP_S)
     del order  # the secrets
-    status = _wait_for(child)
-    detail = None
-    if status is not None and os.WIFEXITED(status):
-        detail = "the supervisor failed (%s); the processes that it left were ended" % _last_words(paths.debug_log)
-    bury_surely(paths, Burial(cookie, (), [os.getpid()]), detail)
+    supervisor = processes.identify(child)
+    listener = Listener(ours.fileno(), limit)
+    detail = outlive(listener, supervisor, lambda: None)
+    _wait_for(child)
+    bury(paths, Burial(cookie, (), [os.getpid()], supervisor, listener.words), detail)
 
 
 def _detach(log: str) -> None:
@@ -99,40 +105,40 @@ def _detach(log: str) -> None:
 def _supervise(order: Dict[str, Any], guardian: processes.Identity, guard: int, reply: int) -> None:
     """The supervisor's process; never returns."""
     code = 70
-    try:
-        processes.set_name("ddpctl-super")
-        supervisor = Supervisor(order, guardian, guard)
-        refused = supervisor.start()
+    supervisor: Optional[Supervisor] = None
+
+    def answer(refused: Optional[str]) -> None:
         with contextlib.suppress(BrokenPipeError):  # the starter was killed meanwhile; the run is started all the same
             os.write(reply, json.dumps({"refused": refused}).encode("ascii"))
         os.close(reply)
+
+    try:
+        processes.set_name("ddpctl-super")
+        supervisor = Supervisor(order, guardian, guard, answer)
+        supervisor.start()
         for secret in ("env", "gang_key"):
             order.pop(secret, None)
         supervisor.supervise()
         code = 0
-    except BaseException:
-        record.note(traceback.format_exc())
+    except BaseException as error:
+        if supervisor is None:
+            record.note(trace(error))
+        else:
+            supervisor.died(error)
     finally:
         os._exit(code)
 
 
-def _wait_for(child: int) -> Optional[int]:
-    """The wait status of ``child``; whatever else is collected meanwhile is nobody's."""
-    while True:
+def _wait_for(child: int) -> None:
+    """Collect ``child``, should it end soon: it may be stuck in a hung disk, and then what it left is ended without
+    waiting for that. Whatever else is collected meanwhile is nobody's."""
+    until = time.monotonic() + END_S
+    while time.monotonic() < until:
         try:
-            pid, status = os.waitpid(-1, 0)
+            pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return None
+            return
         if pid == child:
-            return status
-
-
-def _last_words(log: str) -> str:
-    """The last line of the supervisor's log: what it died of."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode("utf-8", "replace").strip().split("\n")
-    except OSError:
-        return "it could not say why"
-    return lines[-1].strip()[:300] or "it did not say why"
+            return
+        if pid == 0:
+            time.sleep(0.02)

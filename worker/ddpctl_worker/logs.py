@@ -1,8 +1,8 @@
 """A run's log on a node: size-capped segments addressed by absolute offsets, one writer, any number of readers.
 
 A segment is a file named after the offset of its first byte. The first segment and the newest ones are kept: how a job
-began and how it ended matter most. Records never span segments. What could not be written (full disk) is counted, and
-a line in the log says so once writing works again.
+began and how it ended matter most. Records never span segments. What could not be written (a full disk, or one that
+hangs for longer than the queue lasts) is counted, and a line in the log says so once writing works again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import os
 import threading
 import time
-from typing import Callable, List, NamedTuple, Optional, Tuple
+from collections import deque
+from typing import Deque, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.lines import STDERR, encode
 from ddpctl_worker.record import note
@@ -19,7 +20,6 @@ from ddpctl_worker.record import note
 SEGMENT_BYTES = 16 << 20
 TOTAL_BYTES = 512 << 20
 QUEUE_BYTES = 64 << 20
-STALL_S = 10.0  # a disk that takes nothing for so long costs lines rather than the ranks' time
 _SUFFIX = ".jsonl"
 
 
@@ -39,29 +39,16 @@ def segments(folder: str) -> List[Segment]:
 
 
 class Writer:
-    """Appends records from a thread of its own, so that a slow disk never holds up the ranks.
+    """Appends records from a thread of its own. A disk that is slower than the ranks costs lines, never their time."""
 
-    ``pulse`` is called about once a second from that thread: the heartbeat, which so tells of both threads.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        pulse: Callable[[], None],
-        *,
-        segment: int = SEGMENT_BYTES,
-        total: int = TOTAL_BYTES,
-        stall: float = STALL_S,
-    ) -> None:
-        self._folder, self._pulse = folder, pulse
-        self._segment, self._total, self._stall = segment, max(total, 2 * segment), stall
+    def __init__(self, folder: str, *, segment: int = SEGMENT_BYTES, total: int = TOTAL_BYTES) -> None:
+        self._folder = folder
+        self._segment, self._total = segment, max(total, 2 * segment)
         self._chunk = min(1 << 20, segment // 4)  # bytes of one write
         self._cond = threading.Condition()
-        self._queue: List[Tuple[bytes, int]] = []
+        self._queue: Deque[bytes] = deque()
         self._queued = 0
         self._closing = False
-        self._beat_at = 0.0
-        self._written_at = time.monotonic()
         self.dropped = 0  # lines, ever
         self._untold = 0  # dropped lines that the log does not speak of yet
         self._fd = -1
@@ -69,28 +56,29 @@ class Writer:
         self._start = 0  # of the open segment
         self._kept: List[Tuple[int, int, str]] = []  # start, size, path of closed segments
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self.over = False  # closed, and all is on disk that the disk took
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, blob: bytes, lines: int) -> bool:
-        """Queue whole records. False: the queue is full, come back later (after a while it drops them: True)."""
+        """Queue whole records, without waiting. False: the queue is full, and they were dropped."""
         with self._cond:
             if self._queued and self._queued + len(blob) > QUEUE_BYTES:
-                if time.monotonic() - self._written_at < self._stall:
-                    return False
                 self._drop(lines)
-                return True
-            self._queue.append((blob, lines))
+                return False
+            self._queue.append(blob)
             self._queued += len(blob)
             self._cond.notify()
         return True
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Write what is queued, sync, end the thread."""
+    def close(self) -> None:
+        """Nothing will follow: write what is queued, sync, and be ``over``. Does not wait for it."""
         with self._cond:
             self._closing = True
             self._cond.notify()
+
+    def join(self, timeout: float = 30.0) -> None:
         self._thread.join(timeout)
 
     def _drop(self, lines: int) -> None:
@@ -98,55 +86,40 @@ class Writer:
         self._untold += lines
 
     def _run(self) -> None:
-        while self._turn():
-            pass
-        self._tell_of_loss()
-        self._finish_segment()
-        self._beat_at = 0.0
-        self._beat()
+        try:
+            while self._turn():
+                pass
+            self._tell_of_loss()
+            self._finish_segment()
+        finally:
+            self.over = True
 
     def _turn(self) -> bool:
-        """One round; False when all is written and nothing will follow. A fault costs a round, never the thread."""
-        self._beat()
+        """One write; False when all is written and nothing will follow. A fault costs a write, never the thread."""
         with self._cond:
-            if not self._queue and not self._closing:
-                self._cond.wait(max(0.0, self._beat_at - time.monotonic()))
-            batch, self._queue = self._queue, []
-            closing = self._closing
+            while not self._queue and not self._closing:
+                self._cond.wait()
+            batch, size = self._take()
         if not batch:
-            return not closing
+            return False
         try:
-            self._write(batch)
+            self._tell_of_loss()
+            self._append(b"".join(batch))
         except Exception as error:
             note("log: %r" % error)
         finally:
             with self._cond:
-                self._queued -= sum(len(blob) for blob, _ in batch)
-                self._written_at = time.monotonic()
+                self._queued -= size
         return True
 
-    def _beat(self) -> None:
-        if time.monotonic() < self._beat_at:
-            return
-        self._beat_at = time.monotonic() + 1.0
-        try:
-            self._pulse()
-        except Exception as error:
-            note("heartbeat: %r" % error)
-
-    def _write(self, batch: List[Tuple[bytes, int]]) -> None:
-        self._tell_of_loss()
-        pending: List[bytes] = []
+    def _take(self) -> Tuple[List[bytes], int]:
+        """The oldest records, enough for one write."""
+        batch: List[bytes] = []
         size = 0
-        for blob, _ in batch:
-            pending.append(blob)
-            size += len(blob)
-            if size >= self._chunk:
-                self._append(b"".join(pending))
-                pending, size = [], 0
-                self._beat()  # a slow disk is no dead supervisor
-        if pending:
-            self._append(b"".join(pending))
+        while self._queue and size < self._chunk:
+            batch.append(self._queue.popleft())
+            size += len(batch[-1])
+        return batch, size
 
     def _tell_of_loss(self) -> None:
         if self._untold:

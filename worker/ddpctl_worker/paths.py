@@ -6,7 +6,7 @@
         exit.json       how it ended; written once
         claim.json      the supervisor that took the run on, or word that it came too late; written once
         stop.json       somebody asked for a stop
-        heartbeat       32 bytes, rewritten in place every second
+        heartbeat       36 bytes, rewritten in place every second
         processes.json  the ranks and the process tree as last seen
         reserve         room kept free so that exit.json can be written on a full disk, and stop.reserve for stop.json
         logs/           segments of the run's log        pipes/   a FIFO for each rank's stdout and stderr
@@ -35,6 +35,7 @@ class RunPaths:
 
     def __init__(self, node: str) -> None:
         self.node = node
+        self.host = os.path.basename(node)
         self.run = os.path.join(node, "run.json")
         self.state = os.path.join(node, "state.json")
         self.exit = os.path.join(node, "exit.json")

@@ -12,6 +12,7 @@ import os
 import signal
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
+from ddpctl_worker.cgroup import Group
 from ddpctl_worker.contract import ENV_COOKIE
 
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +40,7 @@ class Stat(NamedTuple):
     parent: int
     start: int
     threads: int
+    ticks: int  # of processor time that it has used
 
     @property
     def alive(self) -> bool:
@@ -80,7 +82,8 @@ def read_stat(pid: int) -> Optional[Stat]:
     left, right = blob.find(b"("), blob.rfind(b")")
     rest = blob[right + 2 :].split()
     name = blob[left + 1 : right].decode("utf-8", "replace")
-    return Stat(pid, name, rest[0].decode("ascii"), int(rest[1]), int(rest[19]), int(rest[17]))
+    parent, user, system, threads, start = (int(rest[index]) for index in (1, 11, 12, 17, 19))
+    return Stat(pid, name, rest[0].decode("ascii"), parent, start, threads, user + system)
 
 
 def exit_status(pid: int, start: int) -> Optional[int]:
@@ -91,6 +94,18 @@ def exit_status(pid: int, start: int) -> Optional[int]:
         return int(rest[49]) if rest[0] in (b"Z", b"X") and int(rest[19]) == start else None
     except (OSError, IndexError, ValueError):
         return None
+
+
+def ended(child: int) -> Optional[int]:
+    """The wait status of a child of this process that has ended, which stays to be collected; None while it runs."""
+    try:
+        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if found is None:
+        return None
+    core = 0x80 if found.si_code == os.CLD_DUMPED else 0
+    return found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status | core
 
 
 def open_pidfd(pid: int) -> Optional[int]:
@@ -219,16 +234,25 @@ def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
 
 
 def members(
-    cookie: str, roots: Iterable[int], keep: Iterable[int], known: Iterable[Sequence[int]] = ()
+    cookie: str,
+    roots: Iterable[int],
+    keep: Iterable[int],
+    known: Iterable[Sequence[int]] = (),
+    group: Optional[Group] = None,
 ) -> Dict[int, Stat]:
-    """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], or below any of these.
+    """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], in its control group,
+    or below any of these.
 
     ``keep`` are pids that are never in the answer: roots, the caller, the guardian.
     """
+    inside = group.pids() if group is not None else set()
     everyone = snapshot()
-    marked = carriers(cookie, everyone) if cookie else set()
-    marked |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
-    found = (descendants([*roots, *marked], everyone) | marked) - set(keep) - {os.getpid()}
+    found = inside & everyone.keys()
+    found |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
+    found |= descendants([*roots, *found], everyone)
+    # Who belongs to it by birth need not be asked: reading the environment of one that waits for a hung disk may wait.
+    marked = carriers(cookie, everyone.keys() - found) if cookie else set()
+    found = (found | marked | descendants(marked, everyone)) - set(keep) - {os.getpid()}
     return {pid: everyone[pid] for pid in found if everyone[pid].alive}
 
 

@@ -23,15 +23,21 @@ class Rank(NamedTuple):
     attempt: int  # 1-based: torchrun's restarts count up
 
 
-def find(launcher: int) -> List[Rank]:
-    """The ranks below ``launcher``, by rank: processes that were started with RANK and LOCAL_RANK."""
+Known = Dict[Tuple[int, int], Optional[Rank]]  # pid and start time -> the rank that it is
+
+
+def find(launcher: int, known: Known) -> List[Rank]:
+    """The ranks below ``launcher``, by rank: processes that were started with RANK and LOCAL_RANK.
+
+    ``known`` remembers who was looked at: reading the environment of a process that waits for a hung disk may wait too.
+    """
     found: Dict[int, Rank] = {}
     level = [launcher]
     for _ in range(MAX_DEPTH):
         below: List[int] = []
         for parent in level:
             for pid in children_of(parent):
-                one = _as_rank(pid)
+                one = _as_rank(pid, known)
                 if one is None:
                     below.append(pid)
                 else:
@@ -117,14 +123,23 @@ def _field(path: str, name: str) -> Optional[int]:
     return None
 
 
-def _as_rank(pid: int) -> Optional[Rank]:
-    env = environment(pid)
+def _as_rank(pid: int, known: Known) -> Optional[Rank]:
     stat = read_stat(pid)
-    if not env or stat is None or not stat.alive:
+    if stat is None or not stat.alive:
+        return None
+    key = (pid, stat.start)
+    if known.get(key) is None:
+        known[key] = _rank_of(pid, stat.start)
+    return known[key]
+
+
+def _rank_of(pid: int, start: int) -> Optional[Rank]:
+    env = environment(pid)
+    if not env:
         return None
     try:
         rank, local = int(env[b"RANK"]), int(env[b"LOCAL_RANK"])
         attempt = 1 + int(env.get(b"TORCHELASTIC_RESTART_COUNT", b"0"))
     except (KeyError, ValueError):
         return None
-    return Rank(rank, local, pid, stat.start, attempt)
+    return Rank(rank, local, pid, start, attempt)

@@ -11,13 +11,15 @@ import struct
 import time
 import zlib
 from datetime import datetime, timezone
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
 from ddpctl_worker.link import WorkerError
 
 RESERVE_BYTES = 128 << 10
-_PULSE = struct.Struct("<ddQII")
+_PULSE = struct.Struct("<ddQIII")
+_OLD_PULSE = struct.Struct("<ddQII")  # without the number of ranks
+_to: Optional[Callable[[bytes], object]] = None
 
 
 def now_iso() -> str:
@@ -26,8 +28,18 @@ def now_iso() -> str:
 
 def note(text: str) -> None:
     """A line for supervisor.log. Never raises: the disk it would go to may be full."""
+    line = ("%s %s\n" % (now_iso(), text)).encode("utf-8", "backslashreplace")
     with contextlib.suppress(OSError):
-        os.write(2, ("%s %s\n" % (now_iso(), text)).encode("utf-8", "backslashreplace"))
+        if _to is None:
+            os.write(2, line)
+        else:
+            _to(line)
+
+
+def send_notes(to: Optional[Callable[[bytes], object]]) -> None:
+    """Hand every note of this process to ``to`` (None: write it at once): a supervisor waits for no disk."""
+    global _to
+    _to = to
 
 
 def iso(seconds: float) -> str:
@@ -200,6 +212,7 @@ class Pulse(NamedTuple):
     last_output: float  # 0.0: no output yet
     dropped: int  # lines
     attempt: int
+    ranks: int = 0  # that live
 
 
 class Heartbeat:
@@ -209,7 +222,7 @@ class Heartbeat:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def beat(self, pulse: Pulse) -> None:
-        body = _PULSE.pack(pulse.at, pulse.last_output, pulse.dropped, pulse.attempt, 0)[:-4]
+        body = _PULSE.pack(pulse.at, pulse.last_output, pulse.dropped, pulse.attempt, pulse.ranks, 0)[:-4]
         with contextlib.suppress(OSError):  # a missed beat shows as its age
             os.pwrite(self._fd, body + struct.pack("<I", zlib.crc32(body)), 0)
 
@@ -224,10 +237,10 @@ def read_heartbeat(path: str) -> Optional[Pulse]:
             blob = file.read(_PULSE.size)
     except OSError:
         return None
-    if len(blob) != _PULSE.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
+    form = _PULSE if len(blob) == _PULSE.size else _OLD_PULSE
+    if len(blob) != form.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
         return None
-    at, last_output, dropped, attempt, _ = _PULSE.unpack(blob)
-    return Pulse(at, last_output, dropped, attempt)
+    return Pulse(*form.unpack(blob)[:-1])
 
 
 def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:

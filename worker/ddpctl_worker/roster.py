@@ -7,13 +7,11 @@ before they say that one has failed. The kernel tells at once (a pidfd), and a d
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from ddpctl_worker import processes, ranks, record
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker import processes, ranks
 
 NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
 
@@ -37,6 +35,7 @@ class Roster:
         self._ranks: Dict[int, ranks.Rank] = {}  # by local rank
         self._pidfds: Dict[int, int] = {}  # descriptor -> local rank
         self._tree: List[List[int]] = []
+        self._known: ranks.Known = {}
         self._look_at = 0.0
         self.deaths: Dict[int, Death] = {}  # by local rank
         self._restarted: Dict[int, float] = {}  # by local rank, wall clock
@@ -45,6 +44,15 @@ class Roster:
     def any(self) -> bool:
         """Whether a rank was ever seen."""
         return bool(self._ranks)
+
+    def living(self) -> int:
+        """How many of the ranks that were seen have not died."""
+        return sum(local not in self.deaths for local in list(self._ranks))
+
+    def all_ended(self) -> bool:
+        """Whether every rank that was seen is dead, and its launcher has no reason to start it again."""
+        deaths = [self.deaths.get(local) for local in self._ranks]
+        return bool(deaths) and all(one is not None and (self._static or one.status == 0) for one in deaths)
 
     def attempt(self) -> int:
         return max([one.attempt for one in self._ranks.values()] or [1])
@@ -62,7 +70,7 @@ class Roster:
 
     def scan(self, launcher: int) -> None:
         """See who is there."""
-        for one in ranks.find(launcher):
+        for one in ranks.find(launcher, self._known):
             if self._ranks.get(one.local_rank) != one:
                 if one.local_rank in self._ranks:
                     self._restarted[one.local_rank] = time.time()
@@ -104,14 +112,14 @@ class Roster:
         """Those of ``times`` (by local rank) that are not from before a restart."""
         return {local: at for local, at in times.items() if at >= self._restarted.get(local, 0.0)}
 
-    def save(self, paths: RunPaths, keep: List[int]) -> None:
-        """Leave word of every process, for a stop after this supervisor is gone, and for ``doctor``."""
+    def changed(self, keep: List[int]) -> Optional[Dict[str, Any]]:
+        """processes.json: word of every process, for a stop after this supervisor is gone, and for ``doctor``. None
+        when it is as it was."""
         found = [one for one in ranks.tree(os.getpid()) if one[0] not in keep]  # with orphans: they are adopted here
-        if found != self._tree:
-            self._tree = found
-            listed = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
-            with contextlib.suppress(OSError):  # a full disk: the cookie still finds them
-                record.write_json(paths.processes, {"ranks": listed, "tree": found}, durable=False)
+        if found == self._tree:
+            return None
+        self._tree = found
+        return {"ranks": {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}, "tree": found}
 
     def _follow(self, one: ranks.Rank) -> None:
         for fd in [fd for fd, local in self._pidfds.items() if local == one.local_rank]:

@@ -10,8 +10,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from ddpctl_worker.cgroup import Group
 from ddpctl_worker.contract import (
     CHECKPOINT_DIR_TOKEN,
     CODE_DIR_TOKEN,
@@ -189,13 +190,20 @@ def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[
 
 
 class BeforeExec:
-    """What the launcher's process does first: die with the supervisor, take back its own OOM score and signals."""
+    """What the launcher's process does first: die with the supervisor, take back its own OOM score and signals.
 
-    def __init__(self, oom_score: Optional[str], umask: int) -> None:
+    It ends without a word if one of ``called_off`` is there by now: the run was stopped while this was on its way.
+    """
+
+    def __init__(
+        self, oom_score: Optional[str], umask: int, group: Optional[Group] = None, called_off: Sequence[str] = ()
+    ) -> None:
         # SIGTERM, not SIGKILL: torchrun passes it on to its ranks, so even a double loss ends the job in good order.
         self._death = DeathSignal(signal.SIGTERM)
         self._oom_score = oom_score
         self._umask = umask
+        self._group = group
+        self._called_off = called_off
 
     def __call__(self) -> None:
         self._death()
@@ -207,6 +215,11 @@ class BeforeExec:
         if self._oom_score is not None:
             with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write(self._oom_score)
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.enter()
+        if any(map(os.path.lexists, self._called_off)):
+            os._exit(1)
 
 
 def raise_open_files() -> None:
@@ -218,13 +231,19 @@ def raise_open_files() -> None:
 
 
 def protect_from_oom() -> Optional[str]:
-    """Make this process the last one the kernel kills for memory; returns the score that children must get back."""
+    """Make this process the last one the kernel kills for memory; returns the score that its children must get.
+
+    Only root may lower a score. Anybody may raise one, so that the job's processes go before the one that watches them.
+    """
     path = "/proc/self/oom_score_adj"
     try:
         with open(path, encoding="ascii") as file:
-            old = file.read().strip()
+            old = int(file.read())
+    except (OSError, ValueError):
+        return None
+    try:
         with open(path, "w", encoding="ascii") as file:
             file.write("-900")
     except OSError:
-        return None  # only root may lower it
-    return old
+        return str(min(1000, old + 100))
+    return str(old)

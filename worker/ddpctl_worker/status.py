@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import processes, record
 from ddpctl_worker.burial import lost
+from ddpctl_worker.cgroup import of_record
 from ddpctl_worker.contract import (
     FAILED,
     LOST,
@@ -192,6 +193,8 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity],
         return Judgement(STALE, trouble="%s does not say who runs it" % paths.state)
     if processes.is_alive(starter) or _coming(paths, host):
         return Judgement(STARTING)
+    if remains(paths, holders(paths)):
+        return Judgement(STALE)
     if record.read_optional(paths.state).get("supervisor"):  # came and went in between: the next look judges that
         return Judgement(STARTING)
     text = "the start was interrupted before the launcher ran; start it again"
@@ -200,7 +203,7 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity],
 
 
 def _coming(paths: RunPaths, host: str) -> bool:
-    claimed = processes.from_json(record.read_optional(paths.claim))
+    claimed = processes.from_json(record.read_optional(paths.claim).get("supervisor"))
     run = os.path.basename(os.path.dirname(paths.node))
     return processes.is_alive(claimed) or bool(processes.guardians(run, host))
 
@@ -245,32 +248,55 @@ def whereabouts(paths: RunPaths, state: Dict[str, Any]) -> str:
     A container that is started again keeps the boot of its machine and loses its pids: that is a reboot too. A heart
     that beats although its process cannot be seen is another machine's, whatever id and name say.
     """
-    now, made = processes.machine(), state.get("machine")
-    known = made if isinstance(made, dict) else {}
+    now, known = processes.machine(), _machine(state)
     if state.get("boot") in (None, now["boot"]) and known.get("pids", now["pids"]) == now["pids"]:
         return HERE
-    other = any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
-    return ELSEWHERE if other or abs(time.time() - last_sign(paths)) < STALE_S else BEFORE
+    return ELSEWHERE if _is_other(state) or abs(time.time() - last_sign(paths)) < STALE_S else BEFORE
+
+
+def _machine(state: Dict[str, Any]) -> Dict[str, Any]:
+    made = state.get("machine")
+    return made if isinstance(made, dict) else {}
+
+
+def _is_other(state: Dict[str, Any]) -> bool:
+    """Whether id or name say that this is not the machine of the run."""
+    now, known = processes.machine(), _machine(state)
+    return any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
 
 
 def refuse_elsewhere(paths: RunPaths) -> None:
-    """For verbs that need the run's own machine. Raises WorkerError: OTHER_MACHINE."""
+    """For verbs that need the run's own machine. Raises WorkerError: OTHER_MACHINE.
+
+    One that has just been restarted looks like another one of its image until its heart is seen to beat no more.
+    """
     state = record.read_optional(paths.state)
-    if not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
-        raise WorkerError(OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory")
+    first = last_sign(paths)
+    while not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
+        if _is_other(state) or last_sign(paths) > first:
+            raise WorkerError(OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory")
+        time.sleep(0.5)
 
 
 def _elsewhere(state: Dict[str, Any]) -> str:
-    made = state.get("machine")
-    name = made.get("name") if isinstance(made, dict) else None
-    here = os.uname().nodename
+    name, here = _machine(state).get("name"), os.uname().nodename
+    if not _is_other(state):
+        return (
+            "%s was restarted just now, or two machines of this name share one base_dir; ask again in a moment" % here
+        )
     return "the run was started on %s and this is %s, with the same base_dir" % (name or "another machine", here)
+
+
+def holders(paths: RunPaths) -> Dict[str, Any]:
+    """state.json, and what the claim tells before the supervisor has saved its state: who runs it, how it is found."""
+    return {**record.read_optional(paths.claim), **record.read_optional(paths.state)}
 
 
 def remains(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, processes.Stat]:
     """Living processes of a run whose supervisor is gone."""
     keep = [who.pid for who in watchers(state)]
-    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state))
+    group = of_record(state.get("group"))
+    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state), group)
 
 
 def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:

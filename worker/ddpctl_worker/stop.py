@@ -10,20 +10,24 @@ import os
 import secrets
 import shutil
 import signal
+import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import paths as places
 from ddpctl_worker import processes, record
-from ddpctl_worker.contract import NO_SUCH_RUN
+from ddpctl_worker.cgroup import of_record
+from ddpctl_worker.contract import NO_SUCH_RUN, STOPPING, TERMINAL
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.proof import Proof
 from ddpctl_worker.status import (
     HERE,
     STALE_S,
     cut_off,
+    holders,
     node_status,
     refuse_elsewhere,
     remains,
@@ -34,6 +38,7 @@ from ddpctl_worker.status import (
 from ddpctl_worker.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
+WORD_S = 2.0  # for the disk to take the word of a stop
 FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
@@ -53,7 +58,8 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = record.read_json(paths.exit)
     if before is None:
-        record.read_json(paths.state)  # one that cannot be read proves nothing
+        if not holders(paths).get("supervisor"):
+            record.read_json(paths.state)  # one that cannot be read proves nothing
         _leave_word(paths, {"grace": grace, "by": by, "time": record.now_iso()})
         if not _cut_off(paths):
             _ask_supervisor(paths, grace)
@@ -63,14 +69,18 @@ def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if end is None:
         # Nobody is left to write it: the supervisor was gone already, or did not answer and was ended.
         end = {}
-        _write_end(paths, outcomes.killed(run["host"], by), own)
+        if not _only_writes(paths):
+            _write_end(paths, outcomes.killed(run["host"], by), own)
     _let_watchers_end(paths)
     counted = end if before is None else {}
+    status = node_status(paths)
+    if not own.survivors and status["state"] not in TERMINAL:
+        status["state"] = STOPPING  # nothing of it runs: only its end waits for the disk
     return {
         "signalled": int(counted.get("signalled", 0)) + own.signalled,
         "forced": int(counted.get("forced", 0)) + own.forced,
         "survivors": own.survivors,
-        "status": node_status(paths),
+        "status": status,
     }
 
 
@@ -104,7 +114,7 @@ def _ask_supervisor(paths: RunPaths, grace: float) -> None:
     while time.monotonic() < deadline:
         if record.read_json(paths.exit) is not None:
             return
-        state = record.read_optional(paths.state)
+        state = holders(paths)
         alive = watchers(state)
         supervisor = processes.from_json(state.get("supervisor"))
         if supervisor in alive and supervisor is not None:
@@ -112,15 +122,34 @@ def _ask_supervisor(paths: RunPaths, grace: float) -> None:
                 processes.send(supervisor, signal.SIGUSR1)
                 _wake(paths)
                 told = supervisor
-        elif not alive and not any(map(processes.is_alive, _beginners(paths, state))):
+        elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
             return
         time.sleep(LOOK_S)
-    for who in watchers(record.read_optional(paths.state)):
+    if _only_writes(paths):
+        return
+    for who in watchers(holders(paths)):
         processes.send(who, signal.SIGKILL)  # hangs: nothing else can end it, and it must not start anything now
 
 
+def _only_writes(paths: RunPaths) -> bool:
+    """Whether the run is over and its supervisor or guardian is there only because the disk does not take its end: they
+    know how it ended, and write it once they can."""
+    state = holders(paths)
+    launcher = processes.from_json(state.get("launcher"))
+    if launcher is None or processes.is_alive(launcher) or not watchers(state):
+        return False
+    return not remains(paths, state)
+
+
 def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
-    """Write down what is wanted; where the disk takes nothing the signal alone says it, with the run's own grace."""
+    """Write down what is wanted; where the disk takes nothing, or hangs, the signal alone says it, with the run's own
+    grace."""
+    writer = threading.Thread(target=_write_word, args=(paths, word), daemon=True)
+    writer.start()
+    writer.join(WORD_S)
+
+
+def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
     try:
         record.write_json(paths.stop, word)
     except OSError as full:
@@ -132,13 +161,13 @@ def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 def _wake(paths: RunPaths) -> None:
     """Whoever has stopped supervisor or guardian with SIGSTOP, they go on now: otherwise they would never end."""
-    for who in watchers(record.read_optional(paths.state)):
+    for who in watchers(holders(paths)):
         processes.send(who, signal.SIGCONT)
 
 
 def _let_watchers_end(paths: RunPaths) -> None:
     """Nothing of the run is left when this answers, ddpctl's own processes included."""
-    state = record.read_optional(paths.state)
+    state = holders(paths)
     deadline = time.monotonic() + FAREWELL_S
     while watchers(state) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
@@ -149,17 +178,17 @@ def _cut_off(paths: RunPaths) -> bool:
     return record.read_optional(paths.state).get("supervisor") is None and cut_off(paths)
 
 
-def _beginners(paths: RunPaths, state: Dict[str, Any]) -> List[Optional[processes.Identity]]:
-    """Who may still bring the run up: its starter, and the supervisor that took it on."""
-    return [processes.from_json(state.get("starter")), processes.from_json(record.read_optional(paths.claim))]
-
-
 def _sweep(paths: RunPaths, grace: float) -> Stopper:
-    """Look for what is left by cookie and by the last known tree, and end it; two empty looks are the proof."""
-    state = record.read_optional(paths.state)
+    """Look for what is left, by cookie, by the last known tree and in the run's control group, and end it."""
+    state = holders(paths)
     launcher = processes.from_json(state.get("launcher"))
-    find = (lambda: remains(paths, state)) if whereabouts(paths, state) == HERE else dict
-    return run_to_end(Stopper(find, launcher, grace))
+    if whereabouts(paths, state) != HERE:
+        return run_to_end(Stopper(dict, launcher, grace))
+    group = of_record(state.get("group"))
+    done = run_to_end(Stopper(lambda: remains(paths, state), launcher, grace, proof=Proof(group)))
+    if group is not None and not watchers(state):
+        group.remove()
+    return done
 
 
 def _write_end(paths: RunPaths, outcome: Outcome, own: Stopper) -> None:

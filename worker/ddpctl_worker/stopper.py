@@ -1,4 +1,4 @@
-"""Ending a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find nothing.
+"""Ending a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find nothing and that is proved.
 
 The launcher gets SIGTERM first, alone: it forwards it to its ranks, and a rank that writes a checkpoint should not be
 told twice. Whoever is left once the launcher is gone gets SIGTERM too (launchers before torch 1.10 forward nothing,
@@ -14,11 +14,14 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.processes import Identity, Stat, boot_id, command_line, is_alive, send
+from ddpctl_worker.proof import Proof
 
 Find = Callable[[], Dict[int, Stat]]
 ALONE_S = 2.0  # a launcher without any process left that ignores SIGTERM sits in torch's exit barrier
+WAITS = 0.1  # of a processor, at most: who uses more does not sit there, but is on its way out on a busy machine
 GIVE_UP_S = 10.0  # after SIGKILL: what is still there cannot be killed (uninterruptible in the kernel)
 TICK_S = 0.04
+TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
 
 
 class Stopper:
@@ -32,15 +35,17 @@ class Stopper:
         *,
         had_ranks: bool = False,
         patience: float = 0.0,
+        proof: Optional[Proof] = None,
     ) -> None:
         self._find = find
+        self._proof = proof or Proof()
         self._launcher = launcher
         self._had_ranks = had_ranks
         self._boot = boot_id()
         now = time.monotonic()
         self._ask_at = now + patience
         self.deadline = self._ask_at + max(0.0, grace)
-        self._alone_since: Optional[float] = None
+        self._alone: Optional[Tuple[float, int]] = None  # since when the launcher is the only one, its ticks then
         self._empty = 0
         self._told: Set[Tuple[int, int]] = set()
         self._seen: Set[Tuple[int, int]] = set()
@@ -69,7 +74,7 @@ class Stopper:
             return True
         found = self._find()
         now = time.monotonic()
-        if not found:
+        if not found and self._proof.given():
             self._empty += 1
             self.done = self._empty >= 2
             return self.done
@@ -80,7 +85,8 @@ class Stopper:
         if now >= self.deadline or self._stuck_alone(found, now):
             self._kill(found)
             if now >= self.deadline + GIVE_UP_S:
-                self.survivors = [{"pid": pid, "cmd": command_line(pid)} for pid in sorted(found)]
+                left = sorted(set(found) | self._proof.pids())
+                self.survivors = [{"pid": pid, "cmd": command_line(pid)} for pid in left]
                 self.done = True
         else:
             self._ask(found)
@@ -102,15 +108,17 @@ class Stopper:
     def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
         alone = self._had_ranks and self._launcher is not None and set(found) == {self._launcher.pid}
         if not alone:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now
-        return self._alone_since is not None and now - self._alone_since > ALONE_S
+            self._alone = None
+            return False
+        ticks = next(iter(found.values())).ticks
+        since, before = self._alone = self._alone or (now, ticks)
+        return now - since > ALONE_S and (ticks - before) / TICKS < WAITS * (now - since)
 
     def _kill(self, found: Dict[int, Stat]) -> None:
         for one in found.values():
             if send(Identity(self._boot, one.pid, one.start), signal.SIGKILL):
                 self._killed.add((one.pid, one.start))
+        self._proof.kill()
 
 
 def run_to_end(stopper: Stopper, between: Callable[[], None] = lambda: None) -> Stopper:

@@ -1,16 +1,21 @@
-"""Deadlines of a run: ranks that do not start, nodes that nobody can watch, and ranks that fall silent."""
+"""Deadlines of a run: ranks that do not start, nodes that nobody can watch, ranks that fall silent, and a launcher that
+stays when its ranks are gone.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import RENDEZVOUS_TIMEOUT, SILENCE
+from ddpctl_worker.contract import EXITED, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 from ddpctl_worker.gang import Gang
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime
+from ddpctl_worker.roster import Roster
 
 NAP_S = 10.0  # asked every second; whoever was not asked for so long was asleep
+LINGER_S = 20.0  # how long a launcher may stay after its last rank
+BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: that takes up to 300 s
 HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
 
 
@@ -22,17 +27,41 @@ class Watch:
         self._host: str = run["host"]
         self._start: Optional[float] = limits.get("start")
         self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
+        self._linger = BARRIER_S if int(run.get("nnodes") or 1) > 1 else LINGER_S
         self._begun = self._looked = boottime()
+        self._alone_since: Optional[float] = None  # the launcher, without a rank
 
-    def overdue(self, ranks_up: bool, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
+    def overdue(self, ranks: Roster, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
         """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet."""
         now = boottime()
         nap, self._looked = now - self._looked, now
         if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
-            self._begun = now if ranks_up else self._begun + nap
-        if not ranks_up:
-            return self._not_started(gang)
-        return self._not_watched(gang) or self._silent(last_output, gang)
+            self._begun = now if ranks.any else self._begun + nap
+            self._alone_since = None
+        stuck = self._stuck(gang)
+        if stuck is not None or not ranks.any:
+            return stuck or self._not_started(gang)
+        return self._left_alone(ranks, now) or self._not_watched(gang) or self._silent(last_output, gang)
+
+    def _stuck(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        if gang is None or not gang.stuck:
+            return None
+        text = "the thread on %s that watches the other nodes stands still" % self._host
+        return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
+
+    def _left_alone(self, ranks: Roster, now: float) -> Optional[Outcome]:
+        if not ranks.all_ended():
+            self._alone_since = None
+            return None
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since < self._linger:
+            return None
+        text = "every rank on %s has ended%s, but the launcher went on for %g s without them: it hangs" % (
+            self._host,
+            "" if any(one.status is None for one in ranks.deaths.values()) else " with exit code 0",
+            self._linger,
+        )
+        return outcomes.failed(outcomes.cause(self._host, EXITED, text))
 
     def _not_started(self, gang: Optional[Gang]) -> Optional[Outcome]:
         if not self._start_is_over(gang):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpctl import files
 from ddpctl.cli import session
-from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.errors import DdpctlError, HostsFailed, Unreachable
 from ddpctl.render.console import is_plain, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter
 from ddpctl.render.noise import Held
@@ -59,8 +59,9 @@ def follow_run(
             run.run, run.hosts, fleet, view.tell, selection=selection, save=save, interrupted=interrupted
         )
     printer.flush()
-    end = read_run(fleet, run)
-    if not end.terminal:  # else the end is known, whoever is out of reach
+    gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
+    end = read_run(fleet, run, gone=gone)
+    if not end.terminal and end.cause is None:  # else the end is known, even if a host is out of reach or hangs
         raise_for_errors(run, errors)
     if end.state != contract.SUCCEEDED:
         for line in held.lines:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
 from ddpctl.cli import session
 from ddpctl.render.status import status_view
 from ddpctl.stages.status import find_run
@@ -12,6 +14,7 @@ from ddpctl.stages.status import find_run
 def status(
     job: str = session.JobArgument,
     option: Path | None = session.InventoryOption,
+    causes: bool = typer.Option(False, "--causes", help="After a failure: also show what else may have caused it."),
     as_json: bool = session.JsonOption,
 ) -> int:
     """How a run stands on every node, as the nodes' own records tell."""
@@ -21,5 +24,5 @@ def status(
     if as_json:
         session.print_json(run.to_json())
     else:
-        session.print_view(status_view(run))
+        session.print_view(status_view(run, candidates=causes))
     return 0

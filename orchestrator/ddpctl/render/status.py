@@ -30,8 +30,8 @@ def state_text(state: str) -> Text:
     return Text(state, style=_STYLE.get(state, ""))
 
 
-def status_view(run: RunStatus) -> RenderableType:
-    """One run, with a row a node and, where it failed, the cause."""
+def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
+    """One run, with a row a node and, where it failed, the cause; ``candidates``: also what else it may have been."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  cluster {run.cluster}")
     head.append(f"  world size {run.world_size}")
     if run.started:
@@ -56,6 +56,9 @@ def status_view(run: RunStatus) -> RenderableType:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.cause:
         parts.append(cause_view(run.cause))
+    if candidates and run.candidates:
+        parts.append(Text("what else may have been the cause, the earliest first:", style="bold"))
+        parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:

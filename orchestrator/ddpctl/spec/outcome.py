@@ -140,7 +140,16 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        return self.seen.state if self.seen else run_state([node.state for node in self.nodes])
+        return self.seen.state if self.seen else run_state([self._seen_by(node) for node in self.nodes])
+
+    def _seen_by(self, node: NodeStatus) -> str:
+        """The node's state; one that was out of reach when a user killed the others lost them to that kill."""
+        why = node.cause
+        if node.state == contract.FAILED and why is not None and why.reason == contract.NODE_LOST:
+            ends = [one.cause for one in self.nodes if one.host == why.host and one.cause is not None]
+            if any(end.reason == contract.KILLED_BY_USER and end.time < why.time for end in ends):
+                return contract.KILLED
+        return node.state
 
     @property
     def end(self) -> End | None:

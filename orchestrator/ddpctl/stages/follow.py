@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.errors import ConnectError, DdpctlError, Interrupted, RemoteError
+from ddpctl.errors import ConnectError, DdpctlError, Interrupted, RemoteError, Unreachable
 from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl_worker import contract
@@ -22,8 +22,9 @@ RETRY_FIRST_S = 0.5
 RETRY_MOST_S = 5.0
 # How long a host that cannot be reached is waited for once all others are over.
 GIVE_UP_S = 30.0
-# ... and when one of those has failed: the run is lost, only last words could still come.
-GIVE_UP_FAILED_S = 10.0
+# ... and when one of those has failed: the run is over, and what this host says last can be read later.
+GIVE_UP_FAILED_S = 2.0
+JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
 AGAIN = "; trying again"
@@ -159,7 +160,7 @@ def follow(
     """Hand on every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
 
     ``save`` gets the offsets handed on so far, after each batch. ``interrupted`` is polled; True ends the following.
-    Returns the hosts that could not be read, each with its error.
+    Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
 
     Raises:
         Interrupted: ``interrupted`` said so, or Ctrl-C; nothing on the nodes was touched.
@@ -228,12 +229,13 @@ def _is_cut(note: Note) -> bool:
 
 
 def _unreachable(note: Note) -> DdpctlError:
-    return ConnectError(note.message.removeprefix(f"{note.host}: ").removesuffix(AGAIN))
+    kind = Unreachable if _is_cut(note) else ConnectError
+    return kind(note.message.removeprefix(f"{note.host}: ").removesuffix(AGAIN))
 
 
 def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Item]) -> None:
     """Let the readers go: empty the queue so that none is stuck on it."""
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + JOIN_S
     for thread in threads:
         while thread.is_alive() and time.monotonic() < deadline:
             try:

@@ -7,6 +7,7 @@ one of them cannot be asked any more.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +19,20 @@ from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 STATUS_TIMEOUT_S = 20.0
 
 
-def ask_runs(fleet: Fleet, job: str | None = None, *, everything: bool = False) -> FleetOutcome[list[dict[str, Any]]]:
-    """Every host's node statuses; ``job`` (a name or a run id) narrows them, ``everything`` takes in ended runs."""
+def ask_runs(
+    fleet: Fleet, job: str | None = None, *, everything: bool = False, hosts: Collection[str] | None = None
+) -> FleetOutcome[list[dict[str, Any]]]:
+    """Every host's node statuses; ``job`` (a name or a run id) narrows them, ``everything`` takes in ended runs.
+
+    ``hosts``: ask only these.
+    """
 
     def ask(transport: Transport) -> list[dict[str, Any]]:
         request = {"job": job, "all": everything or job is not None}
         runs: list[dict[str, Any]] = transport.call("status", request, timeout=STATUS_TIMEOUT_S)["runs"]
         return runs
 
-    return fleet.map(ask)
+    return fleet.map(ask, hosts)
 
 
 def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus], FleetOutcome[list[dict[str, Any]]]]:
@@ -39,14 +45,14 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     return runs if everything else current(runs), outcome
 
 
-def find_run(fleet: Fleet, job: str) -> RunStatus:
-    """The run that ``job`` means: a run id, or the newest run of that name.
+def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> RunStatus:
+    """The run that ``job`` means: a run id, or the newest run of that name. ``hosts``: as these few know it.
 
     Raises:
         NoSuchJob: every host answered and none knows it.
         HostsFailed: no reachable host knows it, and some could not be asked.
     """
-    outcome = ask_runs(fleet, job)
+    outcome = ask_runs(fleet, job, hosts=hosts)
     run = newest(merge_runs(outcome.results), job)
     if run is not None:
         return _settled(run)
@@ -55,9 +61,9 @@ def find_run(fleet: Fleet, job: str) -> RunStatus:
     raise NoSuchJob(f"no job or run {job!r} on {len(fleet.hosts)} hosts", hint="`ddpctl ps --all` lists what there is")
 
 
-def read_run(fleet: Fleet, run: RunStatus) -> RunStatus:
-    """The same run, asked again."""
-    return find_run(fleet, run.run)
+def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
+    """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
+    return find_run(fleet, run.run, [host for host in fleet.hosts if host not in gone] or None)
 
 
 def _settled(run: RunStatus) -> RunStatus:
