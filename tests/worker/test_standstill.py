@@ -202,7 +202,7 @@ def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Nod
         eventually(lambda: not processes_of(f"{run}-"), "the job is ended", 90)
         status = node.wait_state(run)
     assert (status["state"], status["cause"]["reason"]) == ("lost", "supervisor_lost")
-    assert "stood still for 30 s" in status["cause"]["message"]
+    assert "stood still for 20 s" in status["cause"]["message"]
     watchers_end(node, run)
 
 

@@ -163,9 +163,9 @@ class Council:
         return found._replace(cause=why)
 
     def _decide_at(self, now: float) -> float:
-        plain = [one.heard for one in self._candidates if not one.outcome.victim and not one.outcome.suspect]
+        plain = [_due(one) for one in self._candidates if not one.outcome.victim and not one.outcome.suspect]
         if plain:
-            return min(plain) + CULPRIT_S
+            return min(plain)
         first = min(one.heard for one in self._candidates)
         return max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.seats)])
 
@@ -217,3 +217,9 @@ class Council:
         seat.finished = True
         if self.verdict is None:
             self._candidates.append(Candidate(outcomes.failed(why), since, now))
+
+
+def _due(plain: Candidate) -> float:
+    """Until when an earlier cause may still be reported. What failed before a node was lost was reported long ago."""
+    lost = plain.outcome.cause is not None and plain.outcome.cause["reason"] == NODE_LOST
+    return plain.heard + (SLACK_S if lost else CULPRIT_S)

@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, Optional
 
 BEAT_S = 1.0
-STILL_S = 30.0  # a loop that has not turned for so long will not
+STILL_S = 20.0  # a loop that has not turned for so long will not
 UP_S = 120.0  # nor will one that has never turned, unless the run may take longer to start
 NAP_S = 5.0  # a listener that comes back later than this was itself asleep: a suspended machine
 
