@@ -1,4 +1,4 @@
-"""What ddpctl costs a node while a job runs: supervisor and guardian, beside two ranks that write lines."""
+"""What ddpctl costs a node while a job runs: supervisor and guardian, beside two ranks that write a line a second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TALKS = """\
 import time
 while True:
     print("a line of a training: step 1200 loss 0.3141 samples/s 5120", flush=True)
-    time.sleep(0.1)
+    time.sleep(1.0)
 """
 
 

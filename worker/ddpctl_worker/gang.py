@@ -23,10 +23,11 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime, note
 
 BEAT_S = 1.0
+IDLE_S = 0.25  # between two turns of a loop that nothing wakes
 LEAVE_S = 5.0  # how long a goodbye waits for its answer
 STEADY_S = 30.0  # a loop that ran for so long had got over its fault
 FAULTS_S = 10.0  # a loop that fails again and again for so long will not
-NAP_S = 4.0  # a loop that turns ten times a second and stood still for so long was asleep
+NAP_S = 4.0  # a loop that turns four times a second and stood still for this long was asleep
 Wake = Callable[[], None]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
 from ddpctl_worker.council import Council
-from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
+from ddpctl_worker.gang import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import MAX_HELLO, HubWire, Stranger
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import note, now_iso
@@ -89,9 +89,14 @@ class HubGang(Gang):
                 leave_by = leave_by or self._leave_by(self._leaving, now)
                 if self._council.settled() and (now >= leave_by or not self._council.missing()):
                     break
-            for key, events in self._selector.select(0.1 if self._council.verdict is None else 0.02):
+            for key, events in self._selector.select(self._pause()):
                 self._serve(key, events)
         self._tell_all({"k": "bye"})
+
+    def _pause(self) -> float:
+        if self._council.verdict is not None:
+            return 0.02
+        return 0.1 if self._council.undecided or self._leaving is not None else IDLE_S
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
         """Until when a hub that has ended waits for nodes that have not even joined: they may still be starting.

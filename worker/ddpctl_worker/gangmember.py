@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 from ddpctl_worker.council import REJOIN_S, SILENT_S
-from ddpctl_worker.gang import BEAT_S, LEAVE_S, Gang, Wake, from_wire, to_wire
+from ddpctl_worker.gang import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake, from_wire, to_wire
 from ddpctl_worker.gangwire import MemberWire, Stranger
 from ddpctl_worker.outcome import Outcome
 
@@ -79,7 +79,7 @@ class MemberGang(Gang):
                     self._farewell()
                 if self._left or now >= leave_by:
                     break
-            self._receive(0.1 if leave_by is None else 0.02)
+            self._receive(IDLE_S if leave_by is None else 0.02)
 
     def _close_all(self) -> None:
         self._close()
