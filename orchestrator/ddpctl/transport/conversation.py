@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, ShellBroken
-from ddpctl.transport import bootstrap
-from ddpctl.transport.base import OnFrame, Result
-from ddpctl.transport.frames import FrameReader
-from ddpctl.transport.limits import BANNER_S, ENDED_S, OUTPUT_BYTES, PATIENT_S, POLL_S
+from ddpctl.transport import answers, bootstrap
+from ddpctl.transport.base import Frame, OnFrame, Result
+from ddpctl.transport.frames import FrameReader, garbled
+from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, OUTPUT_BYTES, PATIENT_S, POLL_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
 from ddpctl_worker.contract import LINK_DEAD_S
@@ -110,7 +111,8 @@ class Ender(threading.Thread):
         while not self._until.wait(PATIENT_S):
             if self._over:
                 return
-        self._pipe.end_input()
+        with suppress(Exception):  # the link is gone: the reader finds out why
+            self._pipe.end_input()
 
     def stop(self) -> None:
         """The command has ended by itself."""
@@ -142,7 +144,7 @@ class Call:
         if word == bootstrap.NEED:
             self._write(package.data)
         elif word not in (bootstrap.HAVE, bootstrap.FAIL):
-            raise RemoteError(f"the worker's banner says {word!r}", kind="protocol")
+            raise garbled(f"its banner says {word!r}")
         if word == bootstrap.FAIL:
             return self._result(rest, on_frame, None)
         self._write(json.dumps(request).encode("ascii") + b"\n")
@@ -233,9 +235,17 @@ def call(
     watch: Watch,
 ) -> dict[str, Any]:
     """``Transport.call`` over a pipe; the pipe is closed at the end, however it ends."""
-    request = {**(args or {}), "verb": verb, "host": host, "base_dir": base_dir}
+    asked = args or {}
+    request = {**asked, "verb": verb, "host": host, "base_dir": base_dir}
+
+    def checked(frame: Frame) -> None:
+        frame = answers.frame(verb, frame, host, asked)
+        if on_frame is not None:
+            on_frame(frame)
+
     try:
-        result = Call(pipe, python, watch).converse(base_dir, package, request, body, until, on_frame or ignore)
+        said = Call(pipe, python, watch).converse(base_dir, package, request, body, until, checked)
+        result = answers.result(verb, said, host, asked)
         if verb in _NOTHING_STAYS:
             pipe.exit_code(ENDED_S)
         return result
@@ -280,18 +290,22 @@ def run(pipe: Pipe, *, host: str, stdin: bytes, watch: Watch) -> Result:
 
 def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
     """The result of the last frame, or its error raised."""
-    if data["ok"] is True:
-        result = data.get("result")
-        return dict(result) if isinstance(result, Mapping) else {}
-    error = data.get("error")
-    if not isinstance(error, Mapping):
-        error = {}
-    hint = error.get("hint")
+    result, error = data.get("result"), data.get("error")
+    if data["ok"] is True and isinstance(result, dict):
+        return result
+    if data["ok"] is not False or not isinstance(error, dict):
+        raise garbled("its last message holds neither a result nor an error")
+    message, kind, hint = (error.get(key) for key in ("message", "kind", "hint"))
     raise RemoteError(
-        str(error.get("message") or "the worker failed without a word"),
-        kind=str(error.get("kind") or "error"),
-        hint=str(hint) if hint else None,
+        _said(message) or "the worker failed without a word",
+        kind=_said(kind) or "error",
+        hint=_said(hint),
     )
+
+
+def _said(text: object) -> str | None:
+    """A node's own words, not more of them than a person reads."""
+    return str(text)[:MESSAGE_LETTERS] if text else None
 
 
 def silent(seconds: float) -> LinkLost:
@@ -304,7 +318,3 @@ def at(host: str, error: DdpctlError) -> DdpctlError:
     """The same error, with its host."""
     error.host = error.host or host
     return error
-
-
-def ignore(_frame: object) -> None:
-    """For a caller that wants the result alone."""
