@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ddpctl.errors import DdpctlError, JobFailed, Survivors
+from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Survivors
 from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
 from ddpctl.spec.event import Event, Line, Note, Tell
 from ddpctl.spec.metrics import SAMPLES
@@ -88,6 +88,8 @@ def running(wanted: Wanted, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
             if outcome.survivors:
                 left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
                 raise Survivors(f"processes of {way.plan.run} survived: {left}", hint=f"ddpctl kill {way.plan.run}")
+            if outcome.errors:
+                raise HostsFailed(f"{way.plan.run} may live on: ddpctl kill {way.plan.run}", outcome.errors)
 
 
 def _warnings_only(tell: Tell) -> Tell:

@@ -67,4 +67,7 @@ def _take_back(plan: Plan, fleet: Fleet, tell: Tell, outcome: FleetOutcome[dict[
     message = f"{len(outcome.errors)} of {len(plan.nodes)} hosts could not be started; the others were stopped again"
     if stopped.survivors:
         message += "; left over: " + ", ".join(f"{host} pid {pid}" for host, pid, _ in stopped.survivors)
+    unproven = sorted(set(stopped.errors) - set(outcome.errors))
+    if unproven:
+        message += f"; not proven to be stopped: {', '.join(unproven)} (ddpctl kill {plan.run})"
     raise HostsFailed(message, outcome.errors)

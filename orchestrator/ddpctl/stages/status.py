@@ -41,7 +41,7 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     Without ``everything``: those that are not over, and the newest of every job.
     """
     outcome = ask_runs(fleet, everything=everything)
-    runs = [_settled(run) for run in merge_runs(outcome.results)]
+    runs = [_settled(run) for run in merge_runs(outcome.results, outcome.errors)]
     return runs if everything else current(runs), outcome
 
 
@@ -53,7 +53,7 @@ def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> Ru
         HostsFailed: no reachable host knows it, and some could not be asked.
     """
     outcome = ask_runs(fleet, job, hosts=hosts)
-    run = newest(merge_runs(outcome.results), job)
+    run = newest(merge_runs(outcome.results, outcome.errors), job)
     if run is not None:
         return _settled(run)
     if outcome.errors:

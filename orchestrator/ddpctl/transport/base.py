@@ -116,7 +116,7 @@ class Fleet(Protocol):
         *,
         on_done: Callable[[str, T | DdpctlError], None] | None = None,
     ) -> FleetOutcome[T]:
-        """Every host finishes, then every host is reported. A foreign exception in ``work`` is a bug and is raised."""
+        """Every host finishes, then every host is reported. Whatever ``work`` raises is its host's error."""
         ...
 
     def together(self, work: Callable[[Transport], T], hosts: Iterable[str] | None = None) -> FleetOutcome[T]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, InstanceOf, TypeAdapter, ValidationError, ValidationInfo
@@ -25,9 +26,10 @@ def _moment(value: str) -> str:
 
 def _place(value: str) -> str:
     """A file's name below a folder of ours: it names no other place."""
-    if "\0" in value or value.startswith("/") or any(part in ("", ".", "..") for part in value.split("/")):
-        raise ValueError(f"{value[:200]!r} is no name of a file below a folder, and was not taken")
-    if any(len(part.encode("utf-8", "surrogateescape")) > 250 for part in value.split("/")):
+    parts = PurePosixPath(value).parts
+    if not parts or "\0" in value or value.startswith("/") or ".." in parts:
+        raise ValueError(f"a file named {value[:200]!r} is not taken")
+    if any(len(part.encode()) > 250 for part in parts):
         raise ValueError("a file's name is too long")
     return value
 
