@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpctl.environment.blobs import Source
-from ddpctl.errors import RemoteError
+from ddpctl.transport.frames import garbled
 
 MOST_WANTS = 1000  # that wait, beyond one of each file
 
@@ -41,7 +41,7 @@ class Feed:
         """
         offered = all(name in self._sources and offset <= self._sources[name].size for name, offset in files)
         if not offered or len(self._wants) + len(files) > MOST_WANTS + len(self._sources):
-            raise RemoteError("it asks for files that it was not offered", kind="protocol")
+            raise garbled("it asks for files that it was not offered")
         with self._changed:
             self._wants.extend(files)
             self._changed.notify()

@@ -325,12 +325,6 @@ def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
     return [run for run in runs if not run.terminal or run.run == last[run.job]]
 
 
-def newest(runs: Sequence[RunStatus], job: str) -> RunStatus | None:
-    """The run that ``job`` means: a run id, or the newest run of that name (run ids sort by time)."""
-    named = [run for run in runs if job in (run.run, run.job)]
-    return max(named, key=lambda run: run.run, default=None)
-
-
 @dataclass(frozen=True)
 class StoppedNode:
     """What was done on one node to end a run, and what is left of it."""

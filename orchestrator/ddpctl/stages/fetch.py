@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
+from ddpctl.transport.frames import garbled
 
 FETCH_TIMEOUT_S = 24 * 3600.0
 
@@ -79,7 +80,7 @@ class _Receiver:
             info = frame.data["file"]
             self._open(info["path"], info["size"], info.get("mode", 0o600))
         elif self._file is None or len(frame.raw) > self._left:
-            raise RemoteError("the node sent more of a file than it had announced", kind="protocol")
+            raise garbled("more of a file than was announced")
         else:
             self._file.write(frame.raw)
             self._left -= len(frame.raw)
@@ -90,7 +91,7 @@ class _Receiver:
     def end(self) -> None:
         """No more of this file comes. Raises RemoteError when there should be."""
         if self._file is not None:
-            raise RemoteError(f"the node sent {self._left} bytes less of {self.place.name} than it had announced")
+            raise garbled(f"{self._left} bytes less of {self.place.name} than were announced")
 
     def _open(self, name: str, size: int, mode: int) -> None:
         parts = PurePosixPath(name).parts

@@ -44,6 +44,7 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
     "tail": {"lines": runs.Lines, "state": runs.Standing},
     "fetch": {"file": runs.FileFrame, "chunk": runs.Chunk},
     "listen": {"listening": preflight.Listening},
+    "firewall": {"tool": preflight.Rules},
     "spread": {
         "listening": environment.Joined,
         "progress": environment.Passed,

@@ -1,4 +1,4 @@
-"""One call of the worker, or one plain command, over any pipe: what SSH and this machine have in common."""
+"""One call of the worker over any pipe: what SSH and this machine have in common."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, ShellBroken
 from ddpctl.transport import answers, bootstrap
-from ddpctl.transport.base import Frame, OnFrame, Result
+from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.frames import FrameReader, garbled
-from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, OUTPUT_BYTES, PATIENT_S, POLL_S
+from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, PATIENT_S, POLL_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
 from ddpctl_worker.contract import LINK_DEAD_S
@@ -257,35 +257,6 @@ def call(
         errors = pipe.stderr()
         if errors:
             log.debug("%s: %s: stderr of the worker: %s", host, verb, errors.decode("utf-8", "replace"))
-
-
-def run(pipe: Pipe, *, host: str, stdin: bytes, watch: Watch) -> Result:
-    """``Transport.run`` over a pipe; ``Result.stderr`` is its last 64 KiB."""
-    sender = Sender(pipe, (stdin,), watch) if stdin else None
-    if sender:
-        sender.start()
-    else:
-        pipe.end_input()
-    output = bytearray()
-    try:
-        while True:
-            watch.check()
-            if sender and not sender.is_alive():
-                sender = None  # a command need not read its stdin: an error here is none of ours
-                pipe.end_input()
-            data = pipe.recv(watch.step_beside(sender))
-            if data == b"":
-                return Result(pipe.exit_code(2.0), bytes(output), pipe.stderr())
-            output += data or b""
-            if len(output) > OUTPUT_BYTES:
-                raise RemoteError(f"the command printed more than {OUTPUT_BYTES >> 20} MiB", kind="too_much")
-    except DdpctlError as error:
-        pipe.close(lost=isinstance(error, LinkLost))
-        raise at(host, error) from None
-    finally:
-        if sender:
-            sender.stop()
-        pipe.close()
 
 
 def outcome(data: Mapping[str, Any]) -> dict[str, Any]:

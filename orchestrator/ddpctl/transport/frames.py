@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ddpctl.errors import RemoteError
+from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.transport.base import Frame
 from ddpctl.transport.limits import LINE_BYTES, RAW_BYTES
 
+PROTOCOL = "protocol"
 HINT = (
     "see whether its `python:` is a wrapper that changes what is printed, or its disk is damaged; "
     "ddpctl preflight --only host.worker --debug shows more"
@@ -93,4 +94,9 @@ def parse(line: bytes) -> dict[str, Any]:
 
 def garbled(what: str) -> RemoteError:
     """The error of a host whose answer nothing can be done with."""
-    return RemoteError(f"the worker's answer is garbled: {what}", kind="protocol", hint=HINT)
+    return RemoteError(f"the worker's answer is garbled: {what}", kind=PROTOCOL, hint=HINT)
+
+
+def is_garbled(error: DdpctlError) -> bool:
+    """Whether a host's answer was none."""
+    return isinstance(error, RemoteError) and error.kind == PROTOCOL

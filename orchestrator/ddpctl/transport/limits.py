@@ -33,4 +33,3 @@ LINE_BYTES = 4 << 20  # a frame's JSON: parsed, it may take thirty times as much
 RAW_BYTES = 16 << 20  # a frame's raw bytes
 MESSAGE_LETTERS = 4000  # of an error of a worker's own
 DEPTH = 32  # of JSON whose shape is not known
-OUTPUT_BYTES = 256 << 20  # what ``run`` collects

@@ -208,11 +208,14 @@ def _dialled(found: Dials, info: ValidationInfo) -> Dials:
 Dialled = Annotated[Dials, AfterValidator(_dialled)]
 
 
+class Rules(TypedDict):
+    """With the text of the rules as raw bytes."""
+
+    tool: Literal["nft", "iptables", "ip6tables"]
+
+
 class Firewall(TypedDict):
     uid: Count
-    nft: Text | None
-    iptables: Text | None
-    ip6tables: Text | None
     ufw: bool
     firewalld: bool
     errors: dict[Short, Short]
