@@ -82,6 +82,28 @@ def test_who_does_not_obey_is_forced(site: Site, lab: Lab) -> None:
     assert all(node["forced"] >= 2 for node in kill.json()["nodes"])
 
 
+def test_a_name_with_two_live_runs_is_asked_about(site: Site, lab: Lab) -> None:
+    job = site.job("twice", SLEEP)
+    first, second = (site.up(job, "--nodes", "1")["run"] for _ in range(2))
+    for run in (first, second):
+        wait_for_ranks([lab[0]], run)
+    done = site("kill", job)
+    assert done.rc == 2
+    line = one_line(done)
+    assert re.search(rf"2 runs of {job} are live: {first} on node0, started \S+; {second} on node0, started", line), (
+        line
+    )
+    assert f"ddpctl kill {job} --all" in line
+    assert all(ranks(lab[0], run) for run in (first, second))
+    site("kill", first).ok()
+    assert not ranks(lab[0], first)
+    assert ranks(lab[0], second)
+    third = site.up(job, "--nodes", "1")["run"]
+    document = site("kill", job, "--all", "--json").ok().json()
+    assert [(one["run"], one["state"]) for one in document["runs"]] == [(second, "killed"), (third, "killed")]
+    assert_nothing_runs(lab, within=0)
+
+
 def test_no_such_job(site: Site) -> None:
     for command in ("kill", "status", "tail", "attach", "fetch"):
         done = site(command, "never-was")

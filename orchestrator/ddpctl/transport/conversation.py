@@ -17,7 +17,7 @@ from ddpctl.transport.frames import FrameReader, garbled
 from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, PATIENT_S, POLL_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
-from ddpctl_worker.contract import LINK_DEAD_S
+from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Call:
             if taken:
                 view = view[taken:]
                 self._watch.heard()
-            elif self._watch.silence > LINK_DEAD_S:
+            elif self._watch.silence > contract.LINK_DEAD_S:
                 raise silent(self._watch.silence)
 
     def _banner(self, nonce: str) -> tuple[str, bytes]:
@@ -209,7 +209,7 @@ class Call:
                 self._watch.heard()
             elif data is not None:
                 raise self._ended()
-            elif self._watch.silence > LINK_DEAD_S:
+            elif self._watch.silence > contract.LINK_DEAD_S:
                 raise silent(self._watch.silence)
 
     def _ended(self) -> RemoteError:
