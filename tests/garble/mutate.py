@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def _value(frames: list[Frame], rng: random.Random) -> None:
     """Another value in one place."""
     spot = _spot(frames, rng)
     if spot is not None:
-        spot[0][spot[1]] = rng.choice(VALUES)
+        spot[0][spot[1]] = copy.deepcopy(rng.choice(VALUES))
 
 
 def _key(frames: list[Frame], rng: random.Random) -> None:
@@ -76,7 +77,7 @@ def _key(frames: list[Frame], rng: random.Random) -> None:
         return
     where, key = spot
     if isinstance(where, list):
-        where.append(where[key])
+        where.append(copy.deepcopy(where[key]))
     else:
         value = where.pop(key)
         if rng.random() < 0.4:
@@ -92,14 +93,14 @@ def _frames(frames: list[Frame], rng: random.Random) -> None:
     if how == 0:
         del frames[place]
     elif how == 1:
-        frames.insert(place, frames[place])
+        frames.insert(place, copy.deepcopy(frames[place]))
     elif how == 2:
         frames.append(frames.pop(place))
     elif how == 3:
-        frames.insert(place, Frame(rng.choice(OTHERS)))
+        frames.insert(place, Frame(copy.deepcopy(rng.choice(OTHERS))))
     else:
         kind = rng.choice(("bug", "no_such_run", "corrupt", ESCAPE))
-        error = {"kind": kind, "message": ESCAPE, "hint": rng.choice(VALUES)}
+        error = {"kind": kind, "message": ESCAPE, "hint": copy.deepcopy(rng.choice(VALUES))}
         frames.insert(place, Frame({"ok": False, "error": error}))
 
 

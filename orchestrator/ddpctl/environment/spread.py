@@ -204,6 +204,8 @@ class Spread:
             self._order()
         except Exception as error:  # ends every call, and is raised where they are waited for
             self._fault = error
+            for node in self._nodes.values():
+                node.feed.close()
 
     def _order(self) -> None:
         """Once all listen (or did not come to it), tell each whom to ask: those with most come first."""

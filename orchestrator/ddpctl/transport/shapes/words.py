@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import threading
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -91,10 +92,14 @@ def own_name(value: str, info: ValidationInfo) -> str:
     return value
 
 
-@cache
+_made = cache(TypeAdapter[Any])
+_making = threading.Lock()
+
+
 def adapter(shape: Any) -> TypeAdapter[Any]:
-    """What checks data against a shape; made when it is first needed."""
-    return TypeAdapter(shape)
+    """What checks data against a shape; made when it is first needed, once for the threads of all hosts."""
+    with _making:
+        return _made(shape)
 
 
 def first_fault(error: ValidationError) -> str:
