@@ -12,7 +12,7 @@ N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test lint format system interpreters bench chaos clean
+.PHONY: help venv demo test lint format system interpreters bench chaos garble clean
 
 help: ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ bench: venv system interpreters ## measure ddpctl against the same commands by h
 
 chaos: venv system interpreters ## hurt runs on real hosts and check what must hold: make chaos SEED=1 N=200
 	$(BIN)/python -m tests.chaos --seed $(SEED) --number $(N) $(ARGS)
+
+garble: venv ## a node that garbles what it says, by thousands: make garble SEED=1 N=5000
+	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)
 
 clean: ## remove what make made in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

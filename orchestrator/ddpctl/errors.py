@@ -20,6 +20,7 @@
     ├── NoSuchJob                  7   no node knows the job
     ├── HostsFailed                *   several hosts failed, each with its own error
     ├── JobFailed                  1   the job ran and failed, was killed, or was lost
+    ├── InternalFault              1   a mistake of ddpctl itself
     └── Interrupted                130
 
 An error says host, cause and next step in one line: ``str(error)`` is that line.
@@ -27,7 +28,9 @@ An error says host, cause and next step in one line: ``str(error)`` is that line
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
+from pathlib import PurePath
 
 
 class DdpctlError(Exception):
@@ -174,6 +177,26 @@ class HostsFailed(DdpctlError):
 
 class JobFailed(DdpctlError):
     """The job ran and failed, was killed, or was lost."""
+
+
+class InternalFault(DdpctlError):
+    """A mistake of ddpctl itself: ``__cause__`` is the exception that nobody foresaw."""
+
+
+def as_fault(error: Exception, host: str | None = None) -> DdpctlError:
+    """Any exception as an error of ours, of ``host`` where one was being served: the others are not to suffer."""
+    if isinstance(error, DdpctlError):
+        error.host = error.host or host
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    fault = InternalFault(
+        f"a fault of ddpctl itself: {type(error).__name__}: {error}{where}",
+        hint="run it again with --debug and report what it shows",
+        host=host,
+    )
+    fault.__cause__ = error
+    return fault
 
 
 class Interrupted(DdpctlError):

@@ -75,6 +75,32 @@ def test_a_question_without_an_answer_is_a_warning_on_that_host_alone() -> None:
     assert "late" in found[0].message
 
 
+def _numbers(view: View) -> list[Finding]:
+    values = view.values_of(Question("x"))
+    return [Finding("a.a", Severity.WARNING, "odd", host) for host, value in values.items() if value % 2]
+
+
+def test_an_answer_that_a_check_cannot_read_is_a_finding_of_its_host_and_hides_no_other() -> None:
+    answers = {"a": {"x": Answer(True, 3)}, "b": {"x": Answer(True, ["no number"])}, "c": {"x": Answer(True, 2)}}
+    one = Check("a.a", "numbers", lambda target, want: (Question("x"),), _numbers, DOC)
+    found = judge.verdicts([one], View(NODES, Want(), answers))
+    assert [(one.severity, one.host) for one in found] == [(Severity.WARNING, "a"), (Severity.ERROR, "b")]
+    assert "cannot be read" in found[1].message
+    assert "TypeError" in found[1].message
+
+
+def test_answers_that_only_together_cannot_be_read_are_a_finding_all_the_same() -> None:
+    answers = {"a": {"x": Answer(True, 3)}, "b": {"x": Answer(True, "3")}}
+    one = Check("a.a", "numbers", lambda target, want: (Question("x"),), lambda view: sorted_values(view), DOC)
+    (found,) = judge.verdicts([one], View(NODES, Want(), answers))
+    assert (found.severity, found.host) == (Severity.ERROR, None)
+
+
+def sorted_values(view: View) -> list[Finding]:
+    sorted(view.values_of(Question("x")).values())
+    return []
+
+
 def test_nobody_answered_nothing_is_said() -> None:
     assert judge.verdicts([check("a.a", Question("x"))], View(NODES, Want(), {})) == ()
 

@@ -82,6 +82,26 @@ def test_who_does_not_obey_is_forced(site: Site, lab: Lab) -> None:
     assert all(node["forced"] >= 2 for node in kill.json()["nodes"])
 
 
+def test_a_name_with_two_live_runs_is_asked_about(site: Site, lab: Lab) -> None:
+    job = site.job("twice", SLEEP)
+    runs = []
+    for host in lab.hosts[:2]:
+        runs.append(site.up(job, "--nodes", "1")["run"])
+        wait_for_ranks([host], runs[-1])
+        site.hosts.append(site.hosts.pop(0))  # the next one begins with the next host
+    done = site("kill", job)
+    assert done.rc == 2
+    line = one_line(done)
+    assert re.search(rf"2 runs of {job} are live: {runs[0]} on node0, started \S+; {runs[1]} on node1", line), line
+    assert f"ddpctl kill {job} --all" in line
+    assert ranks(lab[0], runs[0])
+    assert ranks(lab[1], runs[1])
+    document = site("kill", job, "--all", "--json").ok().json()
+    assert [(one["run"], one["state"]) for one in document["runs"]] == [(run, "killed") for run in runs]
+    assert_nothing_runs(lab, within=0)
+    assert site("kill", job, "--json").ok().json()["run"] == runs[1]  # none is live: harmless, as ever
+
+
 def test_no_such_job(site: Site) -> None:
     for command in ("kill", "status", "tail", "attach", "fetch"):
         done = site(command, "never-was")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, current, merge_runs, newest, run_state
+from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, current, merge_runs, run_state
 from ddpctl_worker import contract
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
@@ -66,18 +66,6 @@ def test_a_host_that_does_not_answer_is_unreachable_and_one_without_the_record_l
     assert [one.state for one in only.nodes] == ["running", "unreachable"]
     (only,) = merge_runs({"a": [node("1", "a")], "b": []})
     assert [one.state for one in only.nodes] == ["running", "lost"]
-
-
-def test_a_name_means_its_newest_run_and_an_id_that_run() -> None:
-    runs = merge_runs({"a": [node("1", "a"), node("2", "a")], "b": []})
-    assert [run.run for run in runs] == ["1", "2"]
-    found = newest(runs, "train")
-    assert found is not None
-    assert found.run == "2"
-    found = newest(runs, "1")
-    assert found is not None
-    assert found.run == "1"
-    assert newest(runs, "other") is None
 
 
 def test_the_first_cause_wins_and_a_victim_never_does() -> None:

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from ddpctl.errors import DdpctlError, RemoteError, Unreachable, UsageError
-from ddpctl.spec.command import Command
-from ddpctl.transport.base import Frame, Result, Transport
+from ddpctl.errors import DdpctlError, InternalFault, RemoteError, Unreachable, UsageError
+from ddpctl.transport.base import Frame, Transport
 from ddpctl.transport.dry import DryFleet, DryTransport, Stream
 from ddpctl.transport.limits import WORKERS
 
@@ -23,20 +22,20 @@ def fleet(count: int = 4) -> DryFleet:
 def test_every_host_finishes_and_is_reported_in_order() -> None:
     hosts = DryFleet(
         [
-            DryTransport("slow", {"status": lambda _asked: time.sleep(0.2) or {"state": "running"}}),  # type: ignore[func-returns-value]
+            DryTransport("slow", {"echo": lambda _asked: time.sleep(0.2) or {"state": "running"}}),  # type: ignore[func-returns-value]
             DryTransport("gone", unreachable=Unreachable("no answer")),
-            DryTransport("bad", {"status": RemoteError("no such run", kind="no_such_run")}),
-            DryTransport("good", {"status": {"state": "failed"}}),
+            DryTransport("bad", {"echo": RemoteError("no such run", kind="no_such_run")}),
+            DryTransport("good", {"echo": {"state": "failed"}}),
         ]
     )
-    outcome = hosts.map(lambda transport: transport.call("status", {"run": "r"})["state"])
+    outcome = hosts.map(lambda transport: transport.call("echo", {"run": "r"})["state"])
     assert list(outcome.results.items()) == [("slow", "running"), ("good", "failed")]
     assert list(outcome.errors) == ["gone", "bad"]
     assert str(outcome.errors["gone"]) == "gone: no answer"
     assert [(asked.host, asked.verb, asked.args) for asked in hosts.calls] == [
-        ("slow", "status", {"run": "r"}),
-        ("bad", "status", {"run": "r"}),
-        ("good", "status", {"run": "r"}),
+        ("slow", "echo", {"run": "r"}),
+        ("bad", "echo", {"run": "r"}),
+        ("good", "echo", {"run": "r"}),
     ]
 
 
@@ -55,18 +54,20 @@ def test_on_done_is_called_on_the_calling_thread() -> None:
     assert sorted(seen) == [("n0", 0, True), ("n1", 1, True), ("n2", 2, True)]
 
 
-def test_a_bug_is_raised_when_all_are_done() -> None:
-    finished: list[str] = []
-
-    def work(transport: Transport) -> None:
+def test_a_fault_of_ours_is_one_hosts_error_and_the_others_are_served() -> None:
+    def work(transport: Transport) -> str:
         if transport.host == "n0":
-            raise ZeroDivisionError
+            raise ZeroDivisionError("oh")
         time.sleep(0.1)
-        finished.append(transport.host)
+        return "done"
 
-    with pytest.raises(ZeroDivisionError):
-        fleet(4).map(work)
-    assert sorted(finished) == ["n1", "n2", "n3"]
+    outcome = fleet(4).map(work)
+    assert dict(outcome.results) == dict.fromkeys(["n1", "n2", "n3"], "done")
+    fault = outcome.errors["n0"]
+    assert isinstance(fault, InternalFault)
+    assert isinstance(fault.__cause__, ZeroDivisionError)
+    assert "n0: a fault of ddpctl itself: ZeroDivisionError: oh (test_fleet.py:" in str(fault)
+    assert "--debug" in str(fault)
 
 
 def test_map_works_on_so_many_at_once_and_together_on_all() -> None:
@@ -95,26 +96,18 @@ def test_chosen_hosts_and_unknown_ones() -> None:
         hosts.map(lambda transport: transport.host, ["n9"])
 
 
-def test_the_table_answers_streams_functions_and_plain_commands() -> None:
-    host = DryTransport(
-        "h",
-        {
-            "tail": Stream([Frame({"n": 1}), Frame({"n": 2}, b"raw")], {"end": True}),
-            "twice": lambda a: {"v": a.args["v"] * 2},
-        },
-        {"uname": Result(0, b"Linux\n", b"")},
-    )
+def test_the_table_answers_streams_and_functions() -> None:
+    host = DryTransport("h", {"echo": Stream([Frame({"n": 1}), Frame({"n": 2}, b"raw")], {"end": True})})
     frames: list[Frame] = []
-    assert host.call("tail", on_frame=frames.append) == {"end": True}
+    assert host.call("echo", on_frame=frames.append) == {"end": True}
     assert [frame.raw for frame in frames] == [b"", b"raw"]
-    assert host.call("twice", {"v": 4}, body=[b"a", b"b"]) == {"v": 8}
-    assert host.calls[-1].body == b"ab"
-    assert host.run(Command(("uname",))).ok
-    assert host.run(Command(("other",))).exit_code == 127
     with pytest.raises(DdpctlError):
-        host.call("unknown")
+        host.call("echo", cancel=lambda: True)
+    twice = DryTransport("h", {"echo": lambda asked: {"v": asked.args["v"] * 2}})
+    assert twice.call("echo", {"v": 4}, body=[b"a", b"b"]) == {"v": 8}
+    assert twice.calls[-1].body == b"ab"
     with pytest.raises(DdpctlError):
-        host.call("tail", cancel=lambda: True)
+        twice.call("unknown")
 
 
 def test_nothing_begins_after_ctrl_c() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ddpctl.errors import Interrupted, PythonMissing, RemoteError, ShellBroken
-from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import open_fleet
@@ -38,33 +37,6 @@ def workers() -> list[int]:
             if b"ddpctl=json" in line and int(parent) == os.getpid():
                 found.append(int(entry.name))
     return found
-
-
-def test_a_plain_command(local: LocalTransport) -> None:
-    result = local.run(Command(("sh", "-c", 'cat; echo "$A" >&2; pwd; exit 3'), {"A": "x"}, "/usr"), stdin=b"in\n")
-    assert (result.exit_code, result.stdout, result.stderr) == (3, b"in\n/usr\n", b"x\n")
-
-
-def test_a_missing_program_is_what_a_shell_says(local: LocalTransport) -> None:
-    assert local.run(Command(("/no/such/program",))).exit_code == 127
-    assert local.run(Command(("/etc",))).exit_code == 126
-
-
-def test_a_signal_is_128_and_its_number(local: LocalTransport) -> None:
-    assert local.run(Command(("sh", "-c", "kill -9 $$"))).exit_code == 137
-
-
-def test_a_command_that_does_not_end(local: LocalTransport) -> None:
-    begun = time.monotonic()
-    with pytest.raises(RemoteError) as caught:
-        local.run(Command(("sleep", "100")), timeout=0.5)
-    assert caught.value.kind == "timeout"
-    assert time.monotonic() - begun < 5
-
-
-def test_secrets_are_refused(local: LocalTransport) -> None:
-    with pytest.raises(ValueError, match="secrets"):
-        local.run(Command(("true",), secrets={"TOKEN": "x"}))
 
 
 def test_body_and_frames_at_once(local: LocalTransport) -> None:

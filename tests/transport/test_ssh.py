@@ -16,26 +16,11 @@ from ddpctl.errors import (
     Interrupted,
     RemoteError,
 )
-from ddpctl.spec.command import Command
 from ddpctl.transport.base import Frame, Transport
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl.transport.payload import payload
 from tests.lab import Lab
 from tests.transport.build import of_lab
-
-
-def test_plain_command(node0: Transport) -> None:
-    command = Command(("sh", "-c", 'cat; echo "$A" >&2; exit 3'), env={"A": "b c; $(id)"})
-    result = node0.run(command, stdin=b"in\0put")
-    assert (result.exit_code, result.stdout, result.stderr) == (3, b"in\0put", b"b c; $(id)\n")
-
-
-def test_a_command_that_reads_no_stdin(node0: Transport) -> None:
-    assert node0.run(Command(("true",)), stdin=b"x" * 5_000_000).ok
-
-
-def test_a_killed_command_has_no_status(node0: Transport) -> None:
-    assert node0.run(Command(("sh", "-c", "kill -9 $$"))).exit_code in (-1, 137)
 
 
 def test_every_host_answers(fleet: SSHFleet) -> None:

@@ -11,22 +11,24 @@ from ddpctl_worker.link import Link
 
 READ_S = 8.0
 LIMIT = 8 << 20
+TOOLS = {"nft": ["nft", "-j", "list", "ruleset"], "iptables": ["iptables-save"], "ip6tables": ["ip6tables-save"]}
 # A login without root often has no sbin in its PATH, and the programs are there all the same.
 _PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 
 
 def firewall(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
-    """The rules as each tool prints them, None where a tool is missing or refuses; and who manages them.
+    """The rules as each tool prints them, a {"tool"} frame with the text for each that has any; and who manages them.
 
-    ``nft``: JSON text of ``nft -j list ruleset``; ``iptables`` and ``ip6tables``: text of ``iptables-save``; ``ufw``
-    and ``firewalld``: whether it is active; ``errors``: what the tools said; ``uid``: ours (reading takes root).
+    ``nft``: JSON text of ``nft -j list ruleset``; ``iptables`` and ``ip6tables``: text of ``iptables-save``. Then
+    {"uid": ours (reading takes root), "ufw", "firewalld": whether it is active, "errors": what the tools said}.
     """
     errors: Dict[str, str] = {}
+    for tool, argv in TOOLS.items():
+        text = _read(argv, errors)
+        if text is not None:
+            link.send({"tool": tool}, text.encode("utf-8"))
     return {
         "uid": os.getuid(),
-        "nft": _read(["nft", "-j", "list", "ruleset"], errors),
-        "iptables": _read(["iptables-save"], errors),
-        "ip6tables": _read(["ip6tables-save"], errors),
         "ufw": _ufw(errors),
         "firewalld": (_read(["firewall-cmd", "--state"], errors) or "").strip() == "running",
         "errors": errors,

@@ -20,7 +20,8 @@ from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 
 LAST_BYTES = 16 << 10  # of a file: enough for the last value of everything
-CALL_BYTES = 1 << 20  # of a file in one call
+CALL_BYTES = 1 << 20  # of all files in one call
+LEAST_BYTES = 8 << 10  # of one of them
 MOST_NAMES = 64  # in a line
 MOST_LETTERS = 64  # in a name
 _RANK = re.compile(r"rank-(\d{1,9})\.jsonl\Z")
@@ -38,8 +39,10 @@ def metrics(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
     offsets = request.get("offsets") or {}
     ranks = {}
-    for rank, path in _files(paths).items():
-        offset, lines = read_from(path, int(offsets.get(rank, 0)), CALL_BYTES)
+    files = _files(paths)
+    share = max(LEAST_BYTES, CALL_BYTES // max(1, len(files)))
+    for rank, path in files.items():
+        offset, lines = read_from(path, int(offsets.get(rank, 0)), share)
         ranks[rank] = {"offset": offset, "lines": lines}
     return {"ranks": ranks}
 

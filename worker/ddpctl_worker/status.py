@@ -6,6 +6,7 @@ same each time, since it rests on records that nobody touches any more. Only ``s
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set
@@ -34,6 +35,7 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
 from ddpctl_worker.processes import Identity
 
+ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
 STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
 HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
 
@@ -53,7 +55,8 @@ class Judgement(NamedTuple):
 def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     """The verb: every run of this host that was asked for (``run``, or ``job``: a name or a run id), newest first.
 
-    The newest comes with the last ``metrics`` of its ranks where a run or job was named.
+    The newest comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how many old
+    runs one message had no room for.
     """
     base, host = base_of(request), request["host"]
     run, job = request.get("run"), request.get("job")
@@ -77,7 +80,20 @@ def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         if request.get("all") or name not in jobs or one["state"] not in TERMINAL:
             states.append(one)
         jobs.add(name)
-    return {"runs": _with_metrics(states, base, host) if job is not None else states}
+    states = _with_metrics(states, base, host) if job is not None else states
+    told = _within(states, ANSWER_BYTES)
+    return {"runs": told, "left_out": len(states) - len(told)}
+
+
+def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
+    """As many as one message takes, in their order: what is not over first, then the newest."""
+    keep: Set[int] = set()
+    for one in sorted(states, key=lambda state: state["state"] in TERMINAL):
+        limit -= len(json.dumps(one))
+        if limit < 0:
+            break
+        keep.add(id(one))
+    return [one for one in states if id(one) in keep]
 
 
 def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Dict[str, Any]]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddpctl.checks.base import Answer, Check, Question, Target, View, Want
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
+
+_log = logging.getLogger(__name__)
 
 
 def chosen(
@@ -58,11 +62,11 @@ def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
     """The ``answers`` of the worker's reply, by question key."""
     return {
         key: Answer(
-            ok=bool(answer["ok"]),
-            value=answer.get("value"),
-            error=answer.get("error"),
-            timed_out=bool(answer.get("timed_out")),
-            seconds=float(answer.get("seconds") or 0.0),
+            ok=answer["ok"],
+            value=answer["value"],
+            error=answer["error"],
+            timed_out=answer["timed_out"],
+            seconds=answer["seconds"],
         )
         for key, answer in reply["answers"].items()
     }
@@ -73,13 +77,55 @@ def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()
     host could not answer is a warning there, unless the check itself already says something about that host."""
     findings: list[Finding] = []
     for check in checks:
-        own = list(check.judge(view))
+        own = _judged(check, view)
         own += _unanswered(check, view, {f.host for f in own})
         if not own and _was_answered(check, view):
             own = [Finding(check.id, Severity.OK, check.title)]
         findings += own
     findings += [Finding(check.id, Severity.SKIPPED, f"{check.title}: left out") for check in left_out]
     return tuple(findings)
+
+
+def _judged(check: Check, view: View) -> list[Finding]:
+    """The check's findings. An answer that it cannot read is a finding of its host, and hides nobody else's."""
+    try:
+        return list(check.judge(view))
+    except Exception as error:
+        _log.debug("%s cannot be judged", check.id, exc_info=error)
+    told = {host: _fault(check, _of(view, {host})) for host in view.answers}
+    bad: dict[str | None, Exception] = {host: fault for host, fault in told.items() if fault is not None}
+    rest = _of(view, set(view.answers) - set(bad))
+    fault = _fault(check, rest)
+    if fault is not None:  # no single answer is to blame
+        bad[None] = fault
+    found = list(check.judge(rest)) if fault is None else []
+    return [*found, *(_unreadable(check, host, error) for host, error in bad.items())]
+
+
+def _of(view: View, hosts: Collection[str]) -> View:
+    """What these hosts told."""
+    told = {host: answer for host, answer in view.answers.items() if host in hosts}
+    rules = {host: dump for host, dump in view.firewalls.items() if host in hosts}
+    return replace(view, answers=told, firewalls=rules)
+
+
+def _fault(check: Check, view: View) -> Exception | None:
+    try:
+        list(check.judge(view))
+    except Exception as error:
+        return error
+    return None
+
+
+def _unreadable(check: Check, host: str | None, error: Exception) -> Finding:
+    words = " ".join(str(error).split())[:200]
+    return Finding(
+        check.id,
+        Severity.ERROR,
+        f"{check.title} could not be judged: what was answered cannot be read ({type(error).__name__}: {words})",
+        host=host,
+        fix=f"ddpctl preflight --only {check.id} --debug",
+    )
 
 
 def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[Finding]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from ddpctl.cli import session
-from ddpctl.errors import ConnectError, Survivors
+from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
 from ddpctl.render.status import kill_view
-from ddpctl.spec.outcome import KillOutcome
-from ddpctl.stages.status import find_run
+from ddpctl.spec.outcome import KillOutcome, RunStatus
+from ddpctl.spec.ranges import fold
+from ddpctl.stages.status import live_runs
 from ddpctl.stages.stop import stop_run
+from ddpctl_worker import contract
 
 DEFAULT_GRACE_S = 10.0
 
@@ -21,36 +24,71 @@ def kill(
     grace: float = typer.Option(
         None, "--grace", min=0.0, help="Seconds from SIGTERM to SIGKILL; default: the job's timeouts.stop (10)."
     ),
+    every: bool = typer.Option(False, "--all", help="Every live run of that name, where there are several."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
     """End a run on every node and prove that nothing of it is left. Harmless when repeated."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        run = find_run(fleet, job)
-        if grace is None:
-            grace = float((run.record.get("timeouts") or {}).get("stop") or DEFAULT_GRACE_S)
-        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
+        runs = live_runs(fleet, job)
+        if len(runs) > 1 and not every:
+            raise _which(job, runs)
+        outcomes = [
+            stop_run(run.job, run.run, run.hosts, fleet, grace=_grace(run, grace), by=session.me()) for run in runs
+        ]
     if as_json:
-        session.print_json(outcome.to_json())
+        documents = [outcome.to_json() for outcome in outcomes]
+        session.print_json({"schema": contract.SCHEMA, "runs": documents} if every else documents[0])
     else:
-        session.print_view(kill_view(outcome))
-    require_proof(outcome)
+        for outcome in outcomes:
+            session.print_view(kill_view(outcome))
+    _require_proofs(outcomes)
     return 0
+
+
+def _grace(run: RunStatus, wanted: float | None) -> float:
+    return wanted if wanted is not None else (run.record.get("timeouts") or {}).get("stop") or DEFAULT_GRACE_S
+
+
+def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
+    found = "; ".join(f"{run.run} on {fold(run.hosts)}, started {run.started or '-'}" for run in runs)
+    return UsageError(
+        f"{len(runs)} runs of {job} are live: {found}",
+        hint=f"name the one by its id (ddpctl kill {runs[-1].run}), or end them all: ddpctl kill {job} --all",
+    )
+
+
+def _require_proofs(outcomes: Sequence[KillOutcome]) -> None:
+    """Raises as ``require_proof``: the gravest error, once the others have been told."""
+    errors: list[DdpctlError] = []
+    for outcome in outcomes:
+        try:
+            require_proof(outcome)
+        except DdpctlError as error:
+            errors.append(error)
+    errors.sort(key=lambda one: one.exit_code)
+    for other in errors[:-1]:
+        session.warn(str(other))
+    if errors:
+        raise errors[-1]
 
 
 def require_proof(outcome: KillOutcome) -> None:
     """Turn anything but proof into an error.
 
     Raises:
-        Survivors: processes are left. ConnectError: a node could not be asked.
+        Survivors: processes are left. HostsFailed: a node gave no proof. ConnectError: a node could not be asked.
     """
     if outcome.survivors:
         left = ", ".join(f"{host} pid {pid} ({cmd})" for host, pid, cmd in outcome.survivors)
         raise Survivors(
             f"{len(outcome.survivors)} processes of {outcome.run} survived: {left}",
-            hint="a process in state D waits in the kernel for a device: mend that or reboot the node, then kill again",
+            hint="a process in state D waits in the kernel for a device: fix that or reboot the node, then kill again",
         )
+    if any(not isinstance(error, ConnectError) for error in outcome.errors.values()):
+        count = f"{len(outcome.errors)} of {len(outcome.nodes)} hosts"
+        raise HostsFailed(f"{count} gave no proof that {outcome.run} is gone there", outcome.errors)
     if outcome.unreachable:
         raise ConnectError(
             f"{outcome.run} was ended where it could be reached, but not on {', '.join(outcome.unreachable)}",

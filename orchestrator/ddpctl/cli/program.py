@@ -20,8 +20,10 @@ from pathlib import Path
 import typer
 
 from ddpctl import __version__
+from ddpctl.cli import debug as debugging
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import DdpctlError, Interrupted
+from ddpctl.errors import DdpctlError, Interrupted, as_fault
+from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 
 # In the order in which a person meets them. Each is the function of that name in the module of that name; only the
@@ -72,7 +74,6 @@ def root(
 ) -> None:
     """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""
     GLOBAL.inventory = inventory
-    GLOBAL.debug = GLOBAL.debug or debug or bool(os.environ.get("DDPCTL_DEBUG"))
     if version:
         typer.echo(f"ddpctl {__version__}")
         raise typer.Exit
@@ -103,6 +104,8 @@ def run(argv: list[str]) -> int:
     """Run one command line; returns the exit code of the contract."""
     _open_streams()
     argv = _take_globals(argv)
+    if GLOBAL.debug:
+        debugging.show()
     try:
         app = make_app(_needed(argv))
         gc.freeze()  # what was imported stays
@@ -110,13 +113,13 @@ def run(argv: list[str]) -> int:
         code = app(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # what typer makes of a Ctrl-C
-            _say("ddpctl: interrupted\n")
+            _say("ddpctl: interrupted")
     except DdpctlError as error:
         return _report(error)
     except typer.TyperException as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
-        _say("ddpctl: interrupted\n")
+        _say("ddpctl: interrupted")
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -136,7 +139,7 @@ def _take_globals(argv: list[str]) -> list[str]:
     if "--" in argv:
         cut = argv.index("--")
         ours, theirs = argv[:cut], argv[cut:]
-    GLOBAL.debug = "--debug" in ours
+    GLOBAL.debug = "--debug" in ours or bool(os.environ.get("DDPCTL_DEBUG"))
     ours = [word for word in ours if word != "--debug"]
     if theirs is not None and "up" in ours:
         # What follows `--` is the user's own script and arguments: never parsed as ours.
@@ -146,20 +149,13 @@ def _take_globals(argv: list[str]) -> list[str]:
 
 def _fault(error: Exception) -> int:
     """Something that no command foresaw: a disk that is full, or a mistake of ours."""
-    if GLOBAL.debug:
-        traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _drop_stdout()
         what = f"{error.filename}" if error.filename else "the output or a file on this machine"
-        sys.stderr.write(f"ddpctl: {what} could not be written: {error.strerror}; make room, then run it again\n")
+        _trace(error)
+        _say(f"ddpctl: {what} could not be written: {error.strerror}; make room, then run it again")
         return 1
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    words = " ".join(str(error).split())
-    sys.stderr.write(
-        f"ddpctl: a fault of ddpctl itself: {type(error).__name__}: {words} "
-        f"({Path(where.filename).name}:{where.lineno}); run it again with --debug and report what it shows\n"
-    )
-    return 1
+    return _report(as_fault(error))
 
 
 def _drop_stdout() -> None:
@@ -173,20 +169,28 @@ def _usage(error: typer.TyperException) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return 2
     path = context.command_path if context is not None else "ddpctl"
-    sys.stderr.write(f"ddpctl: {error.format_message()}; see {path} --help\n")
+    _say(f"ddpctl: {error.format_message()}; see {path} --help")
     return 2
 
 
 def _report(error: DdpctlError) -> int:
-    if GLOBAL.debug:
-        traceback.print_exception(error)
+    _trace(error)
     *table, last = error_lines(error)
-    _say("".join(f"{line}\n" for line in table) + f"ddpctl: {last}\n")
+    _say("".join(f"{line}\n" for line in table) + f"ddpctl: {last}")
     return error.exit_code
 
 
+def _trace(error: Exception) -> None:
+    """With ``--debug``: where the error comes from."""
+    if GLOBAL.debug:
+        _say("".join(traceback.format_exception(error)).rstrip())
+
+
 def _say(text: str) -> None:
-    """On stderr, if somebody still reads it: after a hangup nobody does, and the exit code is what is left."""
+    """On stderr, if somebody still reads it: after a hangup the exit code is all that is left.
+
+    What a node put into the text does not steer the terminal.
+    """
     with contextlib.suppress(OSError):
-        sys.stderr.write(text)
+        sys.stderr.write(f"{clean(text)}\n")
         sys.stderr.flush()

@@ -41,6 +41,9 @@ def ps(
         session.print_json({"schema": contract.SCHEMA, "jobs": rows})
     else:
         session.print_view(runs_table(runs))
+    for host, answer in outcome.results.items():
+        if answer.get("left_out"):
+            session.warn(f"warning: {host} has {answer['left_out']} more old runs; ddpctl gc removes them")
     if outcome.errors:
         raise HostsFailed(f"{len(outcome.errors)} of {len(fleet.hosts)} hosts did not answer", outcome.errors)
     return 0

@@ -23,6 +23,9 @@ def status(
         run = find_run(fleet, job)
     if as_json:
         session.print_json(run.to_json())
+        for node in run.nodes:
+            if node.note:
+                session.warn(f"{node.host}: {node.note}")
     else:
         session.print_view(status_view(run, candidates=causes))
     return 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpctl.environment.blobs import Source
+from ddpctl.transport.frames import garbled
+
+MOST_WANTS = 1000  # that wait, beyond one of each file
 
 
 class Feed:
@@ -30,8 +33,15 @@ class Feed:
             self._orders.append(json.dumps(order).encode("ascii") + b"\n")
             self._changed.notify()
 
-    def want(self, files: list[tuple[str, int]]) -> None:
-        """The node asks for the rest of these files: (sha256, offset)."""
+    def want(self, files: Sequence[tuple[str, int]]) -> None:
+        """The node asks for the rest of these files: (sha256, offset).
+
+        Raises:
+            RemoteError: it asks for what it was not offered, or for more than anybody needs.
+        """
+        offered = all(name in self._sources and offset <= self._sources[name].size for name, offset in files)
+        if not offered or len(self._wants) + len(files) > MOST_WANTS + len(self._sources):
+            raise garbled("it asks for files that it was not offered")
         with self._changed:
             self._wants.extend(files)
             self._changed.notify()

@@ -105,6 +105,7 @@ class Spread:
         self._nodes = {host: _Node(host, Feed(by_hash, self._counter(host))) for host in (*helpers, *hosts)}
         self._credentials: Credentials = new_credentials()
         self._going = False
+        self._fault: Exception | None = None
 
     def run(self, fleet: Fleet) -> Delivery:
         """Start, order, feed, end. Every host finishes, then every host is reported."""
@@ -112,6 +113,8 @@ class Spread:
         starter.start()
         outcome = fleet.together(self._work, list(self._nodes))
         starter.join()
+        if self._fault is not None:
+            raise self._fault
         traffic = Traffic()
         for host, result in outcome.results.items():
             if host not in self._helpers:
@@ -143,7 +146,12 @@ class Spread:
         }
         try:
             return transport.call(
-                "spread", request, body=node.feed, on_frame=lambda frame: self._heard(node, frame), timeout=None
+                "spread",
+                request,
+                body=node.feed,
+                on_frame=lambda frame: self._heard(node, frame),
+                timeout=None,
+                cancel=lambda: self._fault is not None,
             )
         except RemoteError as error:
             raise as_provision_error(error, node.host) from error
@@ -158,9 +166,9 @@ class Spread:
             node.started.set()
             self._join_late(node)
         elif "progress" in data:
-            self._tell(Progress(self._stage, int(data["progress"]), self._total, node.host))
+            self._tell(Progress(self._stage, data["progress"], self._total, node.host))
         elif "want" in data:
-            node.feed.want([(sha256, int(offset)) for sha256, offset in data["want"]])
+            node.feed.want(data["want"])
         elif "left" in data:
             self._tell(Note(f"does not get files from {data['left']}: {data['why']}", "warning", node.host))
         elif "complete" in data:
@@ -191,6 +199,15 @@ class Spread:
 
     # --- the chain ----------------------------------------------------------------------------------------------------
     def _start_chain(self) -> None:
+        """In a thread of its own: nodes that were never told to go would wait for ever."""
+        try:
+            self._order()
+        except Exception as error:  # ends every call, and is raised where they are waited for
+            self._fault = error
+            for node in self._nodes.values():
+                node.feed.close()
+
+    def _order(self) -> None:
         """Once all listen (or did not come to it), tell each whom to ask: those with most come first."""
         for node in self._nodes.values():
             node.started.wait(START_S)
@@ -211,7 +228,7 @@ class Spread:
     def _chain(self) -> list[_Node]:
         """The nodes that listen, whoever has most first; otherwise in the order of the hosts."""
         there = [node for node in self._nodes.values() if node.listening and not node.ended]
-        return sorted(there, key=lambda node: -int((node.listening or {}).get("done", 0)))
+        return sorted(there, key=lambda node: -(node.listening or {"done": 0})["done"])
 
     def _peers(self, chain: Sequence[_Node], node: _Node) -> list[dict[str, Any]]:
         """All others, nearest first: those before it in the chain, then those behind it (for what they had)."""

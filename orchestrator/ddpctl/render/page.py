@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from ddpctl.render.clean import clean
 from ddpctl.render.style import CSS
 
 
@@ -14,8 +15,8 @@ def page(title: str, parts: Iterable[str]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
+        f"<title>{escape(clean(title))}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        + clean("\n".join(parts))
         + "\n</main>\n</body>\n</html>\n"
     )
 

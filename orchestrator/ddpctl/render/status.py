@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpctl.errors import ConnectError
 from ddpctl.render.console import Whole
-from ddpctl.spec.outcome import Cause, KillOutcome, RunStatus
+from ddpctl.spec.outcome import Cause, KillOutcome, RunStatus, StoppedNode
 from ddpctl.spec.ranges import fold
 from ddpctl_worker import contract
 
@@ -111,7 +112,7 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
     for name in ("HOST", "SIGNALLED", "FORCED", "LEFT"):
         table.add_column(name)
     for node in outcome.nodes:
-        left = Text("none", style="green") if node.reachable else Text("unknown: not reachable", style="bold red")
+        left = Text("none", style="green") if node.reachable else Text(_unknown(node), style="bold red")
         if node.survivors:
             left = Text(", ".join(f"pid {pid} ({cmd})" for pid, cmd in node.survivors), style="bold red")
         table.add_row(Text(node.host), str(node.signalled), str(node.forced), left)
@@ -119,6 +120,11 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
         f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s"
     )
     return Group(head, Whole(table))
+
+
+def _unknown(node: StoppedNode) -> str:
+    reached = node.error is not None and not isinstance(node.error, ConnectError)
+    return "unknown: no proof" if reached else "unknown: not reachable"
 
 
 def _or_dash(value: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.metrics import Values, of_job
 from ddpctl_worker import contract
 
@@ -277,31 +278,46 @@ def run_state(states: Sequence[str]) -> str:
     return contract.RUNNING
 
 
-def merge_runs(answers: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[RunStatus]:
+def merge_runs(
+    answers: Mapping[str, Iterable[Mapping[str, Any]]], errors: Mapping[str, DdpctlError] | None = None
+) -> list[RunStatus]:
     """Runs from every host's node statuses (each with its run.json under ``record``), oldest first.
 
-    A host that a record names but that did not answer (or that is not in the inventory any more) is `unreachable`; one
-    that answered without knowing the run was never started, or its disk is new: `lost`.
+    A host that a record names but that did not answer (or that is not in the inventory any more) is `unreachable`, and
+    its entry in ``errors`` says why; one that answered without knowing the run was never started, or its disk is new:
+    `lost`.
     """
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
     for host, statuses in answers.items():
         for status in statuses:
             by_run.setdefault(status["run"], {})[host] = status
-    return [_merge(by_run[run], set(answers)) for run in sorted(by_run)]
+    return [_merge(by_run[run], set(answers), errors or {}) for run in sorted(by_run)]
 
 
-def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str]) -> RunStatus:
-    first = next(iter(parts.values()))
+def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: Mapping[str, DdpctlError]) -> RunStatus:
+    first = _most_told(parts)
     record = first["record"]
-    hosts: list[str] = list(record.get("hosts") or parts)
+    # A host that tells of the run takes part in it, whatever the record of another leaves out.
+    hosts = list(dict.fromkeys((*(record.get("hosts") or ()), *parts)))
     nodes = []
     for node_rank, host in enumerate(hosts):
         if host in parts:
             nodes.append(NodeStatus.from_json(parts[host]))
         else:
             state = contract.LOST if host in answered else contract.UNREACHABLE
-            nodes.append(NodeStatus(host=host, node_rank=node_rank, state=state))
+            note = " ".join(errors[host].message.split()) if host in errors else None
+            nodes.append(NodeStatus(host=host, node_rank=node_rank, state=state, note=note))
     return RunStatus(first["job"], first["run"], first["cluster"], tuple(nodes), record)
+
+
+def _most_told(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The part whose job and hosts most others confirm: one spoilt record decides nothing."""
+
+    def told(part: Mapping[str, Any]) -> tuple[Any, ...]:
+        return (part["job"], part["cluster"], *(part["record"].get("hosts") or ()))
+
+    count = Counter(map(told, parts.values()))
+    return max(parts.values(), key=lambda part: count[told(part)])
 
 
 def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
@@ -313,12 +329,6 @@ def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
     return [run for run in runs if not run.terminal or run.run == last[run.job]]
 
 
-def newest(runs: Sequence[RunStatus], job: str) -> RunStatus | None:
-    """The run that ``job`` means: a run id, or the newest run of that name (run ids sort by time)."""
-    named = [run for run in runs if job in (run.run, run.job)]
-    return max(named, key=lambda run: run.run, default=None)
-
-
 @dataclass(frozen=True)
 class StoppedNode:
     """What was done on one node to end a run, and what is left of it."""
@@ -328,6 +338,7 @@ class StoppedNode:
     forced: int = 0
     survivors: tuple[tuple[int, str], ...] = ()
     reachable: bool = True
+    error: DdpctlError | None = None  # why there is no proof of this node
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -341,7 +352,7 @@ class StoppedNode:
 
 @dataclass(frozen=True)
 class KillOutcome:
-    """The end of a run, with proof: every reachable node was scanned until nothing was found twice."""
+    """The end of a run, with proof: every node without an error was scanned until nothing was found twice."""
 
     job: str
     run: str
@@ -352,6 +363,11 @@ class KillOutcome:
     @property
     def survivors(self) -> tuple[tuple[str, int, str], ...]:
         return tuple((node.host, pid, cmd) for node in self.nodes for pid, cmd in node.survivors)
+
+    @property
+    def errors(self) -> dict[str, DdpctlError]:
+        """The nodes that gave no proof although they are in the inventory, each with its error."""
+        return {node.host: node.error for node in self.nodes if node.error is not None}
 
     @property
     def unreachable(self) -> tuple[str, ...]:

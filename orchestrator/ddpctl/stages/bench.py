@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ddpctl.errors import DdpctlError, JobFailed, Survivors
+from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Survivors
 from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
 from ddpctl.spec.event import Event, Line, Note, Tell
 from ddpctl.spec.metrics import SAMPLES
@@ -86,6 +86,8 @@ def running(wanted: Wanted, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
         if outcome is not None and outcome.survivors:
             left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
             raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
+        if outcome is not None and outcome.errors:
+            raise HostsFailed(f"{outcome.run} may live on: ddpctl kill {outcome.run}", outcome.errors)
 
 
 def _warnings_only(tell: Tell) -> Tell:

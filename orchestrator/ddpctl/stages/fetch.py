@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
+from ddpctl.transport.frames import garbled
 
 FETCH_TIMEOUT_S = 24 * 3600.0
 
@@ -34,13 +39,15 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
     tell(StageStarted("fetch", len(hosts)))
 
     def fetch(transport: Transport) -> Fetched:
-        receiver = _Receiver(dest / transport.host, transport.host, tell)
+        host = transport.host
+        receiver = _Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)))
         try:
             result = transport.call("fetch", {"run": run}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S)
-            receiver.fetched.missing = tuple(map(str, result.get("missing", ())))
+            receiver.end()
+            receiver.fetched.missing = tuple(result["missing"])
         except OSError as error:  # of a file here: the transport has errors of its own
-            what = f"{error.filename or dest} cannot be written on this machine: {error.strerror}"
-            raise DdpctlError(what, hint="mend that or name another folder", host=transport.host) from None
+            what = f"{receiver.place} cannot be written on this machine: {error.strerror}"
+            raise DdpctlError(what, hint="put that right or name another folder", host=transport.host) from None
         finally:
             receiver.close()
         return receiver.fetched
@@ -51,52 +58,89 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
 
 
 class _Receiver:
-    """Turns the worker's frames (``file`` then ``chunk``s) into files."""
+    """Turns the worker's frames (``file`` then ``chunk``s) into files.
 
-    def __init__(self, folder: Path, host: str, tell: Tell) -> None:
+    A node is not trusted with this machine's disk: it gets the bytes that it announced, below ``folder`` and through
+    no symlink that lies there.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[int], None]) -> None:
         self.fetched = Fetched()
+        self.place = folder  # what is being written, for a person
         self._folder = folder
-        self._host = host
         self._tell = tell
         self._file: IO[bytes] | None = None
-        self._part = self._target = folder
+        self._parent = -1  # its folder
+        self._part = self._name = ""
         self._left = self._mode = 0
 
     def frame(self, frame: Frame) -> None:
         if "file" in frame.data:
+            self.end()
             info = frame.data["file"]
-            self._open(str(info["path"]), int(info["size"]), int(info.get("mode", 0o600)))
-        elif frame.raw and self._file is not None:
+            self._open(info["path"], info["size"], info.get("mode", 0o600))
+        elif self._file is None or len(frame.raw) > self._left:
+            raise garbled("more of a file than was announced")
+        else:
             self._file.write(frame.raw)
             self._left -= len(frame.raw)
             self.fetched.bytes += len(frame.raw)
-        if self._file is not None and self._left <= 0:
+        if self._left == 0:
             self._finish()
 
+    def end(self) -> None:
+        """No more of this file comes. Raises RemoteError when there should be."""
+        if self._file is not None:
+            raise garbled(f"{self._left} bytes less of {self.place.name} than were announced")
+
     def _open(self, name: str, size: int, mode: int) -> None:
-        self.close()
         parts = PurePosixPath(name).parts
-        # A node is not trusted to name places on this machine.
-        if not parts or ".." in parts or name.startswith("/"):
-            raise RemoteError(f"the node sent a file named {name!r}, which was not taken", host=self._host)
-        self._target = self._folder.joinpath(*parts)
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._part = self._target.with_name(self._target.name + ".part")
-        self._file = self._part.open("wb")
+        self.place = self._folder.joinpath(*parts)
+        self._parent = _folder_below(self._folder, parts[:-1])
+        free = os.fstatvfs(self._parent)
+        if size > free.f_bavail * free.f_frsize:
+            raise OSError(errno.ENOSPC, f"{size} bytes come, {free.f_bavail * free.f_frsize} are free")
+        self._name, self._part = parts[-1], f".{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._part, flags, 0o600, dir_fd=self._parent), "wb")
         self._left, self._mode = size, mode
 
     def _finish(self) -> None:
         assert self._file is not None
+        os.fchmod(self._file.fileno(), self._mode & 0o700 | 0o600)
         self._file.close()
+        os.rename(self._part, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         self._file = None
-        self._part.chmod(self._mode & 0o700 | 0o600)
-        self._part.replace(self._target)
-        self.fetched.files.append(str(self._target.relative_to(self._folder)))
-        self._tell(Progress("fetch", len(self.fetched.files), None, self._host))
+        self._let_go()
+        self.fetched.files.append(str(self.place.relative_to(self._folder)))
+        self._tell(len(self.fetched.files))
 
     def close(self) -> None:
         """Drop a file that did not come to its end."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what could not be written cannot be flushed
+                self._file.close()
             self._file = None
-            self._part.unlink(missing_ok=True)
+            with suppress(OSError):
+                os.unlink(self._part, dir_fd=self._parent)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._parent >= 0:
+            os.close(self._parent)
+            self._parent = -1
+
+
+def _folder_below(root: Path, parts: Sequence[str]) -> int:
+    """A descriptor of a folder below ``root``, made where it is missing; a symlink there is an OSError."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    found = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in (root.name, *parts):
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=found)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=found)
+        finally:
+            os.close(found)
+        found = inner
+    return found

@@ -6,6 +6,7 @@ A broken connection is opened again at the offset that was handed on last, so no
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -13,10 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.errors import ConnectError, DdpctlError, Interrupted, RemoteError, Unreachable
+from ddpctl.errors import (
+    ConnectError,
+    DdpctlError,
+    InternalFault,
+    Interrupted,
+    RemoteError,
+    Unreachable,
+    as_fault,
+)
 from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl_worker import contract
+
+log = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.5
 RETRY_MOST_S = 5.0
@@ -80,28 +91,31 @@ class _Stream:
     pause: float = RETRY_FIRST_S
 
     def read(self) -> None:
+        """In a thread of its own. However it ends, an end comes out: without one the host would be waited for."""
+        end = _Ended(self.host, InternalFault("its reader was ended", host=self.host))
+        try:
+            end = self._read()
+        except Exception as error:  # whatever it is, it is this host's alone
+            end = _Ended(self.host, as_fault(error, self.host))
+            log.debug("%s: its output cannot be read on", self.host, exc_info=error)
+        finally:
+            self.out.put(end)
+
+    def _read(self) -> _Ended:
+        """Raises what ends the reading, a broken connection apart: it is opened again where the run is followed."""
         self.offset = self.selection.offsets.get(self.host)
         while True:
             try:
-                state = self._call()
-            except Interrupted:
-                return
+                return _Ended(self.host, failed=self._call() in FAILURES)
             except ConnectError as error:
                 if not self.follow:
-                    self.out.put(_Ended(self.host, error))
-                    return
+                    raise
                 if not self.warned:
                     self.out.put(Note(f"{error}{AGAIN}", "warning", self.host))
                     self.warned = True
                 if self.cancelled.wait(self.pause):
-                    return
+                    raise
                 self.pause = min(RETRY_MOST_S, self.pause * 2)
-            except DdpctlError as error:
-                self.out.put(_Ended(self.host, error))
-                return
-            else:
-                self.out.put(_Ended(self.host, failed=state in FAILURES))
-                return
 
     def _call(self) -> str:
         """Read to the end; returns the state that the node's part of the run is in then."""
@@ -113,7 +127,7 @@ class _Stream:
         timeout = None if self.follow else 600.0
         transport = self.fleet.transport(self.host)
         answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
-        return str(answer.get("state"))
+        return str(answer["state"])
 
     def _frame(self, frame: Frame) -> None:
         self.warned, self.pause = False, RETRY_FIRST_S
@@ -129,20 +143,20 @@ class _Stream:
         self.out.put(_Batch(self.host, lines))
 
 
-def _stale(age: Any) -> str:
-    since = f" for {age:.0f} s" if isinstance(age, (int, float)) else ""
+def _stale(age: float | None) -> str:
+    since = "" if age is None else f" for {age:.0f} s"
     return f"the job's supervisor there has not answered{since}; `ddpctl kill` ends the job if it does not come back"
 
 
 def _line(host: str, data: Mapping[str, Any]) -> Line:
     return Line(
         host=host,
-        rank=data.get("rank"),
-        stream=str(data["stream"]),
-        time=str(data["time"]),
-        text=str(data["text"]),
-        end=str(data.get("end", "\n")),
-        offset=int(data["offset"]),
+        rank=data["rank"],
+        stream=data["stream"],
+        time=data["time"],
+        text=data["text"],
+        end=data["end"],
+        offset=data["offset"],
     )
 
 
@@ -173,7 +187,7 @@ def follow(
     for thread in threads:
         thread.start()
     try:
-        return _drain(out, set(hosts), dict(selection.offsets), tell, save, interrupted)
+        return _drain(out, set(hosts), dict(selection.offsets), tell, save, interrupted, follow=follow)
     finally:
         cancelled.set()
         _join(threads, out)
@@ -186,6 +200,8 @@ def _drain(
     tell: Tell,
     save: Save | None,
     interrupted: Callable[[], bool] | None,
+    *,
+    follow: bool,
 ) -> dict[str, DdpctlError]:
     errors: dict[str, DdpctlError] = {}
     broken: dict[str, Note] = {}
@@ -213,6 +229,8 @@ def _drain(
             patience = GIVE_UP_FAILED_S if item.failed else patience
             if item.error is not None:
                 errors[item.host] = item.error
+                if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
+                    tell(Note(f"{item.error}; its output is not followed any more", "warning", item.host))
         else:
             broken.pop(item.host, None)
             for line in item.lines:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import DdpctlError, RemoteError, as_fault
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Pair, Speed
@@ -143,11 +143,11 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
         }
         try:
             transport.call("listen", request, on_frame=on_frame, timeout=None, until=ended)
-        except DdpctlError as error:
+        except Exception as error:  # whatever it is, the host is not waited for
             if not ended.is_set():
                 with changed:
                     listening.ready.pop(transport.host, None)
-                    listening.errors[transport.host] = error
+                    listening.errors[transport.host] = as_fault(error, transport.host)
                     changed.notify_all()
 
     thread = threading.Thread(target=fleet.together, args=(listen, plan.hosts), name="mesh-listeners", daemon=True)
@@ -155,10 +155,17 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
     try:
         with changed:
             changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
-        yield listening
+            silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
+            listening.errors |= {host: _not_ready(host) for host in silent}
+            ready = dict(listening.ready)
+        yield replace(listening, ready=ready)  # who comes or goes from now on changes nothing
     finally:
         ended.set()
         thread.join(timeout=10)
+
+
+def _not_ready(host: str) -> DdpctlError:
+    return RemoteError(f"it does not listen {READY_S:g} s after it was asked to", kind="timeout", host=host)
 
 
 def _dial(

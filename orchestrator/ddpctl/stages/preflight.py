@@ -32,7 +32,8 @@ from ddpctl.spec.script import read_script
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl.transport.base import Fleet, Frame, Transport
+from ddpctl.transport.frames import is_garbled
 
 STAGE = "preflight"
 SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
@@ -183,7 +184,7 @@ def _ask(
         deadline = max((question.deadline for question in questions), default=0.0)
         start = time.time()
         reply = transport.call("probe", {"questions": judge.as_request(questions)}, timeout=deadline + SLACK_S)
-        asked.timings[transport.host] = Timing(start, float(reply["received"]), float(reply["sent"]), time.time())
+        asked.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
         if target.name == want.master:
             asked.ports = _pick_ports(transport, want, cluster)
         return judge.as_answers(reply)
@@ -218,7 +219,7 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
     prefer = fixed[0] + 1 if fixed else FIRST_PORT + 2 * (number % JOB_SLOTS)
     request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
     reply = transport.call("free_port", request, timeout=FREE_PORT_S)
-    return (*fixed, *(int(port) for port in reply["ports"]))
+    return (*fixed, *reply["ports"])
 
 
 # --- round two -------------------------------------------------------------------------------------------------------
@@ -232,9 +233,20 @@ def _with_mesh(view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, 
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
     if suspected:
-        outcome = fleet.map(lambda transport: transport.call("firewall", {}, timeout=FIREWALL_S), suspected)
+        outcome = fleet.map(_read_firewall, suspected)
         firewalls = dict(outcome.results)
+        # Rules that cannot be read explain less; an answer that is none says something of the host.
+        errors |= {host: error for host, error in outcome.errors.items() if is_garbled(error)}
     return replace(view, mesh=mesh, firewalls=firewalls, errors={**view.errors, **errors})
+
+
+def _read_firewall(transport: Transport) -> Mapping[str, Any]:
+    texts: dict[str, str] = {}
+
+    def take(frame: Frame) -> None:
+        texts[frame.data["tool"]] = frame.raw.decode("utf-8", "replace")
+
+    return {**transport.call("firewall", {}, on_frame=take, timeout=FIREWALL_S), **texts}
 
 
 def _open_ports(mesh: Mesh | None) -> dict[str, tuple[int, ...]]:

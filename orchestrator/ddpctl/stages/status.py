@@ -13,35 +13,40 @@ from typing import Any
 
 from ddpctl import files
 from ddpctl.errors import HostsFailed, NoSuchJob
-from ddpctl.spec.outcome import End, RunStatus, current, merge_runs, newest
+from ddpctl.spec.outcome import End, RunStatus, current, merge_runs
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+from ddpctl_worker import contract
 
 STATUS_TIMEOUT_S = 20.0
 
 
 def ask_runs(
     fleet: Fleet, job: str | None = None, *, everything: bool = False, hosts: Collection[str] | None = None
-) -> FleetOutcome[list[dict[str, Any]]]:
-    """Every host's node statuses; ``job`` (a name or a run id) narrows them, ``everything`` takes in ended runs.
+) -> FleetOutcome[dict[str, Any]]:
+    """What every host tells: its part of the ``runs``, and how many of the oldest it has ``left_out``.
 
-    ``hosts``: ask only these.
+    ``job`` (a name or a run id) narrows them, ``everything`` takes in ended runs. ``hosts``: ask only these.
     """
 
-    def ask(transport: Transport) -> list[dict[str, Any]]:
+    def ask(transport: Transport) -> dict[str, Any]:
         request = {"job": job, "all": everything or job is not None}
-        runs: list[dict[str, Any]] = transport.call("status", request, timeout=STATUS_TIMEOUT_S)["runs"]
-        return runs
+        return transport.call("status", request, timeout=STATUS_TIMEOUT_S)
 
     return fleet.map(ask, hosts)
 
 
-def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus], FleetOutcome[list[dict[str, Any]]]]:
+def merged(outcome: FleetOutcome[dict[str, Any]]) -> list[RunStatus]:
+    """The runs that the hosts told of, oldest first."""
+    return merge_runs({host: answer["runs"] for host, answer in outcome.results.items()}, outcome.errors)
+
+
+def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus], FleetOutcome[dict[str, Any]]]:
     """The runs found on the nodes, and the answers they were made from (for the hosts that gave none).
 
     Without ``everything``: those that are not over, and the newest of every job.
     """
     outcome = ask_runs(fleet, everything=everything)
-    runs = [_settled(run) for run in merge_runs(outcome.results)]
+    runs = [_settled(run) for run in merged(outcome)]
     return runs if everything else current(runs), outcome
 
 
@@ -52,10 +57,26 @@ def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> Ru
         NoSuchJob: every host answered and none knows it.
         HostsFailed: no reachable host knows it, and some could not be asked.
     """
+    return _settled(max(_named(fleet, job, hosts), key=lambda run: run.run))  # run ids sort by time
+
+
+def live_runs(fleet: Fleet, job: str) -> list[RunStatus]:
+    """Every run of this name or id that may still run on a host of the fleet, oldest first; where there is none, the
+    newest. Raises as ``find_run``."""
+    runs = [_settled(run) for run in _named(fleet, job)]
+    return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
+
+
+def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
+    """What became of it on a host that is in no inventory any more is not to be found out."""
+    return not run.terminal and any(node.state not in contract.TERMINAL and node.host in hosts for node in run.nodes)
+
+
+def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list[RunStatus]:
     outcome = ask_runs(fleet, job, hosts=hosts)
-    run = newest(merge_runs(outcome.results), job)
-    if run is not None:
-        return _settled(run)
+    runs = [run for run in merged(outcome) if job in (run.run, run.job)]
+    if runs:
+        return runs
     if outcome.errors:
         raise HostsFailed(f"no host that answered knows {job!r}, and {len(outcome.errors)} did not", outcome.errors)
     raise NoSuchJob(f"no job or run {job!r} on {len(fleet.hosts)} hosts", hint="`ddpctl ps --all` lists what there is")

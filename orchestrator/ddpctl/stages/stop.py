@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, RemoteError
+from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.outcome import KillOutcome, NodeStatus, StoppedNode, run_state
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
@@ -19,10 +19,7 @@ GRACES = 2  # a supervisor that hangs is waited for; the ranks then get the same
 def stop_run(job: str, run: str, hosts: Sequence[str], fleet: Fleet, *, grace: float, by: str) -> KillOutcome:
     """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until nothing is found twice.
 
-    A host that cannot be reached is in the outcome as such; every other host is stopped all the same.
-
-    Raises:
-        HostsFailed: a worker answered with an error of its own (not: a host was unreachable).
+    Every host is stopped whatever becomes of the others, and is in the outcome: with its proof, or with its error.
     """
     begun = time.monotonic()
 
@@ -31,26 +28,25 @@ def stop_run(job: str, run: str, hosts: Sequence[str], fleet: Fleet, *, grace: f
 
     known = [host for host in hosts if host in fleet.hosts]
     outcome = fleet.together(stop, known)
-    faults = {host: error for host, error in outcome.errors.items() if not _harmless(error)}
-    if faults:
-        raise HostsFailed(f"{len(faults)} of {len(hosts)} hosts could not stop {run}", faults)
     nodes = tuple(_node(host, outcome.results.get(host), outcome.errors.get(host)) for host in hosts)
-    return KillOutcome(job, run, _state(outcome.results, nodes), time.monotonic() - begun, nodes)
-
-
-def _harmless(error: DdpctlError) -> bool:
-    """Unreachable is reported as such; a node that never had the run has nothing to stop."""
-    return isinstance(error, ConnectError) or (isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN)
+    duration = time.monotonic() - begun
+    return KillOutcome(job, run, _state(outcome.results, nodes), duration, nodes)
 
 
 def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -> StoppedNode:
     if answer is None:
-        return StoppedNode(host, reachable=isinstance(error, RemoteError))
-    survivors = tuple((int(one["pid"]), str(one["cmd"])) for one in answer["survivors"])
-    return StoppedNode(host, int(answer["signalled"]), int(answer["forced"]), survivors)
+        nothing = error is not None and _has_nothing(error)
+        return StoppedNode(host, reachable=nothing, error=None if nothing else error)
+    survivors = tuple((one["pid"], one["cmd"]) for one in answer["survivors"])
+    return StoppedNode(host, answer["signalled"], answer["forced"], survivors)
 
 
-def _state(answers: dict[str, Any] | Any, nodes: Sequence[StoppedNode]) -> str:
+def _has_nothing(error: DdpctlError) -> bool:
+    """The node never had the run: there is nothing to stop."""
+    return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
+
+
+def _state(answers: Mapping[str, dict[str, Any]], nodes: Sequence[StoppedNode]) -> str:
     states = [NodeStatus.from_json(answer["status"]).state for answer in answers.values()]
     states += [contract.UNREACHABLE for node in nodes if not node.reachable]
     return run_state(states)

@@ -1,7 +1,7 @@
 """The seam between ddpctl and the machines.
 
-A ``Transport`` reaches one host. Everything that talks to a host goes through ``run`` (a plain command, for what must
-work without python on the node) or ``call`` (a verb of the worker). ``Fleet`` (fleet.py) does it on many hosts at once.
+A ``Transport`` reaches one host. Everything that talks to a host goes through ``call``, a verb of the worker; what it
+answers has been checked (answers.py). ``Fleet`` (fleet.py) does it on many hosts at once.
 
 Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``, ``dry.DryTransport`` (answers from a table; for tests).
 """
@@ -14,22 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.command import Command
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished command: a missing exit status is -1, never 0."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
 
 
 @dataclass(frozen=True)
@@ -49,14 +35,6 @@ class Transport(Protocol):
     @property
     def host(self) -> str:
         """The host's name in the inventory."""
-        ...
-
-    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
-        """Run a plain command.
-
-        Raises:
-            ConnectError: the host could not be reached, refused us, or the link died.
-        """
         ...
 
     def call(
@@ -116,7 +94,7 @@ class Fleet(Protocol):
         *,
         on_done: Callable[[str, T | DdpctlError], None] | None = None,
     ) -> FleetOutcome[T]:
-        """Every host finishes, then every host is reported. A foreign exception in ``work`` is a bug and is raised."""
+        """Every host finishes, then every host is reported. Whatever ``work`` raises is its host's error."""
         ...
 
     def together(self, work: Callable[[Transport], T], hosts: Iterable[str] | None = None) -> FleetOutcome[T]:

@@ -1,4 +1,4 @@
-"""One call of the worker, or one plain command, over any pipe: what SSH and this machine have in common."""
+"""One call of the worker over any pipe: what SSH and this machine have in common."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, ShellBroken
-from ddpctl.transport import bootstrap
-from ddpctl.transport.base import OnFrame, Result
-from ddpctl.transport.frames import FrameReader
-from ddpctl.transport.limits import BANNER_S, ENDED_S, OUTPUT_BYTES, PATIENT_S, POLL_S
+from ddpctl.transport import answers, bootstrap
+from ddpctl.transport.base import Frame, OnFrame
+from ddpctl.transport.frames import FrameReader, garbled
+from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, PATIENT_S, POLL_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
-from ddpctl_worker.contract import LINK_DEAD_S
+from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ class Ender(threading.Thread):
         while not self._until.wait(PATIENT_S):
             if self._over:
                 return
-        self._pipe.end_input()
+        with suppress(Exception):  # the link is gone: the reader finds out why
+            self._pipe.end_input()
 
     def stop(self) -> None:
         """The command has ended by itself."""
@@ -142,7 +144,7 @@ class Call:
         if word == bootstrap.NEED:
             self._write(package.data)
         elif word not in (bootstrap.HAVE, bootstrap.FAIL):
-            raise RemoteError(f"the worker's banner says {word!r}", kind="protocol")
+            raise garbled(f"its banner says {word!r}")
         if word == bootstrap.FAIL:
             return self._result(rest, on_frame, None)
         self._write(json.dumps(request).encode("ascii") + b"\n")
@@ -168,7 +170,7 @@ class Call:
             if taken:
                 view = view[taken:]
                 self._watch.heard()
-            elif self._watch.silence > LINK_DEAD_S:
+            elif self._watch.silence > contract.LINK_DEAD_S:
                 raise silent(self._watch.silence)
 
     def _banner(self, nonce: str) -> tuple[str, bytes]:
@@ -207,7 +209,7 @@ class Call:
                 self._watch.heard()
             elif data is not None:
                 raise self._ended()
-            elif self._watch.silence > LINK_DEAD_S:
+            elif self._watch.silence > contract.LINK_DEAD_S:
                 raise silent(self._watch.silence)
 
     def _ended(self) -> RemoteError:
@@ -233,9 +235,17 @@ def call(
     watch: Watch,
 ) -> dict[str, Any]:
     """``Transport.call`` over a pipe; the pipe is closed at the end, however it ends."""
-    request = {**(args or {}), "verb": verb, "host": host, "base_dir": base_dir}
+    asked = args or {}
+    request = {**asked, "verb": verb, "host": host, "base_dir": base_dir}
+
+    def checked(frame: Frame) -> None:
+        frame = answers.frame(verb, frame, host, asked)
+        if on_frame is not None:
+            on_frame(frame)
+
     try:
-        result = Call(pipe, python, watch).converse(base_dir, package, request, body, until, on_frame or ignore)
+        said = Call(pipe, python, watch).converse(base_dir, package, request, body, until, checked)
+        result = answers.result(verb, said, host, asked)
         if verb in _NOTHING_STAYS:
             pipe.exit_code(ENDED_S)
         return result
@@ -249,49 +259,24 @@ def call(
             log.debug("%s: %s: stderr of the worker: %s", host, verb, errors.decode("utf-8", "replace"))
 
 
-def run(pipe: Pipe, *, host: str, stdin: bytes, watch: Watch) -> Result:
-    """``Transport.run`` over a pipe; ``Result.stderr`` is its last 64 KiB."""
-    sender = Sender(pipe, (stdin,), watch) if stdin else None
-    if sender:
-        sender.start()
-    else:
-        pipe.end_input()
-    output = bytearray()
-    try:
-        while True:
-            watch.check()
-            if sender and not sender.is_alive():
-                sender = None  # a command need not read its stdin: an error here is none of ours
-                pipe.end_input()
-            data = pipe.recv(watch.step_beside(sender))
-            if data == b"":
-                return Result(pipe.exit_code(2.0), bytes(output), pipe.stderr())
-            output += data or b""
-            if len(output) > OUTPUT_BYTES:
-                raise RemoteError(f"the command printed more than {OUTPUT_BYTES >> 20} MiB", kind="too_much")
-    except DdpctlError as error:
-        pipe.close(lost=isinstance(error, LinkLost))
-        raise at(host, error) from None
-    finally:
-        if sender:
-            sender.stop()
-        pipe.close()
-
-
 def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
     """The result of the last frame, or its error raised."""
-    if data["ok"] is True:
-        result = data.get("result")
-        return dict(result) if isinstance(result, Mapping) else {}
-    error = data.get("error")
-    if not isinstance(error, Mapping):
-        error = {}
-    hint = error.get("hint")
+    result, error = data.get("result"), data.get("error")
+    if data["ok"] is True and isinstance(result, dict):
+        return result
+    if data["ok"] is not False or not isinstance(error, dict):
+        raise garbled("its last message holds neither a result nor an error")
+    message, kind, hint = (error.get(key) for key in ("message", "kind", "hint"))
     raise RemoteError(
-        str(error.get("message") or "the worker failed without a word"),
-        kind=str(error.get("kind") or "error"),
-        hint=str(hint) if hint else None,
+        _said(message) or "the worker failed without a word",
+        kind=_said(kind) or "error",
+        hint=_said(hint),
     )
+
+
+def _said(text: object) -> str | None:
+    """A node's own words, not more of them than a person reads."""
+    return str(text)[:MESSAGE_LETTERS] if text else None
 
 
 def silent(seconds: float) -> LinkLost:
@@ -304,7 +289,3 @@ def at(host: str, error: DdpctlError) -> DdpctlError:
     """The same error, with its host."""
     error.host = error.host or host
     return error
-
-
-def ignore(_frame: object) -> None:
-    """For a caller that wants the result alone."""

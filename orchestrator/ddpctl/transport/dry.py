@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, Interrupted, RemoteError
-from ddpctl.spec.command import Command
-from ddpctl.transport.base import Frame, OnFrame, Result
+from ddpctl.transport import answers
+from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl_worker.contract import BAD_REQUEST
 
@@ -34,26 +34,22 @@ class Asked:
 
 Fixed = Mapping[str, Any] | Stream | DdpctlError
 Answer = Fixed | Callable[[Asked], Fixed]
-Run = Result | DdpctlError | Callable[[Command], Result]
 
 
 class DryTransport:
-    """One such host: verb -> answer, and program -> result for plain commands."""
+    """One such host: verb -> answer, which is checked as a real one's is."""
 
     def __init__(
         self,
         host: str,
         answers: Mapping[str, Answer] | None = None,
-        runs: Mapping[str, Run] | None = None,
         *,
         unreachable: DdpctlError | None = None,
     ) -> None:
         self._host = host
         self._answers = dict(answers or {})
-        self._runs = dict(runs or {})
         self._unreachable = unreachable
         self.calls: list[Asked] = []
-        self.commands: list[Command] = []
         self.closed = False
 
     @property
@@ -64,14 +60,6 @@ class DryTransport:
         """Fails where the host is meant to be out of reach."""
         if self._unreachable is not None:
             raise self._unreachable
-
-    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
-        self.prepare()
-        self.commands.append(command)
-        answer = self._runs.get(command.argv[0], Result(127, b"", f"{command.argv[0]}: not in the table\n".encode()))
-        if isinstance(answer, DdpctlError):
-            raise answer
-        return answer(command) if callable(answer) else answer
 
     def call(
         self,
@@ -93,14 +81,14 @@ class DryTransport:
         fixed = answer(asked) if callable(answer) else answer
         if isinstance(fixed, DdpctlError):
             raise fixed
-        if not isinstance(fixed, Stream):
-            return dict(fixed)
-        for frame in fixed.frames:
+        stream = fixed if isinstance(fixed, Stream) else Stream((), fixed)
+        for frame in stream.frames:
             if cancel is not None and cancel():
                 raise Interrupted(f"`{verb}` was cancelled", host=self._host)
+            checked = answers.frame(verb, frame, self._host, asked.args)
             if on_frame is not None:
-                on_frame(frame)
-        return dict(fixed.result)
+                on_frame(checked)
+        return answers.result(verb, stream.result, self._host, asked.args)
 
     def close(self) -> None:
         self.closed = True

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import DdpctlError, InternalFault, as_fault
 from ddpctl.transport.base import FleetOutcome
 
 T = TypeVar("T")
 _STEP_S = 0.5
+_log = logging.getLogger(__name__)
 OnDone = Callable[[str, T | DdpctlError], None]
-_Done = tuple[str, T | None, BaseException | None]
+_Done = tuple[str, T | None, DdpctlError | None]
 
 
 def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T] | None = None) -> FleetOutcome[T]:
     """Run every job (host -> work) on at most ``threads`` threads; ``on_done`` is called on the calling thread.
 
-    A DdpctlError of a job is its host's outcome. Any other exception is a bug, and raised when all are done. On Ctrl-C
-    this returns at once and begins no further job; the threads are daemons, and whoever owns their connections closes
-    them.
+    Any exception of a job is its host's error and nobody else's: one that is no DdpctlError becomes an InternalFault,
+    and its traceback goes to the debug log. On Ctrl-C this returns at once and begins no further job; the threads are
+    daemons, and whoever owns their connections closes them.
     """
     waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]] = queue.SimpleQueue()
     for item in jobs.items():
@@ -47,10 +49,16 @@ def _work(
             host, job = waiting.get_nowait()
         except queue.Empty:
             return
+        error: DdpctlError | None = InternalFault("its thread was ended", host=host)
+        result = None
         try:
-            done.put((host, job(), None))
-        except BaseException as error:  # raised on the calling thread
-            done.put((host, None, error))
+            result, error = job(), None
+        except Exception as raised:
+            error = as_fault(raised, host)
+            if isinstance(error, InternalFault):
+                _log.debug("%s: a fault of ddpctl itself", host, exc_info=raised)
+        finally:  # whatever ends this thread, the host is not waited for
+            done.put((host, result, error))
 
 
 def _next(done: queue.SimpleQueue[_Done[T]]) -> _Done[T]:
@@ -64,21 +72,14 @@ def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done:
     """Wait for every host; results and errors in the order of ``hosts``."""
     results: dict[str, T] = {}
     errors: dict[str, DdpctlError] = {}
-    bug: BaseException | None = None
     for _ in hosts:
         host, result, error = _next(done)
-        if isinstance(error, DdpctlError):
-            error.host = error.host or host
+        if error is not None:
             errors[host] = error
-        elif error is not None:
-            bug = bug or error
-            continue
         else:
             results[host] = result  # type: ignore[assignment]  # T may be None itself
         if on_done is not None:
             on_done(host, errors[host] if host in errors else results[host])
-    if bug is not None:
-        raise bug
     return FleetOutcome(
         {host: results[host] for host in hosts if host in results},
         {host: errors[host] for host in hosts if host in errors},

@@ -5,9 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ddpctl.errors import RemoteError
+from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.transport.base import Frame
 from ddpctl.transport.limits import LINE_BYTES, RAW_BYTES
+
+PROTOCOL = "protocol"
+HINT = (
+    "see whether its `python:` is a wrapper that changes what is printed, or its disk is damaged; "
+    "ddpctl preflight --only host.worker --debug shows more"
+)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 class FrameReader:
@@ -43,8 +56,9 @@ class FrameReader:
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:
             self._scanned = len(self._buffer)
-            if self._scanned > LINE_BYTES:
-                raise garbled("a line that does not end")
+        if max(end, self._scanned) > LINE_BYTES:
+            raise garbled(f"a line of more than {LINE_BYTES >> 20} MiB")
+        if end < 0:
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
@@ -70,7 +84,7 @@ class FrameReader:
 def parse(line: bytes) -> dict[str, Any]:
     """The object on one line."""
     try:
-        data = json.loads(line)
+        data = _JSON.decode(line.decode("ascii"))
     except (ValueError, RecursionError):
         raise garbled(repr(line[:60])) from None
     if not isinstance(data, dict):
@@ -79,4 +93,10 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def garbled(what: str) -> RemoteError:
-    return RemoteError(f"the worker's answer is garbled: {what}", kind="protocol")
+    """The error of a host whose answer nothing can be done with."""
+    return RemoteError(f"the worker's answer is garbled: {what}", kind=PROTOCOL, hint=HINT)
+
+
+def is_garbled(error: DdpctlError) -> bool:
+    """Whether a host's answer was none."""
+    return isinstance(error, RemoteError) and error.kind == PROTOCOL

@@ -29,6 +29,7 @@ DROPPED_RETRIES = 3  # only when the server hangs up before its first word
 
 NOISE_BYTES = 1 << 20  # what a shell profile may print before the banner
 STDERR_BYTES = 64 << 10  # the end of stderr that is kept
-LINE_BYTES = 64 << 20  # a frame's JSON
-RAW_BYTES = 256 << 20  # a frame's raw bytes
-OUTPUT_BYTES = 256 << 20  # what ``run`` collects
+LINE_BYTES = 4 << 20  # a frame's JSON: parsed, it may take thirty times as much
+RAW_BYTES = 16 << 20  # a frame's raw bytes
+MESSAGE_LETTERS = 4000  # of an error of a worker's own
+DEPTH = 32  # of JSON whose shape is not known

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpctl.errors import PythonMissing, RemoteError
-from ddpctl.spec.command import Command
 from ddpctl.transport import conversation
-from ddpctl.transport.base import OnFrame, Result
+from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import BOOTSTRAP
 from ddpctl.transport.payload import payload
 from ddpctl.transport.pipe import Tail
@@ -30,14 +29,13 @@ _CHUNK = 1 << 16
 class ProcessPipe:
     """A child in a session of its own: Ctrl-C on our terminal is not its business, closing the pipe ends it."""
 
-    def __init__(self, argv: list[str], env: Mapping[str, str] | None, cwd: str | None) -> None:
+    def __init__(self, argv: list[str]) -> None:
         self._child = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=None if env is None else {**os.environ, **env},
-            cwd=cwd or str(Path.home()),
+            cwd=Path.home(),
             start_new_session=True,
             bufsize=0,
         )
@@ -143,21 +141,6 @@ class LocalTransport:
     def prepare(self) -> None:
         """Nothing to connect."""
 
-    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
-        if command.secrets:
-            raise ValueError("a plain command cannot take secrets: use a verb of the worker")
-        watch = conversation.Watch(command.argv[0], timeout)
-        try:
-            pipe = self._start(list(command.argv), command.env, command.cwd)
-        except OSError as error:
-            # What a shell says, as it does on a host behind SSH.
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            return Result(code, b"", f"{error.filename}: {error.strerror}\n".encode())
-        try:
-            return conversation.run(pipe, host=self.host, stdin=stdin, watch=watch)
-        finally:
-            self._forget(pipe)
-
     def call(
         self,
         verb: str,
@@ -173,7 +156,7 @@ class LocalTransport:
         python = str(Path(host.python).expanduser()) if host.python.startswith("~") else host.python
         watch = conversation.Watch(f"`{verb}`", timeout, cancel)
         try:
-            pipe = self._start([python, "-I", "-c", BOOTSTRAP], None, None)
+            pipe = self._start([python, "-I", "-c", BOOTSTRAP])
         except OSError as error:
             raise python_missing(self.host, host.python, error) from None
         try:
@@ -193,8 +176,8 @@ class LocalTransport:
         finally:
             self._forget(pipe)
 
-    def _start(self, argv: list[str], env: Mapping[str, str] | None, cwd: str | None) -> ProcessPipe:
-        pipe = ProcessPipe(argv, env, cwd)
+    def _start(self, argv: list[str]) -> ProcessPipe:
+        pipe = ProcessPipe(argv)
         with self._lock:
             self._open.add(pipe)
         return pipe

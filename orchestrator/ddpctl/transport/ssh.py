@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpctl.errors import ConnectError, LinkLost, Unreachable
-from ddpctl.spec.command import Command
 from ddpctl.transport import conversation, known_hosts
-from ddpctl.transport.base import OnFrame, Result
+from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Names, dial
 from ddpctl.transport.identities import KeyRing
@@ -204,13 +203,6 @@ class SSHTransport:
                 raise conversation.at(self.host, error) from None
         link, _ = self._connected()
         return link.start(line, timeout)
-
-    def run(self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0) -> Result:
-        if command.secrets:
-            raise ValueError("a plain command cannot take secrets: use a verb of the worker")
-        pipe = self._start(command.shell(), timeout)
-        watch = conversation.Watch(command.argv[0], timeout)
-        return conversation.run(pipe, host=self.host, stdin=stdin, watch=watch)
 
     def call(
         self,

@@ -1,0 +1,21 @@
+"""Text of others on its way to a terminal or a page: no character in it may steer what shows it."""
+
+from __future__ import annotations
+
+import re
+
+# Controls (C0 but for the line's end and the tab, DEL, C1: with ESC every escape sequence begins), what turns the
+# direction of writing or cannot be seen, and lone surrogates, which no stream takes.
+_STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e0fff]"
+)
+
+
+def clean(text: str) -> str:
+    r"""The same with such characters written out: ``\x1b``, ``\u202e``. Cleaning twice changes nothing."""
+    return _STEERS.sub(lambda found: _written(ord(found[0])), text)
+
+
+def _written(number: int) -> str:
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

@@ -1,0 +1,243 @@
+"""What a preflight asks: facts, ports, the mesh, firewalls, the rehearsal."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
+from typing_extensions import NotRequired, TypedDict
+
+from ddpctl.transport.shapes.runs import Survivor
+from ddpctl.transport.shapes.words import (
+    IP,
+    Count,
+    Digits,
+    Hash,
+    Label,
+    Name,
+    Number,
+    Plain,
+    Port,
+    Short,
+    Small,
+    Text,
+    Whole,
+    adapter,
+    as_tuple,
+    asked,
+    first_fault,
+)
+
+
+def _interface(value: Address) -> Address:
+    ipaddress.ip_interface(f"{value['address']}/{value['prefix']}")
+    return value
+
+
+class Address(TypedDict):
+    address: str
+    interface: Label
+    family: Literal[4, 6]
+    prefix: Small
+    up: bool
+    carrier: NotRequired[bool]
+    mtu: NotRequired[Whole | None]
+    speed: NotRequired[Whole | None]
+    virtual: NotRequired[bool]
+    bridge: NotRequired[bool]
+
+
+class Network(TypedDict):
+    addresses: list[Annotated[Address, AfterValidator(_interface)]]
+    ssh_address: IP | None
+    port_range: Annotated[list[Port], Field(min_length=2, max_length=2)]
+    hostname: Short
+    gpus: Small
+    cores: Small | None
+    uid: Count
+    names: dict[str, list[IP]]
+
+
+class Module(TypedDict):
+    version: Short | None
+    cuda: Short | None
+    hip: Short | None
+    git: Short | None
+    path: Short
+
+
+class Versions(TypedDict):
+    torch: Module | None
+    torchvision: Module | None
+    nccl: Short | None
+    has_launch: bool
+    packages: dict[Short, Short]
+    folders: list[Short]
+
+
+class Script(TypedDict):
+    path: Short
+    exists: bool
+    sha256: Hash | None
+    text: Text | None
+
+
+class Python(TypedDict):
+    version: Short
+    info: Annotated[list[Small], Field(min_length=3, max_length=3)]
+    executable: Short
+    prefix: Short
+    venv: bool
+    implementation: Short
+    platform: Short
+    machine: Short
+    libc: Short
+    libc_version: Annotated[str, Field(pattern=r"^[0-9.]{0,12}$")]
+    kernel: Short
+
+
+# What plans and environments are made from. The other questions are read by checks alone: see checks.judge.
+FACTS: Mapping[str, Any] = {"network": Network, "versions": Versions, "script": Script, "python": Python}
+
+
+class Answer(TypedDict):
+    ok: bool
+    value: Plain
+    error: Short | None
+    timed_out: bool
+    seconds: Number
+
+
+def _answers(found: dict[str, Answer], info: ValidationInfo) -> dict[str, Answer]:
+    """Every question has its answer, and nothing else has one."""
+    wanted = [str(one["id"]) for one in asked(info).get("questions", ())]
+    lacking = [name for name in wanted if name not in found]
+    if lacking:
+        raise ValueError(f"no answer to {lacking[0]!r}")
+    return {name: _fact(name, found[name]) for name in wanted}
+
+
+def _fact(name: str, answer: Answer) -> Answer:
+    shape = FACTS.get(name.partition(":")[0])
+    if not answer["ok"] or shape is None:
+        return answer
+    try:
+        return {**answer, "value": adapter(shape).validate_python(answer["value"], strict=True)}
+    except ValidationError as error:
+        raise ValueError(f"{name}: {first_fault(error)}") from None
+
+
+class Probed(TypedDict):
+    answers: Annotated[dict[str, Answer], AfterValidator(_answers)]
+    received: Number
+    sent: Number
+
+
+def _all_ports(found: list[int], info: ValidationInfo) -> list[int]:
+    wanted = asked(info).get("count")
+    if wanted is not None and len(found) != wanted:
+        raise ValueError(f"{wanted} ports were asked for")
+    return found
+
+
+class FreePorts(TypedDict):
+    ports: Annotated[list[Port], AfterValidator(_all_ports)]
+
+
+class Taken(TypedDict):
+    port: Port
+
+
+class Listening(TypedDict):
+    listening: list[Port]
+    samples: list[Port]
+    taken: list[Taken]
+
+
+class Link(TypedDict):
+    peer: Name
+    address: str
+    port: Port
+    status: Annotated[str, Field(pattern="^[a-z_]{1,20}$")]
+    errno: NotRequired[Short | None]
+    detail: NotRequired[Short | None]
+    local: NotRequired[Short | None]
+    interface: NotRequired[Label | None]
+    ms: NotRequired[Number | None]
+
+
+Transfer = Literal["ok", "slow", "stalled", "failed"]
+Rate = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class Speed(TypedDict):
+    peer: Name
+    address: str
+    rtt_ms: NotRequired[Rate | None]
+    push_mbit: NotRequired[Rate | None]
+    pull_mbit: NotRequired[Rate | None]
+    push: NotRequired[Transfer]
+    pull: NotRequired[Transfer]
+    mtu: NotRequired[Count | None]
+
+
+Open = Annotated[tuple[Name, str, Short | None, Label | None, list[Port]], BeforeValidator(as_tuple)]
+
+
+class Dials(TypedDict):
+    open: list[Open]
+    links: list[Link]
+    speeds: list[Speed]
+
+
+def _dialled(found: Dials, info: ValidationInfo) -> Dials:
+    """What was asked for and nothing else; a speed is that of a connection which was made."""
+    targets = asked(info).get("targets", ())
+    wanted = {(one["peer"], one["address"], port) for one in targets for port in one["ports"]}
+    made = {(peer, address, port) for peer, address, _, _, ports in found["open"] for port in ports}
+    seen = made | {(one["peer"], one["address"], one["port"]) for one in found["links"]}
+    if not seen <= wanted or not {(one["peer"], one["address"]) for one in found["speeds"]} <= {
+        one[:2] for one in made
+    }:
+        raise ValueError("it tells of a connection that it was not asked for")
+    return found
+
+
+Dialled = Annotated[Dials, AfterValidator(_dialled)]
+
+
+class Rules(TypedDict):
+    """With the text of the rules as raw bytes."""
+
+    tool: Literal["nft", "iptables", "ip6tables"]
+
+
+class Firewall(TypedDict):
+    uid: Count
+    ufw: bool
+    firewalld: bool
+    errors: dict[Short, Short]
+
+
+class Report(TypedDict):
+    ok: NotRequired[bool]
+    error: NotRequired[Short | None]
+    backend: NotRequired[Short | None]
+    mb_per_s: NotRequired[Number | None]
+
+
+class RehearsedRank(TypedDict):
+    phase: Short | None
+    report: Report | None
+
+
+class Rehearsed(TypedDict):
+    exit_code: Whole | None
+    timed_out: bool
+    seconds: Number
+    ranks: dict[Digits, RehearsedRank]
+    tail: list[Short]
+    met: bool
+    survivors: list[Survivor]

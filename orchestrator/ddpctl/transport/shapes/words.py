@@ -1,0 +1,110 @@
+"""The words that the shapes are made of: each with its type, its bounds, and nothing that could do harm later."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, InstanceOf, TypeAdapter, ValidationError, ValidationInfo
+
+from ddpctl.spec.values import NAME_PATTERN
+from ddpctl.transport.limits import DEPTH
+
+_MOST = 1 << 63
+
+
+def _moment(value: str) -> str:
+    if datetime.fromisoformat(value.replace("Z", "+00:00")).tzinfo is None:
+        raise ValueError("a time without a zone")
+    return value
+
+
+def _place(value: str) -> str:
+    """A file's name below a folder of ours: it names no other place."""
+    parts = PurePosixPath(value).parts
+    if not parts or "\0" in value or value.startswith("/") or ".." in parts:
+        raise ValueError(f"a file named {value[:200]!r} is not taken")
+    if any(len(part.encode()) > 250 for part in parts):
+        raise ValueError("a file's name is too long")
+    return value
+
+
+def _plain(value: Any, depth: int = DEPTH) -> Any:
+    """What a check reads by itself: nested within bounds, without a number that no arithmetic survives."""
+    if depth == 0:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("it holds a number that is none")
+    if isinstance(value, int) and abs(value) > _MOST:
+        raise ValueError("it holds a number that is too large")
+    if isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _plain(one, depth - 1)
+    return value
+
+
+def _address(value: str) -> str:
+    ipaddress.ip_address(value)
+    return value
+
+
+def as_tuple(value: Any) -> Any:
+    """JSON has lists alone."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Text = InstanceOf[str]  # as it came: also what was no UTF-8, which JSON carries as lone surrogates
+Short = Annotated[Text, Field(max_length=64 << 10)]
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+Label = Annotated[str, Field(pattern=r"^[!-~]{0,64}$")]
+Digits = Annotated[str, Field(pattern=r"^[0-9]{0,9}$")]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+File = Annotated[str, Field(pattern=r"^/[^\x00-\x1f]{1,4000}$")]
+IP = Annotated[str, AfterValidator(_address)]
+Place = Annotated[str, Field(max_length=4000), AfterValidator(_place)]
+Moment = Annotated[str, AfterValidator(_moment)]
+Count = Annotated[int, Field(ge=0, lt=_MOST)]
+Whole = Annotated[int, Field(gt=-_MOST, lt=_MOST)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+Small = Annotated[int, Field(ge=0, lt=1 << 20)]  # ranks, cores, attempts
+Port = Annotated[int, Field(ge=1, le=65535)]
+State = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost"]
+NodeState = Literal[State, "unreachable", "stale"]
+Plain = Annotated[Any, AfterValidator(_plain)]
+
+
+def asked(info: ValidationInfo) -> Mapping[str, Any]:
+    """What the host was asked with."""
+    found: Mapping[str, Any] = (info.context or {})["args"]
+    return found
+
+
+def own_name(value: str, info: ValidationInfo) -> str:
+    """A node speaks for itself."""
+    if value != (info.context or {})["host"]:
+        raise ValueError("it speaks for another host")
+    return value
+
+
+_made = cache(TypeAdapter[Any])
+_making = threading.Lock()
+
+
+def adapter(shape: Any) -> TypeAdapter[Any]:
+    """What checks data against a shape; made when it is first needed, once for the threads of all hosts."""
+    with _making:
+        return _made(shape)
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where it is and what is wrong there."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part)[:60] for part in fault["loc"])
+    what = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what

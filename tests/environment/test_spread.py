@@ -1,0 +1,33 @@
+"""What the controller does with nodes that say something else than the worker of a spread would."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpctl.environment.blobs import BytesSource
+from ddpctl.environment.feed import MOST_WANTS, Feed
+from ddpctl.environment.spread import Addresses, Spread
+from ddpctl.errors import RemoteError
+from ddpctl.transport.dry import DryFleet, DryTransport, Stream
+
+SOURCE = BytesSource(b"x" * 100, "wheel")
+
+
+def test_a_fault_of_the_starter_is_raised_and_nobody_waits_for_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Spread) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(Spread, "_order", broken)
+    fleet = DryFleet([DryTransport(name, {"spread": Stream((), {"found": 0, "relayed": 0})}) for name in "ab"])
+    with pytest.raises(ZeroDivisionError):
+        Spread("wheels", [SOURCE], ["a", "b"], lambda event: None, Addresses()).run(fleet)
+
+
+def test_a_node_gets_what_it_was_offered_and_no_more() -> None:
+    feed = Feed({SOURCE.sha256: SOURCE}, lambda size: None)
+    for wrong in (("0" * 64, 0), (SOURCE.sha256, 101)):
+        with pytest.raises(RemoteError, match="not offered"):
+            feed.want([wrong])
+    feed.want([(SOURCE.sha256, 100)] * MOST_WANTS)
+    with pytest.raises(RemoteError):
+        feed.want([(SOURCE.sha256, 0)] * 2)

@@ -1,0 +1,212 @@
+"""What a user does, down to what is shown: every verb of the worker is in one of these scenes."""
+
+from __future__ import annotations
+
+import io
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpctl.environment import managed
+from ddpctl.environment.direct import deliver
+from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.wheelhouse import Wheelhouse
+from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.render.console import make_console
+from ddpctl.render.errors import error_lines
+from ddpctl.render.gc import gc_view
+from ddpctl.render.html import preflight_html
+from ddpctl.render.lines import LinePrinter
+from ddpctl.render.preflight import report_view
+from ddpctl.render.progress import ProgressView
+from ddpctl.render.status import kill_view, runs_table, status_view
+from ddpctl.spec.event import Line, Tell
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.plan import Facts
+from ddpctl.stages.fetch import fetch_run
+from ddpctl.stages.follow import follow
+from ddpctl.stages.gc import collect
+from ddpctl.stages.launch import launch
+from ddpctl.stages.metrics import MetricsReader
+from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.status import all_runs, find_run, live_runs
+from ddpctl.stages.stop import stop_run
+from ddpctl.transport.fleet import SSHFleet
+from tests.garble.recording import HOSTS, RUN, SMALL, SOURCE, inventory, plan_of
+
+GOOD = ("a", "c")
+
+
+class Played:
+    """What became of a scene: what the good hosts gave, every host's error, and all that a person would see."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.served: dict[str, Any] = {}
+        self.errors: dict[str, DdpctlError] = {}
+        self.screen = io.StringIO()
+        self.console = make_console(self.screen)
+        self.view = ProgressView(self.console)
+
+    @property
+    def tell(self) -> Tell:
+        return self.view.tell
+
+    def show(self, *views: Any) -> None:
+        for view in views:
+            self.console.print(view)
+
+    def failed(self, errors: Mapping[str, DdpctlError]) -> None:
+        self.errors.update(errors)
+        if errors:
+            self.show(*error_lines(HostsFailed("some hosts failed", errors)))
+
+
+def _status(fleet: SSHFleet, played: Played) -> None:
+    runs, outcome = all_runs(fleet, everything=True)
+    played.failed(outcome.errors)
+    played.show(runs_table(runs))
+    _run(find_run(fleet, "train"), played)
+    _run(live_runs(fleet, RUN)[0], played)
+
+
+def _run(run: RunStatus, played: Played) -> None:
+    run.to_json()
+    played.show(status_view(run, candidates=True))
+    nodes = {node.host: node for node in run.nodes}
+    played.served |= {host: (nodes[host].state, nodes[host].exit_code, nodes[host].ranks) for host in GOOD}
+
+
+def _tail(fleet: SSHFleet, played: Played) -> None:
+    lines: dict[str, list[Line]] = {host: [] for host in HOSTS}
+    printer = LinePrinter(io.BytesIO(), HOSTS, colour=False)
+
+    def tell(event: Any) -> None:
+        if isinstance(event, Line):
+            lines[event.host].append(event)
+            printer.write(event)
+        else:
+            played.tell(event)
+
+    played.failed(follow(RUN, HOSTS, fleet, tell))
+    played.served = {host: lines[host] for host in GOOD}
+
+
+def _stop(fleet: SSHFleet, played: Played) -> None:
+    outcome = stop_run("train", RUN, HOSTS, fleet, grace=1.0, by="me")
+    played.failed(outcome.errors)
+    played.show(kill_view(outcome))
+    played.served = {node.host: (node.reachable, node.survivors) for node in outcome.nodes if node.host in GOOD}
+
+
+def _fetch(fleet: SSHFleet, played: Played) -> None:
+    outcome = fetch_run(RUN, HOSTS, played.folder, fleet, played.tell)
+    played.failed(outcome.errors)
+    inside = [path for path in played.folder.rglob("*") if path.is_file()]
+    assert {path.relative_to(played.folder).parts[0] for path in inside} <= {*HOSTS}
+    played.served = {host: sorted(outcome.results[host].files) for host in GOOD}
+
+
+def _preflight(fleet: SSHFleet, played: Played) -> None:
+    where = inventory(played.folder)
+    report = run_preflight(where, where.hosts, None, fleet, played.tell, options=Options(skip=("torch", "gpu")))
+    played.show(report_view(report))
+    report.to_json()
+    page = preflight_html(report)
+    assert "\x1b" not in page
+    assert "fault of ddpctl" not in page
+    assert not [finding for finding in report.findings if finding.check == "host.worker" and finding.host in GOOD]
+    played.served = {host: (report.facts.node(host).cores, report.facts.node(host).gpus) for host in GOOD}
+
+
+def _firewall(fleet: SSHFleet, played: Played) -> None:
+    from ddpctl.checks import firewall
+    from ddpctl.stages.preflight import _read_firewall
+
+    outcome = fleet.map(_read_firewall)
+    played.failed(outcome.errors)
+    played.served = {host: firewall.readable(outcome.results[host]) for host in GOOD}
+
+
+def _rehearse(fleet: SSHFleet, played: Played) -> None:
+    from ddpctl.checks import judge, rehearsal
+    from ddpctl.checks.base import View, Want
+
+    where = inventory(played.folder)
+    facts = Facts(plan_facts(played), 29500)
+    told = run_rehearsal(where, where.hosts, None, facts, fleet, played.tell, nproc=1)
+    for finding in judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told)):
+        played.show(finding.message)
+        assert "fault of ddpctl" not in finding.message
+    played.served = {host: told[host].get("ranks") for host in GOOD}
+
+
+def plan_facts(played: Played) -> Mapping[str, Any]:
+    from ddpctl.spec.plan import NodeFacts
+
+    return {name: NodeFacts(gpus=0, cores=1, fabric_address="127.0.0.1", interface="lo") for name in HOSTS}
+
+
+def _push(fleet: SSHFleet, played: Played) -> None:
+    small = deliver("code", [SMALL], fleet, played.tell, HOSTS)
+    big = bring("wheels", [SOURCE], fleet, played.tell, HOSTS, Addresses())
+    played.failed({**small.errors, **big.errors})
+    played.served = {host: (host in small.done, host in big.done) for host in GOOD}
+
+
+def _managed(fleet: SSHFleet, played: Played) -> None:
+    platforms = managed.ask_platforms(fleet, HOSTS)
+    played.failed(platforms.errors)
+    lock = types.SimpleNamespace(node_text="x", lock_hash="0" * 64, wheels=())
+    tool = types.SimpleNamespace(sha256="0" * 64, kind="wheel")
+    house: Any = Wheelhouse
+    state = managed._Build(fleet, played.tell, house, Addresses())
+    outcome = managed._install(state, lock, tool, HOSTS, [])  # type: ignore[arg-type]
+    played.failed(outcome.errors)
+    state.nodes.update(outcome.results)
+    managed._compare(state)
+    played.served = {host: (platforms.results[host], outcome.results[host].versions) for host in GOOD}
+
+
+def _gc(fleet: SSHFleet, played: Played) -> None:
+    where = inventory(played.folder)
+    outcome = collect(where, where.hosts, fleet, played.tell, delete=False)
+    played.failed(outcome.errors)
+    played.show(gc_view(outcome))
+    played.served = {host: outcome.hosts[host] for host in GOOD}
+
+
+def _metrics(fleet: SSHFleet, played: Played) -> None:
+    run = find_run(fleet, "train", GOOD)
+    reader = MetricsReader(run, fleet)
+    try:
+        reader.read()
+    except HostsFailed as error:
+        played.failed(error.errors)
+    played.served = {host: True for host in GOOD if host not in played.errors}
+
+
+def _start(fleet: SSHFleet, played: Played) -> None:
+    played.served = dict.fromkeys(GOOD, True)
+    try:
+        launch(plan_of(inventory(played.folder)), fleet, played.tell)
+    except HostsFailed as error:
+        played.failed(error.errors)
+
+
+SCENES: Mapping[str, Callable[[SSHFleet, Played], None]] = {
+    "status": _status,
+    "tail": _tail,
+    "stop": _stop,
+    "fetch": _fetch,
+    "preflight": _preflight,
+    "firewall": _firewall,
+    "rehearse": _rehearse,
+    "push": _push,
+    "managed": _managed,
+    "gc": _gc,
+    "metrics": _metrics,
+    "start": _start,
+}

@@ -1,0 +1,63 @@
+"""Which run a name means, and which runs a kill has to choose from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable
+from ddpctl.stages.status import find_run, live_runs
+from ddpctl.transport.dry import Asked, DryFleet, DryTransport
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def part(run: str, host: str, state: str, hosts: list[str]) -> dict[str, Any]:
+    names = {"run": run, "job": "train", "cluster": "lab", "host": host}
+    return {**names, "node_rank": 0, "state": state, "record": {"hosts": hosts}}
+
+
+def fleet(**parts: list[tuple[str, str, list[str]]]) -> DryFleet:
+    """Hosts, each with (run, state, hosts of the run)."""
+
+    def answer(asked: Asked) -> dict[str, Any]:
+        told = [part(run, asked.host, state, hosts) for run, state, hosts in parts[asked.host]]
+        return {"runs": [one for one in told if asked.args["job"] in (one["run"], one["job"])]}
+
+    return DryFleet(DryTransport(host, {"status": answer}) for host in parts)
+
+
+def test_a_name_means_its_newest_run_and_an_id_that_run() -> None:
+    hosts = fleet(a=[("1", "running", ["a"]), ("2", "running", ["a"])], b=[])
+    assert find_run(hosts, "train").run == "2"
+    assert find_run(hosts, "1").run == "1"
+    with pytest.raises(NoSuchJob):
+        find_run(hosts, "other")
+
+
+def test_live_are_the_runs_that_something_may_be_left_of_in_this_fleet() -> None:
+    hosts = fleet(
+        a=[("1", "running", ["a"]), ("2", "lost", ["a", "away"]), ("3", "succeeded", ["a", "b"])],
+        b=[("3", "running", ["a", "b"]), ("4", "failed", ["b"])],
+    )
+    assert [run.run for run in live_runs(hosts, "train")] == ["1", "3"]
+    assert [run.run for run in live_runs(hosts, "4")] == ["4"]
+    assert [run.run for run in live_runs(fleet(a=[("1", "killed", ["a"]), ("2", "failed", ["a"])]), "train")] == ["2"]
+
+
+def test_why_a_host_is_out_of_reach_is_told_beside_its_run() -> None:
+    dead = DryTransport("b", unreachable=Unreachable("no answer"))
+    told = DryTransport("a", {"status": {"runs": [part("1", "a", "running", ["a", "b"])]}})
+    assert [node.note for node in find_run(DryFleet([told, dead]), "train").nodes] == [None, "no answer"]
+    with pytest.raises(HostsFailed):
+        find_run(DryFleet([dead]), "train")
+
+
+def test_no_record_leaves_out_a_host_that_tells_of_the_run() -> None:
+    """A spoilt or forged record would hide a host from a kill."""
+    run = find_run(fleet(a=[("1", "running", ["a"])], b=[("1", "running", ["a", "b"])]), "train")
+    assert run.hosts == ("a", "b")

@@ -1,0 +1,166 @@
+"""Whatever a node says becomes a value of the right shape or that host's error, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import resource
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpctl.errors import RemoteError
+from ddpctl.transport import answers
+from ddpctl.transport.base import Frame
+from ddpctl.transport.frames import parse
+from ddpctl.transport.limits import LINE_BYTES
+
+TIME = "2026-01-02T03:04:05.123+00:00"
+CAUSE = {"host": "node2", "rank": 3, "reason": "exited", "message": "gone", "time": TIME}
+RECORD = {"hosts": ["node1", "node2"], "world_size": 4, "timeouts": {"stop": 10}}
+STATUS: dict[str, Any] = {
+    "run": "r1",
+    "job": "train",
+    "cluster": "lab",
+    "host": "node1",
+    "node_rank": 0,
+    "state": "failed",
+    "cause": CAUSE,
+    "metrics": {"0": {"loss": 0.5}, "": {"step": 7}},
+    "record": {**RECORD, "secret": "x"},
+}
+LINE = {"rank": 0, "stream": "stdout", "time": TIME, "text": "a\udcff\0b", "end": "\n", "offset": 9}
+ADDRESS = {"address": "10.0.0.1", "interface": "eth0", "family": 4, "prefix": 24, "up": True, "speed": None}
+NETWORK: dict[str, Any] = {
+    "addresses": [ADDRESS],
+    "ssh_address": None,
+    "port_range": [32768, 60999],
+    "hostname": "n",
+    "gpus": 0,
+    "cores": 2,
+    "uid": 0,
+    "names": {},
+}
+WORDS = ("runs", "status", "answers", "ports", "open", "items", "sizes")
+JUNK = [None, True, 1.5, -1, "x", "\0", [], {}, [STATUS], {"runs": [STATUS]}, float("inf")]
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    return answers.result("status", {"runs": [{**STATUS, **changes}]}, "node1", {"job": "train"})
+
+
+def refused(*words: str, **changes: Any) -> None:
+    with pytest.raises(RemoteError) as caught:
+        status(**changes)
+    assert caught.value.kind == "protocol"
+    assert all(word in str(caught.value) for word in ("garbled", "status", "preflight", *words))
+
+
+def test_what_has_no_shape_is_dropped() -> None:
+    found = status(other=1)["runs"][0]
+    assert found == {**STATUS, "record": RECORD}
+
+
+def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
+    refused("runs.0.host", "another host", host="node2")
+    refused("another job", job="other")
+    with pytest.raises(RemoteError, match="another run"):
+        answers.result("stop", {"signalled": 0, "forced": 0, "survivors": [], "status": STATUS}, "node1", {"run": "r2"})
+    args = {"targets": [{"peer": "node2", "address": "10.0.0.2", "ports": [22]}]}
+    made = {"open": [["node2", "10.0.0.2", None, None, [23]]], "links": [], "speeds": []}
+    with pytest.raises(RemoteError, match="not asked for"):
+        answers.result("dial", made, "node1", args)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "a\0", "a\n", "-x", "x" * 64, "\x1b[2J", 7, None, ["a"]])
+def test_names_are_names(name: object) -> None:
+    refused("runs.0.run", run=name)
+    refused("runs.0.record.hosts", record={"hosts": ["node1", name]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("node_rank", -1),
+        ("node_rank", None),
+        ("state", "fine"),
+        ("ranks", [1 << 20]),
+        ("heartbeat_age_s", float("nan")),
+        ("pid", True),
+        ("dropped_lines", 1.5),
+        ("exit_code", 1 << 70),
+        ("note", "x" * 100_000),
+        ("metrics", {"0": {"loss": 10**400}}),
+        ("cause", {**CAUSE, "time": "now"}),
+    ],
+)
+def test_every_value_has_bounds(key: str, value: object) -> None:
+    refused(f"runs.0.{key}", **{key: value})
+
+
+@pytest.mark.parametrize("wrong", [{"time": "2026-02-31T00:00:00+00:00"}, {"time": "2026-01-01T00:00:00"}, {"text": 1}])
+def test_a_line_is_whole_or_not_taken(wrong: dict[str, Any]) -> None:
+    assert answers.frame("tail", Frame({"lines": [LINE]}), "node1", {}).data == {"lines": [LINE]}
+    with pytest.raises(RemoteError, match=r"lines\.1"):
+        answers.frame("tail", Frame({"lines": [LINE, {**LINE, **wrong}]}), "node1", {})
+
+
+@pytest.mark.parametrize("frame", [{}, {"other": 1}, {"lines": [{}]}, {"lines": {"a": LINE}}, {"state": "fine"}])
+def test_a_message_of_no_known_kind(frame: dict[str, Any]) -> None:
+    with pytest.raises(RemoteError, match="tail"):
+        answers.frame("tail", Frame(frame), "node1", {})
+
+
+def probe(value: Any, name: str = "network", **changes: Any) -> Any:
+    answer = {"ok": True, "value": value, "error": None, "timed_out": False, "seconds": 0.1, **changes}
+    asked = {"questions": [{"id": name}]}
+    return answers.result("probe", {"answers": {name: answer}, "received": 1.0, "sent": 2.0}, "node1", asked)
+
+
+def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> None:
+    assert probe(NETWORK)["answers"]["network"]["value"] == NETWORK
+    deep: Any = []
+    for _ in range(100):
+        deep = [deep]
+    for name, value in (
+        ("network", {**NETWORK, "gpus": 1 << 40}),
+        ("network", {**NETWORK, "addresses": [{**ADDRESS, "prefix": 33}]}),
+        ("network", {**NETWORK, "addresses": [{**ADDRESS, "address": "10.0.0.1\x1b"}]}),
+        ("network:names=['x']", {**NETWORK, "port_range": [1]}),
+        ("disk", deep),
+        ("disk", {"free": 1 << 70}),
+        ("disk", [float("inf")]),
+    ):
+        with pytest.raises(RemoteError, match=name.partition(":")[0]):
+            probe(value, name)
+    assert probe({"no": "shape"}, "network", ok=False)  # why it could not answer is told elsewhere
+    with pytest.raises(RemoteError, match="no answer to 'disk'"):
+        answers.result("probe", {"answers": {}, "received": 1.0, "sent": 2.0}, "node1", {"questions": [{"id": "disk"}]})
+
+
+@settings(deadline=None)  # a shape is made when it is first needed
+@given(st.integers(0, 10**9), st.sampled_from(sorted(answers.RESULTS)))
+def test_anything_is_a_value_or_an_error_of_the_protocol(seed: int, verb: str) -> None:
+    rng = random.Random(seed)
+    data = {rng.choice(WORDS): rng.choice(JUNK) for _ in range(3)}
+    with contextlib.suppress(RemoteError):
+        json.dumps(answers.result(verb, data, "node1", {}))
+
+
+def test_the_longest_line_costs_bounded_memory() -> None:
+    """The widest of what JSON can become: many small containers."""
+    line = b'{"a":[' + b",".join([b"{}"] * ((LINE_BYTES - 10) // 3)) + b"]}"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    parse(line)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a":NaN}', b'{"a":-Infinity}', '{"a":"é"}'.encode(), b'{"a":' + b"9" * 5000 + b"}"]
+)
+def test_what_python_would_take_for_json(line: bytes) -> None:
+    with pytest.raises(RemoteError):
+        parse(line)
