@@ -30,7 +30,8 @@ from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.frames import FrameReader
 from ddpctl.transport.local import LocalTransport, ProcessPipe
-from ddpctl_worker.contract import BANNER, TERMINAL
+from ddpctl_worker.contract import BANNER, READY, TERMINAL
+from tests.garble.replay import NoneWaits
 
 HOSTS = ("a", "b", "c")
 RUN = "20260102T030405Z-abcdef"
@@ -57,27 +58,30 @@ class Recorder(LocalTransport):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
+        self._waiting = NoneWaits()
         self.said: dict[str, list[Frame]] = {}
         self._verb = threading.local()
 
     def call(self, verb: str, *args: Any, **how: Any) -> dict[str, Any]:
         self._verb.name = verb
-        return super().call(verb, *args, **how)
+        try:
+            return super().call(verb, *args, **how)
+        finally:
+            self._note(self._verb.pipe)
 
     def _start(self, argv: list[str]) -> ProcessPipe:
         pipe = _Pipe(argv)
         with self._lock:
             self._open.add(pipe)
-        pipe.verb = self._verb.name  # type: ignore[attr-defined]
+        self._verb.pipe = pipe
         return pipe
 
-    def _forget(self, pipe: ProcessPipe) -> None:
-        super()._forget(pipe)
-        blob = bytes(pipe.came)  # type: ignore[attr-defined]
+    def _note(self, pipe: _Pipe) -> None:
+        blob = bytes(pipe.came)
         start = blob.index(b"\n", blob.index(BANNER.encode())) + 1
-        frames = [frame for frame in FrameReader().feed(blob[start:]) if "hb" not in frame.data]
+        frames = [frame for frame in FrameReader().feed(blob[start:]) if not {"hb", READY} & set(frame.data)]
         if frames and frames[-1].data.get("ok"):
-            self._keep(pipe.verb, frames)  # type: ignore[attr-defined]
+            self._keep(self._verb.name, frames)
 
     def _keep(self, verb: str, frames: list[Frame]) -> None:
         if verb == "probe" and verb in self.said:  # every answer that was ever given

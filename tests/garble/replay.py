@@ -11,6 +11,7 @@ from ddpctl.transport import conversation
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.payload import payload
+from ddpctl.transport.watch import Watch
 from ddpctl_worker.contract import BANNER
 from tests.garble.mutate import encode
 
@@ -24,6 +25,13 @@ class Wait:
 
     def __init__(self, word: bytes) -> None:
         self.word = word
+
+
+class NoneWaits(conversation.Waiting):
+    """Every call has a pipe of its own."""
+
+    def keep(self, worker: conversation.Worker) -> None:
+        worker.pipe.close()
 
 
 class ReplayPipe:
@@ -99,20 +107,12 @@ class Node:
         """Nothing is held."""
 
     def call(self, verb: str, args: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
-        timeout = how.pop("timeout", 60.0)
-        rest: dict[str, Any] = {"body": None, "on_frame": None, "until": None, **how}
-        watch = conversation.Watch(f"`{verb}`", timeout, rest.pop("cancel", None))
-        return conversation.call(
-            ReplayPipe(self, heartbeat=self._change is None),
-            host=self.host,
-            python="python3",
-            base_dir="/base",
-            package=payload(),
-            verb=verb,
-            args=args,
-            watch=watch,
-            **rest,
-        )
+        watch = Watch(f"`{verb}`", how.pop("timeout", 60.0), how.pop("cancel", None))
+        request = conversation.Request(self.host, "/base", verb, args or {}, **how)
+        return conversation.call(request, watch, NoneWaits(), "python3", self._start, payload())
+
+    def _start(self) -> ReplayPipe:
+        return ReplayPipe(self, heartbeat=self._change is None)
 
     def answer(self, request: Mapping[str, Any]) -> list[bytes | Wait]:
         """The steps of this node's answer."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,43 @@ def test_a_fleet_of_local_hosts(tmp_path: Path) -> None:
     outcome = fleet.together(lambda transport: transport.call("echo", {"text": transport.host})["text"])
     fleet.close()
     assert dict(outcome.results) == {"l0": "l0", "l1": "l1", "l2": "l2"}
+
+
+def test_one_worker_serves_one_call_after_the_other(local: LocalTransport) -> None:
+    """What a verb does to its process ends with the call; closing the transport ends the worker."""
+    assert local.call("echo", {"text": "first"})["text"] == "first"
+    first = workers()
+    assert local.call("hello")["hostname"] == os.uname().nodename
+    assert local.call("echo", {"text": "third"})["text"] == "third"
+    assert workers() == first
+    assert len(first) == 1
+    local.close()
+    assert workers() == []
+
+
+def test_a_waiting_worker_that_died_is_replaced(local: LocalTransport) -> None:
+    local.call("echo", {"text": "first"})
+    [worker] = workers()
+    os.kill(worker, signal.SIGKILL)
+    os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+    assert local.call("echo", {"text": "second"})["text"] == "second"
+    assert worker not in workers()
+
+
+def test_calls_side_by_side_leave_one_waiting_worker(local: LocalTransport) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        texts = pool.map(lambda n: local.call("echo", {"text": f"{n}", "frames": 2, "every": 0.2})["text"], range(4))
+        assert list(texts) == ["0", "1", "2", "3"]
+    assert len(workers()) == 1
+
+
+def test_a_child_of_the_worker_that_dies_is_an_error_of_that_call(local: LocalTransport) -> None:
+    def kill(frame: Frame) -> None:
+        [worker] = workers()
+        for child in Path(f"/proc/{worker}/task/{worker}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+
+    with pytest.raises(RemoteError, match="ended without a result") as caught:
+        local.call("echo", {"frames": 99, "every": 0.2}, on_frame=kill)
+    assert caught.value.kind == "died"
+    assert local.call("echo", {"text": "next"})["text"] == "next"

@@ -1,4 +1,4 @@
-"""The verbs of the worker: reads one request, does it, answers, ends."""
+"""The verbs of the worker: reads a request, does it, answers; then the next one, or it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict
 
-from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.contract import AGAIN, BAD_REQUEST, READY
 from ddpctl_worker.link import Link, WorkerError
 
 Verb = Callable[[Dict[str, Any], Link], Dict[str, Any]]
@@ -40,16 +40,40 @@ VERBS = {
 
 
 def main() -> int:
-    """Serve one request on stdin and stdout; 0 when it was answered, even with an error."""
+    """Serve requests on stdin and stdout; 0 when they were answered, even with an error."""
     umask = os.umask(0o077)
     link = Link(os.dup(0), os.dup(1))
     link.login_umask = umask
     # From here on a stray print or a child's output must not reach the protocol.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    line = link.read_line()
+    while line and _again(line):
+        child = os.fork()  # what a verb does to its process ends with it
+        if not child:
+            answer(line, link)
+            sys.stderr.flush()
+            os._exit(0)
+        link.forget()
+        link.send({READY: os.waitpid(child, 0)[1]})
+        line = link.read_line()
+    if line:
+        answer(line, link)
+    return 0
+
+
+def _again(line: bytes) -> bool:
+    """Whether another request may follow. A line that is no request is for ``answer`` to refuse."""
     try:
-        request = json.loads(link.read_line())
-        result = serve(request, link)
+        return json.loads(line).get(AGAIN) is True
+    except (ValueError, AttributeError):
+        return False
+
+
+def answer(line: bytes, link: Link) -> None:
+    """Serve one request."""
+    try:
+        result = serve(json.loads(line), link)
     except WorkerError as error:
         fail = {"kind": error.kind, "message": error.message, "hint": error.hint}
     except Exception as error:
@@ -57,9 +81,8 @@ def main() -> int:
         fail = {"kind": "bug", "message": "%s: %s" % (type(error).__name__, error), "hint": None}
     else:
         link.send({"ok": True, "result": result})
-        return 0
+        return
     link.send({"ok": False, "error": fail})
-    return 0
 
 
 def serve(request: Dict[str, Any], link: Link) -> Dict[str, Any]:

@@ -17,6 +17,9 @@ exactly n raw bytes. ``{"hb": 1}`` is a heartbeat, every HEARTBEAT_S while a ver
 ``{"ok": true, "result": {...}}`` or ``{"ok": false, "error": {"kind", "message", "hint"}}``. When the worker's stdin
 reaches its end a stream ends too, so that no tail outlives its reader. Who only closes that side still gets the result:
 ``listen`` and ``rehearse`` are brought to their end that way.
+
+A request with ``"again": true`` is served by a child of the worker. After its last frame comes ``{"ready": status}``
+with the child's wait status, and the worker takes another request; it ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from __future__ import annotations
 SCHEMA = 1
 PROTOCOL = 1
 BANNER = "DDPCTL/%d" % PROTOCOL
+AGAIN = "again"
+READY = "ready"
 HEARTBEAT_S = 4.0  # how often a verb at work says so
 LINK_DEAD_S = 15.0  # a stream without a byte for this long is a dead link
 MIN_PYTHON = (3, 8)

@@ -58,6 +58,10 @@ class Link:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
+    def forget(self) -> None:
+        """What was read beyond a request was its body, and is for the child that serves it."""
+        self._buffer = b""
+
     def body(self, size: int, chunk: int = 1 << 20) -> Iterator[bytes]:
         """Exactly ``size`` bytes in pieces; raises WorkerError when the input ends early."""
         left = size

@@ -6,257 +6,255 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from ddpctl.errors import DdpctlError, Interrupted, LinkLost, RemoteError, ShellBroken
+from ddpctl.errors import DdpctlError, LinkLost, RemoteError, ShellBroken
 from ddpctl.transport import answers, bootstrap
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.frames import FrameReader, garbled
-from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, PATIENT_S, POLL_S
+from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, READY_S
 from ddpctl.transport.payload import Payload
 from ddpctl.transport.pipe import Pipe
+from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
 
-Cancel = Callable[[], bool]
+DIED = "died"
+
 # Verbs after which a node shall be as if nothing had been there: the worker's own end is waited for too.
 _NOTHING_STAYS = frozenset({"stop", "rehearse"})
+# Verbs after which nothing more is asked of that worker; a tail lives as long as its run, in no more than one process.
+_LAST = _NOTHING_STAYS | {"tail"}
 
 
-class Watch:
-    """The clock of one call: its deadline, its cancellation, and how long the other side has been silent."""
+class Worker:
+    """The worker on ``pipe``, whose command has just been started: it serves one request, or one after the other."""
 
-    def __init__(self, what: str, timeout: float | None, cancel: Cancel | None = None) -> None:
-        self._what = what
-        self._timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
-        self._cancel = cancel
-        self._heard = time.monotonic()
-
-    def heard(self) -> None:
-        """A sign of life."""
-        self._heard = time.monotonic()
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the last sign of life."""
-        return time.monotonic() - self._heard
-
-    def check(self) -> None:
-        """Raises Interrupted or RemoteError (kind ``timeout``) when it is time to stop."""
-        if self._cancel is not None and self._cancel():
-            raise Interrupted(f"{self._what} was cancelled")
-        if self._end is not None and time.monotonic() >= self._end:
-            raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind="timeout")
-
-    @property
-    def step(self) -> float:
-        """How long to wait for bytes before the next ``check``."""
-        longest = PATIENT_S if self._cancel is None else POLL_S
-        return longest if self._end is None else min(longest, max(self._end - time.monotonic(), 0.001))
-
-    def step_beside(self, sender: object | None) -> float:
-        """The same while a body may be on its way, whose end or error is looked for."""
-        return self.step if sender is None else min(self.step, POLL_S)
-
-
-class Sender(threading.Thread):
-    """Writes a body while the caller reads frames, so that neither side ever waits for the other."""
-
-    def __init__(self, pipe: Pipe, parts: Iterable[bytes], watch: Watch) -> None:
-        super().__init__(name="ddpctl-body", daemon=True)
-        self._pipe, self._parts, self._watch = pipe, parts, watch
-        self._over = threading.Event()
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            for part in self._parts:
-                if not self._write(part):
-                    return
-        except BrokenPipeError:
-            return  # the reader finds out why
-        except Exception as error:  # handed to the caller's thread, which raises it
-            self.error = error
-
-    def _write(self, part: bytes) -> bool:
-        view = memoryview(part)
-        while view:
-            if self._over.is_set():
-                return False
-            taken = self._pipe.send(view, POLL_S)
-            if taken:
-                self._watch.heard()
-                view = view[taken:]
-        return True
-
-    def stop(self) -> None:
-        """The rest is not wanted."""
-        self._over.set()
-        self.join(4 * POLL_S)
-
-
-class Ender(threading.Thread):
-    """Ends the command's input once ``until`` is set."""
-
-    def __init__(self, pipe: Pipe, until: threading.Event) -> None:
-        super().__init__(name="ddpctl-ender", daemon=True)
-        self._pipe, self._until = pipe, until
-        self._over = False
-
-    def run(self) -> None:
-        while not self._until.wait(PATIENT_S):
-            if self._over:
-                return
-        with suppress(Exception):  # the link is gone: the reader finds out why
-            self._pipe.end_input()
-
-    def stop(self) -> None:
-        """The command has ended by itself."""
-        self._over = True
-
-
-class Call:
-    """One verb of the worker over ``pipe``, whose command has just been started."""
-
-    def __init__(self, pipe: Pipe, python: str, watch: Watch) -> None:
-        self._pipe, self._python, self._watch = pipe, python, watch
+    def __init__(self, pipe: Pipe, python: str) -> None:
+        self.pipe = pipe
+        self._python = python
         self._frames = FrameReader()
+        self._unread: deque[Frame] = deque()
+        self._greeted = False
+        self.has_answered = False  # to the present request
 
-    def converse(
-        self,
-        base_dir: str,
-        package: Payload,
-        request: Mapping[str, Any],
-        body: Iterable[bytes] | None,
-        until: threading.Event | None,
-        on_frame: OnFrame,
-    ) -> dict[str, Any]:
-        """Header, banner, package where it is missing, request, frames; returns the result."""
-        nonce = bootstrap.new_nonce()
-        self._write(bootstrap.header(nonce, base_dir, package))
-        word, rest = self._banner(nonce)
-        if word.startswith(bootstrap.OLD):
-            raise bootstrap.too_old(word[len(bootstrap.OLD) :].strip(), self._python)
-        if word == bootstrap.NEED:
-            self._write(package.data)
-        elif word not in (bootstrap.HAVE, bootstrap.FAIL):
-            raise garbled(f"its banner says {word!r}")
-        if word == bootstrap.FAIL:
-            return self._result(rest, on_frame, None)
-        self._write(json.dumps(request).encode("ascii") + b"\n")
-        sender = Sender(self._pipe, body, self._watch) if body is not None else None
-        ender = Ender(self._pipe, until) if until is not None else None
+    def is_ready(self) -> bool:
+        """Whether it waits for another request; False: it has ended, or does not say so in time."""
+        with suppress(DdpctlError):
+            said = self._next(Watch("the worker", READY_S), None).data
+            return contract.READY in said and not self._unread and self.pipe.recv(0.0) is None
+        return False
+
+    def converse(self, watch: Watch, package: Payload, request: Request, on_frame: OnFrame) -> dict[str, Any]:
+        """At first header, banner, package where it is missing; then request and frames; returns the result."""
+        self.has_answered = False
+        if not self._greeted and not self._greet(watch, request.base_dir, package):
+            return self._result(watch, on_frame, None)
+        self._greeted = True
+        self._write(watch, json.dumps(request.to_json()).encode("ascii") + b"\n")
+        sender = Sender(self.pipe, request.body, watch) if request.body is not None else None
+        ender = Ender(self.pipe, request.until) if request.until is not None else None
         beside = [thread for thread in (sender, ender) if thread is not None]
         for thread in beside:
             thread.start()
         try:
-            return self._result(rest, on_frame, sender)
+            return self._result(watch, on_frame, sender)
         finally:
             for thread in beside:
                 thread.stop()
 
-    def _write(self, data: bytes) -> None:
+    def _greet(self, watch: Watch, base_dir: str, package: Payload) -> bool:
+        """Until it takes requests; False: it has failed, and says why in its one frame."""
+        nonce = bootstrap.new_nonce()
+        self._write(watch, bootstrap.header(nonce, base_dir, package))
+        word, rest = self._banner(watch, nonce)
+        self._unread.extend(self._frames.feed(rest))
+        if word.startswith(bootstrap.OLD):
+            raise bootstrap.too_old(word[len(bootstrap.OLD) :].strip(), self._python)
+        if word == bootstrap.NEED:
+            self._write(watch, package.data)
+        elif word not in (bootstrap.HAVE, bootstrap.FAIL):
+            raise garbled(f"its banner says {word!r}")
+        return word != bootstrap.FAIL
+
+    def _write(self, watch: Watch, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            self._watch.check()
+            watch.check()
             try:
-                taken = self._pipe.send(view, self._watch.step)
+                taken = self.pipe.send(view, watch.step)
             except BrokenPipeError:
                 return  # what the command said instead is there to be read
             if taken:
                 view = view[taken:]
-                self._watch.heard()
-            elif self._watch.silence > contract.LINK_DEAD_S:
-                raise silent(self._watch.silence)
+                watch.heard()
+            elif watch.silence > contract.LINK_DEAD_S:
+                raise silent(watch.silence)
 
-    def _banner(self, nonce: str) -> tuple[str, bytes]:
+    def _banner(self, watch: Watch, nonce: str) -> tuple[str, bytes]:
         reader = bootstrap.BannerReader(nonce)
         until = time.monotonic() + BANNER_S
         while True:
-            self._watch.check()
-            data = self._pipe.recv(self._watch.step)
+            watch.check()
+            data = self.pipe.recv(watch.step)
             if data:
                 word = reader.feed(data)
                 if word is not None:
-                    self._watch.heard()
+                    watch.heard()
                     return word, reader.rest
             elif data is not None:
-                raise bootstrap.no_banner(self._python, self._pipe.exit_code(2.0), reader.noise, self._pipe.stderr())
+                raise bootstrap.no_banner(self._python, self.pipe.exit_code(2.0), reader.noise, self.pipe.stderr())
             if time.monotonic() > until:
-                said = bootstrap.last_line(self._pipe.stderr(), reader.noise)
+                said = bootstrap.last_line(self.pipe.stderr(), reader.noise)
                 raise ShellBroken(
                     f"login works, but {self._python} does not answer within {BANNER_S:g} s"
                     + (f"; the shell said: {said}" if said else ""),
                     hint="check the account's profile (~/.bashrc) and the disk its home is on",
                 )
 
-    def _result(self, data: bytes | None, on_frame: OnFrame, sender: Sender | None) -> dict[str, Any]:
+    def _result(self, watch: Watch, on_frame: OnFrame, sender: Sender | None) -> dict[str, Any]:
         while True:
-            for frame in self._frames.feed(data) if data else ():
-                if "ok" in frame.data:
-                    return outcome(frame.data)
+            frame = self._next(watch, sender)
+            if "ok" in frame.data:
+                return outcome(frame.data)
+            if contract.READY in frame.data:
+                raise died("its process ended")
+            on_frame(frame)
+
+    def _next(self, watch: Watch, sender: Sender | None) -> Frame:
+        """The next frame but for heartbeats."""
+        while True:
+            while self._unread:
+                frame = self._unread.popleft()
                 if "hb" not in frame.data:
-                    on_frame(frame)
-            self._watch.check()
+                    return frame
+            watch.check()
             if sender and sender.error and not isinstance(sender.error, DdpctlError):
                 raise sender.error
-            data = self._pipe.recv(self._watch.step_beside(sender))
+            data = self.pipe.recv(watch.step_beside(sender))
             if data:
-                self._watch.heard()
+                watch.heard()
+                self.has_answered = True
+                self._unread.extend(self._frames.feed(data))
             elif data is not None:
                 raise self._ended()
-            elif self._watch.silence > contract.LINK_DEAD_S:
-                raise silent(self._watch.silence)
+            elif watch.silence > contract.LINK_DEAD_S:
+                raise silent(watch.silence)
 
     def _ended(self) -> RemoteError:
         """The stream ended without a result: the worker died (a link that died raises by itself)."""
-        code = self._pipe.exit_code(2.0)
-        said = bootstrap.last_line(self._pipe.stderr())
-        how = f"exit status {code}" if code >= 0 else "no exit status"
-        return RemoteError(f"the worker ended without a result ({how})" + (f": {said}" if said else ""), kind="died")
+        code = self.pipe.exit_code(2.0)
+        said = bootstrap.last_line(self.pipe.stderr())
+        return died(f"exit status {code}" if code >= 0 else "no exit status", said)
+
+
+class Waiting:
+    """The worker of a host that waits for another request: an interpreter on a node need not start for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+
+    def take(self) -> Worker | None:
+        """It, if there is one and it is alive."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is None or worker.is_ready():
+            return worker
+        worker.pipe.close()
+        return None
+
+    def keep(self, worker: Worker) -> None:
+        """For the next request; one is enough."""
+        with self._lock:
+            if self._worker is None:
+                self._worker = worker
+                return
+        worker.pipe.close()
+
+    def let_go(self) -> None:
+        """It ends."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.pipe.close()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call: what is asked of whom, and what goes and comes beside it."""
+
+    host: str
+    base_dir: str
+    verb: str
+    args: Mapping[str, Any]
+    body: Iterable[bytes] | None = None
+    on_frame: OnFrame | None = None
+    until: threading.Event | None = None
+
+    @property
+    def again(self) -> bool:
+        """Whether the worker may serve another one after it."""
+        return self.body is None and self.until is None and self.verb not in _LAST
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"verb": self.verb, "host": self.host, "base_dir": self.base_dir, contract.AGAIN: self.again}
+        return {**self.args, **fields}
 
 
 def call(
-    pipe: Pipe,
-    *,
-    host: str,
-    python: str,
-    base_dir: str,
-    package: Payload,
-    verb: str,
-    args: Mapping[str, Any] | None,
-    body: Iterable[bytes] | None,
-    on_frame: OnFrame | None,
-    until: threading.Event | None,
-    watch: Watch,
+    request: Request, watch: Watch, waiting: Waiting, python: str, start: Callable[[], Pipe], package: Payload
 ) -> dict[str, Any]:
-    """``Transport.call`` over a pipe; the pipe is closed at the end, however it ends."""
-    asked = args or {}
-    request = {**asked, "verb": verb, "host": host, "base_dir": base_dir}
+    """``Transport.call``, of the worker that waits or of one that ``start`` starts."""
+    worker = waiting.take()
+    if worker is not None:
+        try:
+            return _serve(worker, request, watch, waiting, package)
+        except DdpctlError as error:
+            # It, or the connection, ended while nobody used it. Every verb may be asked twice.
+            if worker.has_answered or request.body is not None or not has_ended(error):
+                raise
+    return _serve(Worker(start(), python), request, watch, waiting, package)
+
+
+def _serve(worker: Worker, request: Request, watch: Watch, waiting: Waiting, package: Payload) -> dict[str, Any]:
+    """One request; the worker is kept for another one, or closed."""
+    host, verb = request.host, request.verb
 
     def checked(frame: Frame) -> None:
-        frame = answers.frame(verb, frame, host, asked)
-        if on_frame is not None:
-            on_frame(frame)
+        frame = answers.frame(verb, frame, host, request.args)
+        if request.on_frame is not None:
+            request.on_frame(frame)
 
+    pipe = worker.pipe
     try:
-        said = Call(pipe, python, watch).converse(base_dir, package, request, body, until, checked)
-        result = answers.result(verb, said, host, asked)
+        said = worker.converse(watch, package, request, checked)
+        result = answers.result(verb, said, host, request.args)
         if verb in _NOTHING_STAYS:
             pipe.exit_code(ENDED_S)
-        return result
-    except DdpctlError as error:
+    except BaseException as error:
         pipe.close(lost=isinstance(error, LinkLost))
-        raise at(host, error) from None
-    finally:
+        _log(worker, host, verb)
+        if isinstance(error, DdpctlError):
+            raise at(host, error) from None
+        raise
+    if request.again:
+        waiting.keep(worker)
+    else:
         pipe.close()
-        errors = pipe.stderr()
-        if errors:
-            log.debug("%s: %s: stderr of the worker: %s", host, verb, errors.decode("utf-8", "replace"))
+    _log(worker, host, verb)
+    return result
+
+
+def _log(worker: Worker, host: str, verb: str) -> None:
+    errors = worker.pipe.stderr()
+    if errors:
+        log.debug("%s: %s: stderr of the worker: %s", host, verb, errors.decode("utf-8", "replace"))
 
 
 def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,6 +275,15 @@ def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
 def _said(text: object) -> str | None:
     """A node's own words, not more of them than a person reads."""
     return str(text)[:MESSAGE_LETTERS] if text else None
+
+
+def has_ended(error: DdpctlError) -> bool:
+    """The worker, or the connection to it, has come to its end."""
+    return isinstance(error, LinkLost) or (isinstance(error, RemoteError) and error.kind == DIED)
+
+
+def died(how: str, said: str = "") -> RemoteError:
+    return RemoteError(f"the worker ended without a result ({how})" + (f": {said}" if said else ""), kind=DIED)
 
 
 def silent(seconds: float) -> LinkLost:

@@ -11,6 +11,7 @@ AUTH_S = 20.0  # each key that is tried
 CHANNEL_S = 15.0  # opening a channel
 BANNER_S = 20.0  # from the command to the worker's banner: a cold interpreter on a slow disk fits in
 ENDED_S = 2.0  # from a worker's answer to its end
+READY_S = 5.0  # from a worker's answer until it takes another request
 POLL_S = 0.25  # how often a waiting call looks at ``cancel`` and at its body's sender
 PATIENT_S = 2.0  # how often one without either wakes up: whatever comes, and a link that ends, wakes it anyway
 CLOSE_S = 3.0  # closing all connections of a fleet

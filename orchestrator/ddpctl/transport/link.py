@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import paramiko
@@ -31,10 +32,18 @@ class Slots:
         self._used = 0
         self._free = threading.Condition()
 
-    def take(self, timeout: float) -> bool:
+    def take(self, timeout: float, reclaim: Callable[[], None]) -> bool:
+        """``reclaim`` gives back a slot that is held in reserve, if one is."""
+        until = time.monotonic() + timeout
         with self._free:
-            if not self._free.wait_for(lambda: self._used < self._limit, timeout):
-                return False
+            while self._used >= self._limit:
+                reclaim()
+                if self._used < self._limit:
+                    break
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                self._free.wait(min(left, POLL_S))
             self._used += 1
             return True
 
@@ -62,8 +71,8 @@ class Link:
     def alive(self) -> bool:
         return self._connection.is_active()
 
-    def start(self, line: str, timeout: float) -> ChannelPipe:
-        """Run a shell line; waits for a free slot at most ``timeout`` seconds.
+    def start(self, line: str, timeout: float, reclaim: Callable[[], None]) -> ChannelPipe:
+        """Run a shell line; waits for a free slot at most ``timeout`` seconds (``reclaim``: see ``Slots.take``).
 
         Raises:
             LinkLost: the connection is dead; nothing was run. RemoteError: the server opens no session.
@@ -71,7 +80,7 @@ class Link:
         until = time.monotonic() + timeout
         alone = 0
         while True:
-            if not self._slots.take(max(0.0, until - time.monotonic())):
+            if not self._slots.take(max(0.0, until - time.monotonic()), reclaim):
                 raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind="busy")
             try:
                 return ChannelPipe(self, self._slots, self._session(line))

@@ -19,6 +19,7 @@ from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import BOOTSTRAP
 from ddpctl.transport.payload import payload
 from ddpctl.transport.pipe import Tail
+from ddpctl.transport.watch import Watch
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
@@ -62,6 +63,10 @@ class ProcessPipe:
                 return os.write(self._in.fileno(), data[:_CHUNK])
             except BlockingIOError:
                 return 0
+
+    @property
+    def closed(self) -> bool:
+        return self._out.closed
 
     def end_input(self) -> None:
         with self._in_lock:
@@ -132,6 +137,7 @@ class LocalTransport:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._open: set[ProcessPipe] = set()
+        self._waiting = conversation.Waiting()
         self._lock = threading.Lock()
 
     @property
@@ -154,27 +160,19 @@ class LocalTransport:
     ) -> dict[str, Any]:
         host = self._host
         python = str(Path(host.python).expanduser()) if host.python.startswith("~") else host.python
-        watch = conversation.Watch(f"`{verb}`", timeout, cancel)
+        request = conversation.Request(self.host, host.base_dir, verb, args or {}, body, on_frame, until)
+        watch = Watch(f"`{verb}`", timeout, cancel)
+
+        def start() -> ProcessPipe:
+            try:
+                return self._start([python, "-I", "-c", BOOTSTRAP])
+            except OSError as error:
+                raise python_missing(self.host, host.python, error) from None
+
         try:
-            pipe = self._start([python, "-I", "-c", BOOTSTRAP])
-        except OSError as error:
-            raise python_missing(self.host, host.python, error) from None
-        try:
-            return conversation.call(
-                pipe,
-                host=self.host,
-                python=host.python,
-                base_dir=host.base_dir,
-                package=payload(),
-                verb=verb,
-                args=args,
-                body=body,
-                on_frame=on_frame,
-                until=until,
-                watch=watch,
-            )
+            return conversation.call(request, watch, self._waiting, host.python, start, payload())
         finally:
-            self._forget(pipe)
+            self._forget_closed()
 
     def _start(self, argv: list[str]) -> ProcessPipe:
         pipe = ProcessPipe(argv)
@@ -182,9 +180,9 @@ class LocalTransport:
             self._open.add(pipe)
         return pipe
 
-    def _forget(self, pipe: ProcessPipe) -> None:
+    def _forget_closed(self) -> None:
         with self._lock:
-            self._open.discard(pipe)
+            self._open = {pipe for pipe in self._open if not pipe.closed}
 
     def close(self) -> None:
         with self._lock:

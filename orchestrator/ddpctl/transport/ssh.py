@@ -21,6 +21,7 @@ from ddpctl.transport.link import ChannelPipe, Link
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
 from ddpctl.transport.payload import payload
 from ddpctl.transport.route import Hop
+from ddpctl.transport.watch import Watch
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
@@ -168,6 +169,7 @@ class SSHTransport:
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._line = command_line(host.python)
+        self._waiting = conversation.Waiting()
 
     @property
     def host(self) -> str:
@@ -196,13 +198,13 @@ class SSHTransport:
         """Start a command; a connection that died while nobody used it is made again, once."""
         link, new = self._connected()
         try:
-            return link.start(line, timeout)
+            return link.start(line, timeout, self._waiting.let_go)
         except LinkLost as error:
             link.close()
             if new:
                 raise conversation.at(self.host, error) from None
         link, _ = self._connected()
-        return link.start(line, timeout)
+        return link.start(line, timeout, self._waiting.let_go)
 
     def call(
         self,
@@ -215,19 +217,14 @@ class SSHTransport:
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
     ) -> dict[str, Any]:
-        pipe = self._start(self._line, CHANNEL_S if timeout is None else timeout)
+        request = conversation.Request(self.host, self._host.base_dir, verb, args or {}, body, on_frame, until)
         return conversation.call(
-            pipe,
-            host=self.host,
-            python=self._host.python,
-            base_dir=self._host.base_dir,
-            package=payload(),
-            verb=verb,
-            args=args,
-            body=body,
-            on_frame=on_frame,
-            until=until,
-            watch=conversation.Watch(f"`{verb}`", timeout, cancel),
+            request,
+            Watch(f"`{verb}`", timeout, cancel),
+            self._waiting,
+            self._host.python,
+            lambda: self._start(self._line, CHANNEL_S if timeout is None else timeout),
+            payload(),
         )
 
     def close(self) -> None:

@@ -1,0 +1,107 @@
+"""Beside a call of the worker: its clock, the sender of its body, and what ends its input."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from ddpctl.errors import Interrupted, RemoteError
+from ddpctl.transport.limits import PATIENT_S, POLL_S
+from ddpctl.transport.pipe import Pipe
+
+Cancel = Callable[[], bool]
+
+
+class Watch:
+    """The clock of one call: its deadline, its cancellation, and how long the other side has been silent."""
+
+    def __init__(self, what: str, timeout: float | None, cancel: Cancel | None = None) -> None:
+        self._what = what
+        self._timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._cancel = cancel
+        self._heard = time.monotonic()
+
+    def heard(self) -> None:
+        """A sign of life."""
+        self._heard = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self._heard
+
+    def check(self) -> None:
+        """Raises Interrupted or RemoteError (kind ``timeout``) when it is time to stop."""
+        if self._cancel is not None and self._cancel():
+            raise Interrupted(f"{self._what} was cancelled")
+        if self._end is not None and time.monotonic() >= self._end:
+            raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind="timeout")
+
+    @property
+    def step(self) -> float:
+        """How long to wait for bytes before the next ``check``."""
+        longest = PATIENT_S if self._cancel is None else POLL_S
+        return longest if self._end is None else min(longest, max(self._end - time.monotonic(), 0.001))
+
+    def step_beside(self, sender: object | None) -> float:
+        """The same while a body may be on its way, whose end or error is looked for."""
+        return self.step if sender is None else min(self.step, POLL_S)
+
+
+class Sender(threading.Thread):
+    """Writes a body while the caller reads frames, so that neither side ever waits for the other."""
+
+    def __init__(self, pipe: Pipe, parts: Iterable[bytes], watch: Watch) -> None:
+        super().__init__(name="ddpctl-body", daemon=True)
+        self._pipe, self._parts, self._watch = pipe, parts, watch
+        self._over = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            for part in self._parts:
+                if not self._write(part):
+                    return
+        except BrokenPipeError:
+            return  # the reader finds out why
+        except Exception as error:  # handed to the caller's thread, which raises it
+            self.error = error
+
+    def _write(self, part: bytes) -> bool:
+        view = memoryview(part)
+        while view:
+            if self._over.is_set():
+                return False
+            taken = self._pipe.send(view, POLL_S)
+            if taken:
+                self._watch.heard()
+                view = view[taken:]
+        return True
+
+    def stop(self) -> None:
+        """The rest is not wanted."""
+        self._over.set()
+        self.join(4 * POLL_S)
+
+
+class Ender(threading.Thread):
+    """Ends the command's input once ``until`` is set."""
+
+    def __init__(self, pipe: Pipe, until: threading.Event) -> None:
+        super().__init__(name="ddpctl-ender", daemon=True)
+        self._pipe, self._until = pipe, until
+        self._over = False
+
+    def run(self) -> None:
+        while not self._until.wait(PATIENT_S):
+            if self._over:
+                return
+        with suppress(Exception):  # the link is gone: the reader finds out why
+            self._pipe.end_input()
+
+    def stop(self) -> None:
+        """The command has ended by itself."""
+        self._over = True
