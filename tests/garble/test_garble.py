@@ -10,7 +10,7 @@ from tests.garble.campaign import Campaign
 from tests.garble.recording import record
 from tests.garble.scenes import SCENES
 
-ROUNDS = 12  # of each scene
+ROUNDS = 6  # of each scene
 
 
 def test_a_node_that_garbles_what_it_says_harms_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ writes to its stdin:
    verb takes a body.
 
 The worker answers with *frames* on stdout: one JSON object a line; an object with the key ``"raw": n`` is followed by
-exactly n raw bytes. ``{"hb": 1}`` is a heartbeat, every HEARTBEAT_S while a verb is at work. The last frame is
+exactly n raw bytes; a line has 4 MiB at most, raw bytes 16 MiB. ``{"hb": 1}`` is a heartbeat, every HEARTBEAT_S while a
+verb is at work. The last frame is
 ``{"ok": true, "result": {...}}`` or ``{"ok": false, "error": {"kind", "message", "hint"}}``. When the worker's stdin
 reaches its end a stream ends too, so that no tail outlives its reader. Who only closes that side still gets the result:
 ``listen`` and ``rehearse`` are brought to their end that way.
