@@ -84,7 +84,7 @@ def inventory(*hosts: Host) -> Inventory:
 
 
 def way(text: str, host: Host, *others: Host) -> Hop:
-    return resolve(host, inventory(host, *others), SSHConfig(parse(text, "t", lambda _pattern: ())))
+    return resolve(host, inventory(host, *others), parse(text, "t", lambda _pattern: ()))
 
 
 def test_the_inventory_wins() -> None:
@@ -103,13 +103,16 @@ def test_a_section_for_the_address_counts_too() -> None:
 def test_defaults() -> None:
     hop = way("", Host(name="a", address="a"))
     assert (hop.address, hop.port, hop.user, hop.via) == ("a", 22, getpass.getuser(), None)
-    assert hop.known_hosts == ("/known", "/etc/ssh/ssh_known_hosts")
+    assert hop.known_hosts == ("/known", "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
 
 def test_user_known_hosts_and_alias() -> None:
-    hop = way("Host *\n UserKnownHostsFile /a /b\n HostKeyAlias Real\n", Host(name="a", address="a"))
-    assert hop.known_hosts == ("/known", "/a", "/b", "/etc/ssh/ssh_known_hosts")
-    assert hop.key_name == "real"
+    text = "Host *\n UserKnownHostsFile /a '/b c'\n GlobalKnownHostsFile none\n HostKeyAlias Real\n Port 2222\n"
+    config, host = parse(text, "t", lambda _pattern: ()), Host(name="a", address="a")
+    hop = resolve(host, Inventory(hosts=(host,)), config)
+    assert hop.known_hosts == ("/a", "/b c"), "they replace the usual ones"
+    assert hop.known_as == "Real", "an alias is written down without the port"
+    assert resolve(host, inventory(host), config).known_hosts == ("/known",), "the inventory's replaces them all"
 
 
 def test_a_chain_of_jumps() -> None:
@@ -170,6 +173,6 @@ def test_a_missing_file_is_empty(tmp_path: Path) -> None:
 def test_no_text_breaks_the_reader(words: list[str]) -> None:
     """A configuration is read, or refused as the user's fault."""
     try:
-        SSHConfig(parse(" ".join(words), "t", lambda _pattern: ())).lookup("a")
+        parse(" ".join(words), "t", lambda _pattern: ()).lookup("a")
     except UsageError:
         return

@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import getpass
-from collections.abc import Sequence
+import os
+import termios
+from collections.abc import Iterator
 
 import typer
 
-from ddpctl.spec.ranges import fold
+from ddpctl.render.progress import quiet
 
 
 class TerminalPrompter:
-    """Answers the transport's questions; it asks each once, before the fan-out."""
+    """Answers the transport's questions; a live display stands back meanwhile."""
 
     def passphrase(self, path: str) -> str | None:
         """The passphrase of a key file; None when the person pressed Ctrl-D."""
         return _ask(f"passphrase of {path}")
 
-    def password(self, user: str, hosts: Sequence[str]) -> str | None:
+    def password(self, account: str, same_as: str) -> str | None:
         """The password of an account; None when the person pressed Ctrl-D."""
-        return _ask(f"password of {user} on {fold(hosts)}")
+        return _ask(f"password of {account}" + (f" (Enter: the one of {same_as})" if same_as else ""))
 
 
 def _ask(question: str) -> str | None:
+    with quiet(), _echo_comes_back():
+        try:
+            return getpass.getpass(f"{question}: ")
+        except EOFError:
+            return None
+
+
+@contextlib.contextmanager
+def _echo_comes_back() -> Iterator[None]:
+    """Ctrl-C goes to the main thread, and the program may end while this one waits for an answer with the echo off."""
     try:
-        return getpass.getpass(f"{question}: ")
-    except EOFError:
-        return None
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # none: getpass asks on stdin
+        yield
+        return
+    before = termios.tcgetattr(terminal)
+
+    def restore() -> None:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+    atexit.register(restore)
+    try:
+        yield
+    finally:
+        atexit.unregister(restore)
+        os.close(terminal)
 
 
 def choose(question: str, options: dict[str, str]) -> str:

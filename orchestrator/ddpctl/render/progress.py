@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -14,6 +16,23 @@ from ddpctl.spec.event import Event, Line, NodeState, Note, StageEnded, StageSta
 from ddpctl.spec.event import Progress as Step
 
 MOST_BARS = 16
+# There is one terminal, and displays on it have to make room for a question or a line from any thread.
+_SCREEN = threading.RLock()
+_DRAWN: list[Progress] = []
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is drawn meanwhile."""
+    with _SCREEN:
+        for progress in _DRAWN:
+            progress.stop()
+        try:
+            yield
+        finally:
+            for progress in _DRAWN:
+                progress.start()
+
 
 _TITLES = {
     "preflight": "preflight",
@@ -61,7 +80,17 @@ class ProgressView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:  # where nothing was ever drawn rich would end with an empty line
-            self._progress.stop()
+            self._draw(False)
+
+    def _draw(self, on: bool) -> None:
+        with _SCREEN:
+            if self._progress in _DRAWN:
+                _DRAWN.remove(self._progress)
+            if on:
+                _DRAWN.append(self._progress)
+                self._progress.start()
+            else:
+                self._progress.stop()
 
     def tell(self, event: Event) -> None:
         """Draw one event."""
@@ -86,7 +115,7 @@ class ProgressView:
         if not self._live:
             return
         if not self._tasks:
-            self._progress.start()
+            self._draw(True)
         title = _TITLES.get(event.stage, event.stage)
         self._tasks[event.stage] = self._progress.add_task(title, total=event.total, note="")
         if event.unit == "bytes":
@@ -118,7 +147,7 @@ class ProgressView:
                 self._progress.remove_task(self._per_host.pop(key))
             self._bytes.discard(event.stage)
             if not self._tasks:
-                self._progress.stop()
+                self._draw(False)
         seconds = time.monotonic() - self._begun.pop(event.stage, time.monotonic())
         mark, style = ("ok", "green") if event.ok else ("failed", "bold red")
         title = _TITLES.get(event.stage, event.stage)

@@ -126,9 +126,15 @@ class InventoryFile(Strict):
     """The file as it is written, before ranges are expanded and defaults are merged."""
 
     cluster: Name = Field(default="default", description="Names the cluster in records and output.")
-    ssh_config: PathText = Field(default="~/.ssh/config", description="OpenSSH client configuration to honour.")
-    known_hosts: PathText = Field(
-        default="~/.ssh/known_hosts", description="Known host keys; unknown and changed keys are refused."
+    ssh_config: PathText | None = Field(
+        default=None,
+        description="OpenSSH client configuration to honour, as `ssh -F` takes it; its commands are run. Default: "
+        "~/.ssh/config, then /etc/ssh/ssh_config.",
+    )
+    known_hosts: PathText | None = Field(
+        default=None,
+        description="Known host keys; unknown and changed keys are refused. Default: ssh_config's UserKnownHostsFile, "
+        "else ~/.ssh/known_hosts.",
     )
     defaults: HostKeys = Field(default=HostKeys(), description="Any host key, for every host that does not set it.")
     hosts: Entries = Field(description="The machines: names, ranges, or mappings with a name.")
@@ -140,8 +146,8 @@ class Inventory(Strict):
     """Everything a command needs to know. ``file`` is where it came from, for messages and records."""
 
     cluster: Name = "default"
-    ssh_config: str = "~/.ssh/config"
-    known_hosts: str = "~/.ssh/known_hosts"
+    ssh_config: str | None = None  # None: ~/.ssh/config, then the machine's
+    known_hosts: str | None = None  # None: those of ssh_config, else ~/.ssh/known_hosts
     hosts: tuple[Host, ...]
     environment: Environment = Environment()
     jobs: Mapping[str, JobSpec] = {}

@@ -6,20 +6,31 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpctl.errors import ConnectError, LinkLost, Unreachable
 from ddpctl.spec.command import Command
 from ddpctl.transport import conversation, known_hosts
+from ddpctl.transport.agent import AgentBusy
 from ddpctl.transport.base import OnFrame, Result
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Names, dial
 from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.limits import CHANNEL_S, DIALS, DROPPED_RETRIES, LOGINS, LOGINS_BEHIND_JUMP, TUNNELS
+from ddpctl.transport.limits import (
+    CHANNEL_S,
+    DIALS,
+    DROPPED_RETRIES,
+    GATE_S,
+    LOGINS,
+    LOGINS_BEHIND_JUMP,
+    PROXIES,
+    TUNNELS,
+)
 from ddpctl.transport.link import ChannelPipe, Link
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
+from ddpctl.transport.passwords import PasswordNeeded
 from ddpctl.transport.payload import payload
 from ddpctl.transport.route import Hop
 
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
 
 T = TypeVar("T")
+Say = Callable[[str], None]
 _FAILED_JUMP_S = 5.0  # for so long a jump host that could not be reached is not tried again
 
 
@@ -36,6 +48,7 @@ class Gates:
     def __init__(self) -> None:
         self.dials = threading.BoundedSemaphore(DIALS)
         self.logins = threading.BoundedSemaphore(LOGINS)
+        self.proxies = threading.BoundedSemaphore(PROXIES)
         self._near: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(LOGINS_BEHIND_JUMP)
         )
@@ -64,11 +77,30 @@ class _Jump:
         self.failed_at = 0.0
 
 
+class Banners:
+    """What servers show before a login: each text once, without what would steer the terminal."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._shown: set[str] = set()
+        self._lock = threading.Lock()
+
+    def heard(self, hop: Hop, banner: str) -> None:
+        lines = (line.rstrip() for line in banner.expandtabs().splitlines())
+        text = "\n".join("".join(letter for letter in line if letter.isprintable()) for line in lines).strip("\n")
+        with self._lock:
+            if not text or text in self._shown:
+                return
+            self._shown.add(text)
+        self._say("\n".join(f"{hop.label} | {line}" for line in text.split("\n")))
+
+
 class Connector:
     """Makes connections for one fleet."""
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: KeyRing, say: Say = lambda _text: None) -> None:
         self._ring = ring
+        self._banners = Banners(say)
         self._gates = Gates()
         self._names = Names()
         self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
@@ -76,12 +108,24 @@ class Connector:
         self.closed = threading.Event()
 
     def connect(self, hop: Hop) -> Link:
-        """A new login on ``hop``, through its jump hosts.
+        """A new login on ``hop``, through its jump hosts; a person may be asked for its password, or by the agent.
+
+        While a person is asked no connection is open: sshd gives a login two minutes (LoginGraceTime).
 
         Raises:
             ConnectError: with the cause and the next step; the host is for the caller to add.
         """
-        return self._attempt(hop, lambda via: self._login(hop, via))
+        turn: AbstractContextManager[object] = nullcontext()
+        while True:
+            try:
+                with turn:
+                    return self._attempt(hop, lambda via: self._login(hop, via))
+            except PasswordNeeded as needed:
+                turn = nullcontext()
+                if not self._ring.passwords.ask(hop):
+                    raise needed.refusal from None
+            except AgentBusy as busy:
+                turn = busy.agent.turn
 
     def ask_key(self, hop: Hop, judge: JudgeKey) -> None:
         """A key exchange without a login, for the host key alone. Jump hosts are logged in to."""
@@ -99,27 +143,45 @@ class Connector:
             except Dropped as error:
                 said = error.said or said
         words = last_line(said)
+        if hop.proxy_command:
+            raise Unreachable(
+                f"ProxyCommand `{hop.proxy_command}` ended {1 + DROPPED_RETRIES} times without a word of {hop.where}"
+                + (f": {words}" if words else ""),
+                hint="try it by hand",
+            )
         raise Unreachable(
             f"{hop.where} hung up {1 + DROPPED_RETRIES} times before SSH began" + (f": {words}" if words else ""),
             hint="raise MaxStartups in sshd_config there, and check that it is an SSH server and lets this machine in",
         )
 
     def _login(self, hop: Hop, via: Link | None) -> Link:
-        sock = self._reach(hop, via)
-        with self._gates.near(hop), self._gates.logins:
+        with self._turn(hop, via) as sock:
             connection = handshake(hop, sock, known_hosts.load(hop.known_hosts))
             link = Link(hop, connection)
             try:
-                authenticate(hop, connection, self._ring)
+                authenticate(hop, connection, self._ring, self._banners.heard)
             except BaseException:
                 link.close()
                 raise
         return link
 
     def _key_exchange(self, hop: Hop, via: Link | None, judge: JudgeKey) -> None:
-        sock = self._reach(hop, via)
-        with self._gates.near(hop), self._gates.logins:
+        with self._turn(hop, via) as sock:
             Link(hop, handshake(hop, sock, known_hosts.load(hop.known_hosts), judge)).close()
+
+    @contextmanager
+    def _turn(self, hop: Hop, via: Link | None) -> Iterator[Any]:
+        """A socket on which the server speaks, when it is this login's turn."""
+        if hop.proxy_command:  # a process for each: none is started before it can be used
+            with self._gates.proxies:
+                yield self._reach(hop, via)
+            return
+        sock, since = self._reach(hop, via), time.monotonic()
+        with self._gates.near(hop), self._gates.logins:
+            if time.monotonic() - since > GATE_S:
+                sock.close()
+                sock = self._reach(hop, via)
+            yield sock
 
     def _reach(self, hop: Hop, via: Link | None) -> Any:
         """A socket, or what stands for one, on which the server speaks."""
