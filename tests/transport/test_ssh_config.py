@@ -111,7 +111,7 @@ def test_user_known_hosts_and_alias() -> None:
     config, host = parse(text, "t", lambda _pattern: ()), Host(name="a", address="a")
     hop = resolve(host, Inventory(hosts=(host,)), config)
     assert hop.known_hosts == ("/a", "/b c"), "they replace the usual ones"
-    assert hop.known_as == "Real", "an alias is written down without the port"
+    assert hop.known_as == "real", "an alias is written down without the port"
     assert resolve(host, inventory(host), config).known_hosts == ("/known",), "the inventory's replaces them all"
 
 

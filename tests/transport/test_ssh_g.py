@@ -56,7 +56,18 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "PreferredAuthentications": ("publickey", "publickey,password"),
     "Compression": ("yes",),
 }
-HOSTS = ("*", "node*", "node1 !node2*", "node?", "!node1 *", "10.0.0.*", "*.example.org gate", "'node1'", "NODE1", "none")
+HOSTS = (
+    "*",
+    "node*",
+    "node1 !node2*",
+    "node?",
+    "!node1 *",
+    "10.0.0.*",
+    "*.example.org gate",
+    "'node1'",
+    "NODE1",
+    "none",
+)
 MATCHES = (
     "all",
     "host node1,gate",
@@ -110,7 +121,7 @@ def theirs(file: Path, name: str) -> dict[str, list[str]]:
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         if key in COMPARED:
-            found.setdefault(key, []).append(value)
+            found.setdefault(key, []).append({"true": "yes", "false": "no"}.get(value, value))
     return found
 
 
@@ -121,12 +132,14 @@ def ours(read: SSHConfig, name: str) -> dict[str, list[str]]:
     hop = resolve(host, Inventory(hosts=(host,)), read)
     found = {key: values for key, values in options.items() if key in COMPARED}
     found |= {"hostname": [hop.address], "user": [hop.user], "port": [str(hop.port)]}
+    if "hostkeyalias" in found:
+        found["hostkeyalias"] = [hop.key_name]
     for key in ("userknownhostsfile", "globalknownhostsfile"):
         if key in found:
             found[key] = [found[key][0].replace("\n", " ")]
-    proxies = [key for key in options if key in ("proxyjump", "proxycommand")]
-    for key in proxies[1:] + [key for key in proxies[:1] if options[key][0] == "none"]:
-        found.pop(key)
+    for key in ("proxyjump", "proxycommand"):
+        if found.get(key) == ["none"]:
+            del found[key]
     return found
 
 

@@ -15,7 +15,7 @@ from ddpctl.transport.dial import Dropped, readable
 from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
-from ddpctl.transport.ssh_config import shell_line
+from ddpctl.transport.ssh_config import in_shell
 
 
 class ProxyEnded(Dropped):
@@ -44,7 +44,7 @@ class ProxySocket:
         """As ssh(1) does it: the user's own line, from the user's own file, in the user's shell."""
         try:
             return subprocess.Popen(
-                shell_line(hop.proxy_command or ""),
+                in_shell(f"exec {hop.proxy_command}"),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,

@@ -110,7 +110,7 @@ class _Resolver:
     fallback: tuple[str, ...]  # a jump host that has no key of its own may take the target's
 
     def hop(self, label: str, options: Options, seen: tuple[str, ...]) -> Hop:
-        address = expand_hostname(options, label)
+        address = expand_hostname(options, label).lower()  # as ssh does, and known_hosts has it
         options = {**options, "hostname": [address]}
         command, via = self._proxy(label, options, seen)
         alias = _first(options, "hostkeyalias", "")
@@ -120,7 +120,7 @@ class _Resolver:
             address=address,
             port=port,
             user=_first(options, "user", getpass.getuser()),
-            key_name=alias or address.lower(),
+            key_name=alias.lower() or address,
             key_port=SSH_PORT if alias else port,
             user_known_hosts=_files(options, "userknownhostsfile", USER_KNOWN_HOSTS, self.inventory.known_hosts, label),
             global_known_hosts=_files(options, "globalknownhostsfile", GLOBAL_KNOWN_HOSTS, None, label),
@@ -139,19 +139,14 @@ class _Resolver:
         )
 
     def _proxy(self, label: str, options: Options, seen: tuple[str, ...]) -> tuple[str | None, Hop | None]:
-        """ProxyCommand or ProxyJump: whichever is said first."""
-        for key, values in options.items():
-            if key == "proxycommand":
-                command = values[0].strip()
-                return (None if command.lower() == "none" else expand(command, options, label)), None
-            if key == "proxyjump":
-                return None, self._jump(expand(values[0], options, label).strip(), seen)
-        return None, None
+        """ProxyJump or ProxyCommand; a configuration has kept one of them."""
+        jump, command = _first(options, "proxyjump", "none"), _first(options, "proxycommand", "none").strip()
+        if jump.lower() != "none":
+            return None, self._jump(expand(jump, options, label), seen)
+        return (None if command.lower() == "none" else expand(command, options, label)), None
 
     def _jump(self, value: str, seen: tuple[str, ...]) -> Hop | None:
         """``[user@]host[:port],...``: the last one is the nearest to the target."""
-        if value.lower() == "none":
-            return None
         via: Hop | None = None
         for word in value.split(","):
             found = _JUMP.fullmatch(word.strip().removeprefix("ssh://"))

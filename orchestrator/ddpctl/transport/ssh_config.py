@@ -95,7 +95,7 @@ class SSHConfig:
         asked = Asked(names, getpass.getuser(), {key: [value] for key, value in (given or {}).items()})
         _apply(self._blocks, asked)
         if self._final:
-            asked.options["hostname"], asked.final = [asked.hosts[0].replace("%", "%%")], True
+            asked.options["hostname"], asked.final = [asked.hosts[0].lower().replace("%", "%%")], True
             _apply(self._blocks, asked)
         return asked.options
 
@@ -112,6 +112,13 @@ def _apply(blocks: Iterable[Block], asked: Asked) -> None:
 
 
 def _take(options: Options, key: str, value: str) -> None:
+    """The first value counts; of ProxyJump and ProxyCommand the one that is said first, where it says a way."""
+    if key == "proxyjump":
+        value = value.partition("#")[0].strip()
+        if value.lower() != "none" and "proxycommand" in options:
+            return
+    if key == "proxycommand" and options.get("proxyjump", ["none"])[0].lower() != "none":
+        return
     if key in _MANY:
         values = options.setdefault(key, [])
         if value not in values:
@@ -231,9 +238,9 @@ def _host(patterns: list[str]) -> Condition:
     return lambda asked: wanted.match(asked.hosts if asked.final else asked.names)
 
 
-def shell_line(command: str) -> list[str]:
+def in_shell(line: str) -> list[str]:
     """The user's own command from the user's own file, in the user's shell, as ssh(1) runs it."""
-    return [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"]
+    return [os.environ.get("SHELL") or "/bin/sh", "-c", line]
 
 
 @cache
@@ -245,7 +252,7 @@ def _exec(command: str) -> bool:
     """
     try:
         done = subprocess.run(
-            shell_line(command),
+            in_shell(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -281,9 +288,15 @@ def _of(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
     return criterion
 
 
+def _of_hosts(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
+    """Match takes host names in any case; a Host line does not."""
+    criterion = _of(lambda asked: [name.lower() for name in names(asked)])
+    return lambda value: criterion(value.lower())
+
+
 _CRITERIA: Mapping[str, Callable[[str], Condition]] = {
-    "host": _of(lambda asked: asked.hosts),
-    "originalhost": _of(lambda asked: asked.names),
+    "host": _of_hosts(lambda asked: asked.hosts),
+    "originalhost": _of_hosts(lambda asked: asked.names),
     "user": _of(lambda asked: (asked.first("user", asked.local_user),)),
     "localuser": _of(lambda asked: (asked.local_user,)),
     "exec": lambda value: lambda asked: _exec(expand(value, asked.tokens, asked.names[0])),
