@@ -20,6 +20,7 @@ from ddpctl.errors import (
     ShellBroken,
 )
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fixes import together
 
 MANY = 16  # hosts with the same trouble: more than a person reads one by one
 _NUMBER = re.compile(r"\d+")
@@ -60,11 +61,13 @@ def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View,
 def _for_all(group: Sequence[Finding]) -> Finding:
     """One finding that stands for many hosts."""
     first = group[0]
+    fixes = [finding.fix for finding in group if finding.fix]
+    shared = {finding.nameless(finding.fix) for finding in group if finding.fix}
     return replace(
         first,
         message=f"{len(group)} hosts alike, {first.host}: {first.message}",
         host=None,
-        fix=first.nameless(first.fix) if first.fix else None,
+        fix=shared.pop() if len(shared) == 1 else together(fixes) if fixes else None,
         evidence={**first.evidence, "hosts": [finding.host for finding in group]},
     )
 

@@ -163,7 +163,9 @@ class _Login:
             raise self._refused()
         password = self._ring.passwords.of(self._hop)
         if password is None:
-            raise PasswordNeeded(self._refused())
+            if self._takes("password") or self._begin().prompts is not None:
+                raise PasswordNeeded(self._refused())
+            raise self._refused()
         if not self._password(password):
             self._ring.passwords.wrong(self._hop, password)
             raise PasswordNeeded(self._refused())
@@ -187,16 +189,25 @@ class _Login:
         self.tried.append("the password")
         if self._takes("password"):
             return self._judged(self.auth.password(password), "the password")
-        answer, said = self.auth.interactive(), False
-        while answer.prompts is not None:
-            if not answer.prompts:
-                answer = self.auth.respond()
-                continue
-            # One question that is not to be seen, the first: that is the password. Another one is a second factor.
-            if said or answer.prompts != (False,):
-                raise self._second_factor("the password" if said else "no password alone", "an answer")
-            answer, said = self.auth.respond(password), True
+        answer = self._begin()
+        if answer.prompts is not None:
+            answer = self._quiet(self.auth.respond(password))
+            if answer.prompts is not None:  # never the password again: it is another question
+                raise self._second_factor("the password", "an answer")
         return self._judged(answer, "the password")
+
+    def _begin(self) -> Answer:
+        """keyboard-interactive up to its question. Most servers list it, and many of them then have none."""
+        answer = self._quiet(self.auth.interactive())
+        if answer.prompts not in (None, (False,)):  # a password is one question whose answer is not to be seen
+            raise self._second_factor("no password alone", "an answer")
+        return answer
+
+    def _quiet(self, answer: Answer) -> Answer:
+        """Past what a server only says."""
+        while answer.prompts == ():
+            answer = self.auth.respond()
+        return answer
 
     def _judged(self, answer: Answer, label: str) -> bool:
         if answer.partial:
