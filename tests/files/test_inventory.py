@@ -200,7 +200,7 @@ def test_paths_of_this_machine_count_from_the_file(tmp_path: Path, monkeypatch: 
     )
     inventory = load_inventory(file)
     base = str(tmp_path / "sub")
-    assert (inventory.ssh_config, inventory.known_hosts) == (f"{base}/conf", "/home/me/.ssh/known_hosts")
+    assert (inventory.ssh_config, inventory.known_hosts) == (f"{base}/conf", None)
     assert inventory.host("a").python == str(tmp_path / "venv" / "python")
     assert inventory.host("a").address == "localhost"
     assert inventory.host("a").identity_file == "/home/me/key"

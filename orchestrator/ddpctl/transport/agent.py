@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpctl.errors import AgentSilent
-from ddpctl.transport.limits import AGENT_BYTES, AGENT_LIST_S, AGENT_SIGN_S
+from ddpctl.transport.limits import AGENT_BYTES, AGENT_LIST_S, AGENT_SIGN_S, CLOSE_S
 
 _LIST, _LISTED, _SIGN, _SIGNED = 11, 12, 13, 14
 _FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
@@ -91,11 +91,15 @@ class Agent:
         return answer.string()
 
     def close(self) -> None:
-        """Hang up; who waits for an answer gets none."""
+        """Hang up for good; who waits for an answer gets none."""
+        self._dead = self._dead or f"the connection to the agent at {self.path} is closed"
         sock = self._sock
         if sock is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        if self.turn.acquire(timeout=CLOSE_S):
+            self._drop()
+            self.turn.release()
 
     def _ask(self, request: bytes, patience: float, trouble: str) -> bytes:
         if self._dead:

@@ -65,8 +65,10 @@ class Certificate:
 
     def _signature_fits(self) -> bool:
         try:
-            kind = paramiko.Message(self.signature).get_text()
-            if kind not in _SIGNATURES:
+            fields = _Fields(self.signature)
+            kind = fields.text()
+            fields.string()
+            if kind not in _SIGNATURES or fields.at != len(self.signature):
                 return False
             name = paramiko.Message(self.authority).get_text()
             authority = paramiko.PKey.from_type_string(name, self.authority)
