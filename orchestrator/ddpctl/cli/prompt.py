@@ -17,9 +17,14 @@ from ddpctl.render.progress import quiet
 class TerminalPrompter:
     """Answers the transport's questions; a live display stands back meanwhile."""
 
+    def __init__(self) -> None:
+        self._passphrases: dict[str, str | None] = {}
+
     def passphrase(self, path: str) -> str | None:
-        """The passphrase of a key file; None when the person pressed Ctrl-D."""
-        return _ask(f"passphrase of {path}")
+        """The passphrase of a key file, asked for once a command; None when the person pressed Ctrl-D."""
+        if path not in self._passphrases:
+            self._passphrases[path] = _ask(f"passphrase of {path}")
+        return self._passphrases[path]
 
     def password(self, account: str, same_as: str) -> str | None:
         """The password of an account; None when the person pressed Ctrl-D."""
