@@ -126,16 +126,8 @@ class InventoryFile(Strict):
     """The file as it is written, before ranges are expanded and defaults are merged."""
 
     cluster: Name = Field(default="default", description="Names the cluster in records and output.")
-    ssh_config: PathText | None = Field(
-        default=None,
-        description="OpenSSH client configuration to honour, as `ssh -F` takes it; its commands are run. Default: "
-        "~/.ssh/config, then /etc/ssh/ssh_config.",
-    )
-    known_hosts: PathText | None = Field(
-        default=None,
-        description="Known host keys; unknown and changed keys are refused. Default: ssh_config's UserKnownHostsFile, "
-        "else ~/.ssh/known_hosts.",
-    )
+    ssh_config: PathText | None = Field(default=None, description="As for `ssh -F`; default: the files that ssh reads.")
+    known_hosts: PathText | None = Field(default=None, description="Known host keys; default: the files of ssh_config.")
     defaults: HostKeys = Field(default=HostKeys(), description="Any host key, for every host that does not set it.")
     hosts: Entries = Field(description="The machines: names, ranges, or mappings with a name.")
     environment: Environment = Field(default=Environment(), description="The python packages of the nodes.")

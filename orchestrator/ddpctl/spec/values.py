@@ -153,11 +153,9 @@ def _login(value: Any) -> str:
 def _jump(value: Any) -> str:
     """What ProxyJump takes: ``[user@]host[:port]``, several with commas."""
     text = _word(value)
-    for hop in text.removeprefix("ssh://").split(","):
-        user, _, host = hop.rpartition("@")
-        if user:
-            _login(user)
+    for user, _, host in (hop.rpartition("@") for hop in text.removeprefix("ssh://").split(",")):
         _without(_word(host), _NO_HOST)
+        _login(user or host)
     return text
 
 

@@ -14,13 +14,14 @@ from filelock import FileLock, Timeout
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.transport import known_hosts
+from ddpctl.transport.banners import Say
 from ddpctl.transport.fan import fan_out
 from ddpctl.transport.fleet import open_connector, routes, with_jumps
 from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
 from ddpctl.transport.limits import DIALS
 from ddpctl.transport.prompter import Prompter
 from ddpctl.transport.route import Hop
-from ddpctl.transport.ssh import Connector, Say
+from ddpctl.transport.ssh import Connector
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Inventory

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError, Interrupted, UsageError
 from ddpctl.transport import ssh_config
+from ddpctl.transport.banners import Say
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.fan import fan_out
 from ddpctl.transport.identities import KeyRing
@@ -19,7 +20,7 @@ from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
 from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.prompter import Prompter
 from ddpctl.transport.route import Hop, resolve
-from ddpctl.transport.ssh import Connector, Say, SSHTransport
+from ddpctl.transport.ssh import Connector, SSHTransport
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Inventory

@@ -8,12 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpctl.errors import ConnectError, LinkLost, Unreachable
 from ddpctl.spec.command import Command
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.agent import AgentBusy
+from ddpctl.transport.banners import Banners, Say
 from ddpctl.transport.base import OnFrame, Result
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Names, dial
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 _FAILED_JUMP_S = 5.0  # for so long a jump host that could not be reached is not tried again
 
 
@@ -77,24 +78,6 @@ class _Jump:
         self.failed_at = 0.0
 
 
-class Banners:
-    """What servers show before a login: each text once, without what would steer the terminal."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._shown: set[str] = set()
-        self._lock = threading.Lock()
-
-    def heard(self, hop: Hop, banner: str) -> None:
-        lines = (line.rstrip() for line in banner.expandtabs().splitlines())
-        text = "\n".join("".join(letter for letter in line if letter.isprintable()) for line in lines).strip("\n")
-        with self._lock:
-            if not text or text in self._shown:
-                return
-            self._shown.add(text)
-        self._say("\n".join(f"{hop.label} | {line}" for line in text.split("\n")))
-
-
 class Connector:
     """Makes connections for one fleet."""
 
@@ -118,8 +101,7 @@ class Connector:
         turn: AbstractContextManager[object] = nullcontext()
         while True:
             try:
-                with turn:
-                    return self._attempt(hop, lambda via: self._login(hop, via))
+                return self._attempt(hop, partial(self._login, hop, turn))
             except PasswordNeeded as needed:
                 turn = nullcontext()
                 if not self._ring.passwords.ask(hop):
@@ -154,8 +136,9 @@ class Connector:
             hint="raise MaxStartups in sshd_config there, and check that it is an SSH server and lets this machine in",
         )
 
-    def _login(self, hop: Hop, via: Link | None) -> Link:
-        with self._turn(hop, via) as sock:
+    def _login(self, hop: Hop, agent: AbstractContextManager[object], via: Link | None) -> Link:
+        # The agent's turn is taken once the jump host is there: its login may be what waits for the agent.
+        with agent, self._turn(hop, via) as sock:
             connection = handshake(hop, sock, known_hosts.load(hop.known_hosts))
             link = Link(hop, connection)
             try:

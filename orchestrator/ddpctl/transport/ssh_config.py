@@ -13,6 +13,7 @@ import glob
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from ddpctl.transport.ssh_words import Patterns, expand, keyword, words
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not the first alone
-_WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})
+_WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, kept apart by line ends
 _COMMANDS = frozenset({"proxycommand", "proxyjump", "knownhostscommand", "localcommand", "remotecommand"})
 _MAX_DEPTH = 16
 
@@ -151,10 +152,8 @@ def _included_files(folder: Path) -> ReadInclude:
     def read(pattern: str) -> Iterable[tuple[str, str]]:
         full = str(folder / Path(pattern).expanduser())  # a relative one is beside the file, as in ~/.ssh
         for file in sorted(Path(name) for name in glob.glob(full)):  # noqa: PTH207
-            try:
+            with suppress(OSError):  # a folder, or not for us to read: OpenSSH goes on as well
                 yield str(file), file.read_text("utf-8", "replace")
-            except OSError:  # a folder, or not for us to read: OpenSSH goes on as well
-                continue
 
     return read
 
@@ -206,7 +205,6 @@ class _Parser:
                 for name, content in self._read(pattern):
                     found[-1].items.append(self.blocks(content, name, depth + 1))
         elif arguments:
-            # What takes several values keeps them apart with a character that is in no path.
             found[-1].items.append((key, "\n".join(arguments) if key in _WHOLE_LINE else arguments[0]))
 
     def _match(self, arguments: list[str], where: str) -> Condition:
