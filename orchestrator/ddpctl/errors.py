@@ -10,6 +10,7 @@
     │   ├── HostKeyUnknown         4   known_hosts has no key of this host
     │   ├── HostKeyChanged         4   known_hosts has another key of this host
     │   ├── AuthRefused            4   no key of ours is accepted
+    │   ├── AgentSilent            4   the agent that holds our keys does not answer
     │   ├── ShellBroken            4   login works, but the shell exits or never runs our command
     │   └── LinkLost               4   the connection died while in use
     ├── RemoteError                1   the worker on a node answered with an error
@@ -113,6 +114,10 @@ class HostKeyChanged(ConnectError):
 
 class AuthRefused(ConnectError):
     """The host accepts none of our keys."""
+
+
+class AgentSilent(ConnectError):
+    """The agent that holds our keys does not answer: no fault of the host."""
 
 
 class ShellBroken(ConnectError):

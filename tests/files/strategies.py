@@ -14,6 +14,8 @@ absolute_paths = paths.map(lambda value: "/" + value).filter(lambda value: ".." 
 words = st.from_regex(r"[A-Za-z0-9._:/@%$'\"-][A-Za-z0-9._:/@%$'\"-]{0,15}", fullmatch=True).filter(
     lambda value: not value.startswith("-")
 )
+logins = st.from_regex(r"[A-Za-z_][A-Za-z0-9._$-]{0,15}", fullmatch=True)
+jumps = st.from_regex(r"([a-z]{1,5}@)?[a-z][a-z0-9.-]{0,8}(:[1-9][0-9]{0,3})?", fullmatch=True)
 seconds = st.floats(0.001, 1e6)
 counts = st.just("auto") | st.integers(1, 1024)
 env_names = st.from_regex(r"[A-Z_][A-Z0-9_]{0,10}", fullmatch=True).filter(
@@ -30,8 +32,8 @@ host_keys = {
     "fabric_address": st.none() | st.ip_addresses().map(str),
     "interface": words,
     "port": st.integers(1, 65535),
-    "user": words,
-    "jump": words,
+    "user": logins,
+    "jump": st.lists(jumps, min_size=1, max_size=2).map(",".join),
     "identity_file": absolute_paths,
     "slots": counts,
     "connection": st.sampled_from(["ssh", "local"]),

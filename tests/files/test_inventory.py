@@ -56,6 +56,11 @@ def refused(text: str | bytes) -> InventoryError:
         ("hosts: a\n", "c.yaml:1:8: hosts: must be a list"),
         ("hosts: [[a]]\n", "c.yaml:1:9: hosts[0]: must be a host's name or a mapping with a name"),
         ("hosts: ['@all']\n", "c.yaml:1:9: hosts[0].name: is not a valid host name"),
+        # what ssh_config would put into a command line
+        ("hosts: [{name: a, address: x$(id)}]\n", "c.yaml:1:28: hosts[0].address: must not hold $ ( )"),
+        ("hosts: [{name: a, user: 'x;id'}]\n", "c.yaml:1:25: hosts[0].user: must not hold ;"),
+        ("hosts: [{name: a, jump: 'u@g,x|y'}]\n", "c.yaml:1:25: hosts[0].jump: must not hold |"),
+        ("hosts: [{name: a, jump: '`id`@g'}]\n", "c.yaml:1:25: hosts[0].jump: must not hold `"),
         # values
         (
             JOB + "    launcher: torchrn\n",
@@ -223,7 +228,7 @@ def test_paths_of_this_machine_count_from_the_file(tmp_path: Path, monkeypatch: 
     )
     inventory = load_inventory(file)
     base = str(tmp_path / "sub")
-    assert (inventory.ssh_config, inventory.known_hosts) == (f"{base}/conf", "/home/me/.ssh/known_hosts")
+    assert (inventory.ssh_config, inventory.known_hosts) == (f"{base}/conf", None)
     assert inventory.host("a").python == str(tmp_path / "venv" / "python")
     assert inventory.host("a").address == "localhost"
     assert inventory.host("a").identity_file == "/home/me/key"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ddpctl.errors import AuthRefused, DdpctlError, HostsFailed, InventoryError, NoSuchJob, Unreachable
 from ddpctl.render.errors import error_lines
+from ddpctl.render.groups import grouped
+from ddpctl.spec.finding import Finding, Severity
 
 
 def _refused(host: str) -> Unreachable:
@@ -44,9 +46,9 @@ def test_hosts_that_differ_by_name_and_address_alone_share_a_line() -> None:
         f"node{n}": AuthRefused(f"root@10.0.0.{n} refuses", hint=f"run `ssh-copy-id root@10.0.0.{n}` for node{n}")
         for n in range(3)
     }
-    assert error_lines(HostsFailed("3 hosts failed", errors)) == [
-        "3 hosts failed: node[0-2] (3 hosts): root@<address> refuses; run `ssh-copy-id root@<address>` for the host"
-    ]
+    (line,) = error_lines(HostsFailed("3 hosts failed", errors))
+    commands = ", ".join(f"`ssh-copy-id root@10.0.0.{n}`" for n in range(3))
+    assert line == f"3 hosts failed: node[0-2] (3 hosts): root@<address> refuses; run {commands} for the host"
 
 
 def test_what_is_the_same_for_all_stays_as_it_is() -> None:
@@ -66,3 +68,19 @@ def test_all_faults_of_a_file_are_listed() -> None:
     *table, line = error_lines(error)
     assert line == "a.yaml:2:1: hots: is not a known key; did you mean hosts? (1 more above)"
     assert table == ["  a.yaml:2:1: hots: is not a known key; did you mean hosts?", "  a.yaml:1:1: hosts: is missing"]
+
+
+def test_no_command_is_left_out() -> None:
+    """Four hosts, one of them at another port: each has its command, in the line and among a preflight's fixes."""
+    errors: dict[str, DdpctlError] = {
+        f"n{n}": AuthRefused(f"root@10.0.0.{n}{':2201' * (n == 2)} refuses", hint=f"run `ssh-copy-id {port}10.0.0.{n}`")
+        for n, port in enumerate(("", "", "-p 2201 ", ""))
+    }
+    commands = ", ".join(f"`ssh-copy-id {'-p 2201 ' * (n == 2)}10.0.0.{n}`" for n in range(4))
+    assert error_lines(HostsFailed("4 failed", errors)) == [
+        f"4 failed: n[0-3] (4 hosts): root@<address> refuses; run {commands}"
+    ]
+    findings = [
+        Finding("ssh.auth", Severity.ERROR, "refused", host=host, fix=error.hint) for host, error in errors.items()
+    ]
+    assert grouped(findings)[0].fixes == (f"run {commands}",)

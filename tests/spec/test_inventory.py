@@ -31,7 +31,7 @@ def job(**keys: Any) -> dict[str, Any]:
 
 def test_every_default_is_the_contracts() -> None:
     inventory = made({"hosts": ["node0"], "jobs": {"train": job()}})
-    assert (inventory.ssh_config, inventory.known_hosts) == ("~/.ssh/config", "~/.ssh/known_hosts")
+    assert (inventory.ssh_config, inventory.known_hosts) == (None, None), "ssh's own"
     host = inventory.host("node0")
     assert host.model_dump() == {
         "name": "node0",

@@ -66,7 +66,7 @@ def test_verdicts(lines: str, name: str, port: int, shown: Key, verdict: Verdict
 
 
 def test_notes_name_the_line() -> None:
-    lines = f"h {text(A)}\n@cert-authority * {text(A)}\nshort line\n@odd h {text(A)}\nh ssh-ed25519 !!!\n"
+    lines = f"h {text(A)}\n@cert-authority * {text(A)[:-3]}\nshort line\n@odd h {text(A)}\nh ssh-ed25519 !!!\n"
     known = parse(lines, "/etc/k")
     assert [note.partition(": ")[0] for note in known.notes] == ["/etc/k:2", "/etc/k:3", "/etc/k:4", "/etc/k:5"]
 
@@ -98,9 +98,10 @@ def test_names_hashed_by_openssh(tmp_path: Path) -> None:
 
 
 def test_the_known_type_is_asked_for_first() -> None:
-    known = parse(f"h {text(E)}", "x")
-    assert known.types("h", 22) == ("ecdsa-sha2-nistp256",)
-    assert order(known.types("h", 22))[:2] == ("ecdsa-sha2-nistp256", "ssh-ed25519")
+    assert parse(f"h {text(E)}", "x").algorithms("h", 22)[:2] == ("ecdsa-sha2-nistp256", "ssh-ed25519")
+    signed = parse(f"@cert-authority h {text(A)}", "x").algorithms("h", 22)
+    assert signed[0] == "ssh-ed25519-cert-v01@openssh.com"
+    assert signed[-1] == "rsa-sha2-256"
     assert order(("ssh-rsa",))[:2] == ("rsa-sha2-512", "rsa-sha2-256")
     assert len(order(())) == len(set(order(()))) == 6
 

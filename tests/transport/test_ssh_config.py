@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.transport import ssh_config
+from ddpctl.transport.fleet import routes
 from ddpctl.transport.route import Hop, resolve
 from ddpctl.transport.ssh_config import SSHConfig, load, parse
 
@@ -84,7 +86,7 @@ def inventory(*hosts: Host) -> Inventory:
 
 
 def way(text: str, host: Host, *others: Host) -> Hop:
-    return resolve(host, inventory(host, *others), SSHConfig(parse(text, "t", lambda _pattern: ())))
+    return resolve(host, inventory(host, *others), parse(text, "t", lambda _pattern: ()))
 
 
 def test_the_inventory_wins() -> None:
@@ -103,13 +105,16 @@ def test_a_section_for_the_address_counts_too() -> None:
 def test_defaults() -> None:
     hop = way("", Host(name="a", address="a"))
     assert (hop.address, hop.port, hop.user, hop.via) == ("a", 22, getpass.getuser(), None)
-    assert hop.known_hosts == ("/known", "/etc/ssh/ssh_known_hosts")
+    assert hop.known_hosts == ("/known", "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
 
 def test_user_known_hosts_and_alias() -> None:
-    hop = way("Host *\n UserKnownHostsFile /a /b\n HostKeyAlias Real\n", Host(name="a", address="a"))
-    assert hop.known_hosts == ("/known", "/a", "/b", "/etc/ssh/ssh_known_hosts")
-    assert hop.key_name == "real"
+    text = "Host *\n UserKnownHostsFile /a '/b c'\n GlobalKnownHostsFile none\n HostKeyAlias Real\n Port 2222\n"
+    config, host = parse(text, "t", lambda _pattern: ()), Host(name="a", address="a")
+    hop = resolve(host, Inventory(hosts=(host,)), config)
+    assert hop.known_hosts == ("/a", "/b c"), "they replace the usual ones"
+    assert hop.known_as == "real", "an alias is written down without the port"
+    assert resolve(host, inventory(host), config).known_hosts == ("/known",), "the inventory's replaces them all"
 
 
 def test_a_chain_of_jumps() -> None:
@@ -170,6 +175,64 @@ def test_a_missing_file_is_empty(tmp_path: Path) -> None:
 def test_no_text_breaks_the_reader(words: list[str]) -> None:
     """A configuration is read, or refused as the user's fault."""
     try:
-        SSHConfig(parse(" ".join(words), "t", lambda _pattern: ())).lookup("a")
+        parse(" ".join(words), "t", lambda _pattern: ()).lookup("a")
     except UsageError:
         return
+
+
+def test_a_command_of_match_is_run_once(tmp_path: Path) -> None:
+    """For many hosts, both passes and several lines."""
+    ran = tmp_path / "ran"
+    line = f'Match exec "echo %h >> {ran}"\n  Port 7\n'
+    config = parse(f"{line}Match final all\n  User u\n{line}", "t", lambda _pattern: ())
+    for name in ("a", "b", "a"):
+        assert config.lookup(name)["port"] == ["7"]
+    assert ran.read_text().split() == ["a", "b"]
+
+
+def test_the_machines_own_file_comes_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for ssh: not where the inventory names a file (`ssh -F`). What is not followed is said once."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ssh_config, "SYSTEM_CONFIG", str(tmp_path / "system"))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host a\n  Port 1\n  UserKnownHostsFile ~/mine\n")
+    (tmp_path / "system").write_text("Host *\n  Port 2\n  User s\n  BindAddress 10.0.0.9\nMatch localnetwork 10/8\n")
+    hosts = (Host(name="a", address="a"), Host(name="b", address="b"))
+    said: list[str] = []
+    hops = routes(Inventory(hosts=hosts), ("a", "b"), said.append)
+    assert [(hop.port, hop.user) for hop in hops.values()] == [(1, "s"), (2, "s")]
+    assert hops["a"].user_known_hosts == (f"{tmp_path}/mine",)
+    assert hops["b"].user_known_hosts == (f"{tmp_path}/.ssh/known_hosts", f"{tmp_path}/.ssh/known_hosts2")
+    assert len(said) == 1
+    assert "does not follow: BindAddress, Match localnetwork;" in said[0]
+    named = Inventory(hosts=hosts, ssh_config=str(tmp_path / ".ssh" / "config"))
+    assert routes(named, ("b",))["b"].port == 22
+
+
+@pytest.mark.parametrize(
+    ("value", "agent"),
+    [
+        ("none", None),
+        ("SSH_AUTH_SOCK", "/env"),
+        ("$OTHER", "/other"),
+        ("~/a", "/home/me/a"),
+        ("${OTHER}/%r", "/other/u"),
+    ],
+)
+def test_which_agent(value: str, agent: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("HOME", "/home/me"), ("SSH_AUTH_SOCK", "/env"), ("OTHER", "/other")):
+        monkeypatch.setenv(name, text)
+    host = Host(name="a", address="a", user="u")
+    assert way(f"IdentityAgent {value}\n", host).agent == agent
+    assert way("", host).agent == "/env"
+
+
+def test_which_methods() -> None:
+    host = Host(name="a", address="a")
+    assert way("PasswordAuthentication no\n", host).methods == ("publickey", "keyboard-interactive")
+    assert way("PreferredAuthentications password,publickey\n", host).methods == ("publickey", "password")
+
+
+def test_a_variable_that_is_not_set() -> None:
+    with pytest.raises(UsageError, match="NO_SUCH_VARIABLE"):
+        way("IdentityFile ${NO_SUCH_VARIABLE}/k\n", Host(name="a", address="a"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.errors import (
+    AgentSilent,
     AuthRefused,
     ConnectError,
     DdpctlError,
@@ -19,6 +20,7 @@ from ddpctl.errors import (
     ShellBroken,
 )
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fixes import together
 
 MANY = 16  # hosts with the same trouble: more than a person reads one by one
 _NUMBER = re.compile(r"\d+")
@@ -59,11 +61,13 @@ def judge_errors(check: str, belongs: Callable[[DdpctlError], bool], view: View,
 def _for_all(group: Sequence[Finding]) -> Finding:
     """One finding that stands for many hosts."""
     first = group[0]
+    fixes = [finding.fix for finding in group if finding.fix]
+    shared = {finding.nameless(finding.fix) for finding in group if finding.fix}
     return replace(
         first,
         message=f"{len(group)} hosts alike, {first.host}: {first.message}",
         host=None,
-        fix=first.nameless(first.fix) if first.fix else None,
+        fix=shared.pop() if len(shared) == 1 else together(fixes) if fixes else None,
         evidence={**first.evidence, "hosts": [finding.host for finding in group]},
     )
 
@@ -83,7 +87,7 @@ def _is(*kinds: type[DdpctlError]) -> Callable[[DdpctlError], bool]:
 
 
 def _other_connection(error: DdpctlError) -> bool:
-    named = (NameUnknown, HostKeyUnknown, HostKeyChanged, AuthRefused, ShellBroken)
+    named = (NameUnknown, HostKeyUnknown, HostKeyChanged, AuthRefused, AgentSilent, ShellBroken)
     return isinstance(error, ConnectError) and not isinstance(error, named)
 
 
@@ -127,19 +131,19 @@ HOST_KEY = _check(
         "in between. ddpctl never adds or replaces a key by itself.",
         symptom="Host key verification failed. / REMOTE HOST IDENTIFICATION HAS CHANGED!",
         fix="Unknown: `ddpctl trust` shows the SHA-256 of each key and adds it once you have compared it. Changed: "
-        "find out why; only then `ssh-keygen -R HOST` and `ddpctl trust`.",
+        "find out why; only then `ssh-keygen -f FILE -R HOST` and `ddpctl trust`.",
     ),
 )
 
 AUTH = _check(
     "ssh.auth",
     "our key is accepted",
-    _is(AuthRefused),
+    _is(AuthRefused, AgentSilent),
     Doc(
-        cause="No key of ours is in the account's authorized_keys, the user is another one, or the key's file is "
-        "readable by others.",
+        cause="No key of ours is in the account's authorized_keys, the user is another one, a certificate has expired, "
+        "or the agent that holds the key does not answer.",
         symptom="Permission denied (publickey,password).",
-        fix="`ssh-copy-id USER@HOST`, or name the right `user:` and `identity_file:` in the inventory.",
+        fix="`ssh-copy-id -p PORT USER@HOST`, or name the right `user:` and `identity_file:` in the inventory.",
     ),
 )
 

@@ -2,35 +2,64 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import getpass
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import termios
+from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from ddpctl.spec.ranges import fold
+from ddpctl.render.progress import quiet
 
 TERMINAL = "/dev/tty"
 
 
 class TerminalPrompter:
-    """Answers the transport's questions; it asks each once, before the fan-out."""
+    """Answers the transport's questions; a live display stands back meanwhile."""
+
+    def __init__(self) -> None:
+        self._passphrases: dict[str, str | None] = {}
 
     def passphrase(self, path: str) -> str | None:
-        """The passphrase of a key file; None when the person pressed Ctrl-D."""
-        return _secret(f"passphrase of {path}")
+        """The passphrase of a key file, asked for once a command; None when the person pressed Ctrl-D."""
+        if path not in self._passphrases:
+            self._passphrases[path] = _secret(f"passphrase of {path}")
+        return self._passphrases[path]
 
-    def password(self, user: str, hosts: Sequence[str]) -> str | None:
+    def password(self, account: str, same_as: str) -> str | None:
         """The password of an account; None when the person pressed Ctrl-D."""
-        return _secret(f"password of {user} on {fold(hosts)}")
+        return _secret(f"password of {account}" + (f" (Enter: the one of {same_as})" if same_as else ""))
 
 
 def _secret(question: str) -> str | None:
+    with quiet(), _echo_comes_back():
+        try:
+            return getpass.getpass(f"{question}: ")
+        except EOFError:
+            return None
+
+
+@contextlib.contextmanager
+def _echo_comes_back() -> Iterator[None]:
+    """Ctrl-C goes to the main thread, and the program may end while this one waits for an answer with the echo off."""
     try:
-        return getpass.getpass(f"{question}: ")
-    except EOFError:
-        return None
+        terminal = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # none: getpass asks on stdin
+        yield
+        return
+    before = termios.tcgetattr(terminal)
+
+    def restore() -> None:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+    atexit.register(restore)
+    try:
+        yield
+    finally:
+        atexit.unregister(restore)
+        os.close(terminal)
 
 
 def can_ask() -> bool:

@@ -18,6 +18,7 @@ from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console, stdout_console
+from ddpctl.render.progress import quiet
 from ddpctl.spec.inventory import Inventory
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
@@ -64,11 +65,16 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
 @contextlib.contextmanager
 def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[Fleet]:
     """Connections to the inventory's hosts, closed at the end."""
-    fleet = open_fleet(inventory, hosts, prompter=TerminalPrompter() if can_ask() else None)
+    fleet = open_fleet(inventory, hosts, prompter=prompter(), say=warn)
     try:
         yield fleet
     finally:
         fleet.close()
+
+
+def prompter() -> TerminalPrompter | None:
+    """Who can be asked for a passphrase or a password."""
+    return TerminalPrompter() if can_ask() else None
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -94,8 +100,9 @@ def write_page(path: Path, page: str) -> None:
 
 
 def warn(message: str) -> None:
-    """A line on stderr."""
-    stderr_console().print(message, style="yellow")
+    """A line on stderr; from any thread."""
+    with quiet():
+        stderr_console().print(message, style="yellow")
 
 
 def me() -> str:

@@ -21,17 +21,17 @@ def trust(
 ) -> int:
     """Show unknown host keys (SHA-256) and, confirmed, add them to known_hosts. A changed key is never replaced."""
     where = session.load(inventory, option)
-    reports = survey(where)
+    person = session.prompter()
+    reports = survey(where, prompter=person, say=session.warn)
     session.print_view(_table(reports))
     while True:
         unknown = [report for report in reports if report.state == "unknown"]
         if not unknown or not _confirmed(len(unknown), yes):
             break
-        lines = add(unknown, where.known_hosts)
-        typer.echo(f"added {len(lines)} keys to {where.known_hosts}")
+        _write_down(unknown)
         # What lies behind a jump host shows its key only once that host is trusted.
         seen = {(report.host, report.address, report.port) for report in unknown}
-        reports = survey(where)
+        reports = survey(where, prompter=person)
         if {(report.host, report.address, report.port) for report in reports if report.state == "unknown"} <= seen:
             break
         session.print_view(_table(reports))
@@ -66,12 +66,32 @@ def _confirmed(count: int, yes: bool) -> bool:
     return confirm(f"add {count} keys?")
 
 
+def _write_down(unknown: list[KeyReport]) -> None:
+    """Each key into the file that ssh would take for its host.
+
+    Raises:
+        UsageError: a host has no such file, or it cannot be written.
+    """
+    by_file: dict[str, list[KeyReport]] = {}
+    for report in unknown:
+        by_file.setdefault(report.file, []).append(report)
+    if without := by_file.get(""):
+        raise UsageError(
+            f"ssh_config names no UserKnownHostsFile in which the key of {without[0].host} could be kept",
+            hint="name a file with the inventory's `known_hosts:` key",
+        )
+    for file, reports in by_file.items():
+        typer.echo(f"added {len(add(reports, file))} keys to {file}")
+
+
 def _raise_for(reports: list[KeyReport]) -> None:
-    changed = [report.host for report in reports if report.state == "changed"]
+    changed = [report for report in reports if report.state == "changed"]
     if changed:
+        commands = dict.fromkeys(command for report in changed for command in report.forget)
         raise HostKeyChanged(
-            f"the key of {', '.join(changed)} is not the one in known_hosts; it was left as it is",
-            hint="find out why; if the machine was made anew: ssh-keygen -R HOST, then ddpctl trust",
+            f"the key of {', '.join(report.host for report in changed)} is not the one in known_hosts; "
+            "it was left as it is",
+            hint=f"find out why; if the machine was made anew: {'; '.join(commands)}; then ddpctl trust",
         )
     left = [report.host for report in reports if report.state == "unknown"]
     if left:

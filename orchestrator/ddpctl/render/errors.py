@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from ddpctl.errors import DdpctlError, HostsFailed, InventoryError
+from ddpctl.spec.fixes import blank, outside, together
 from ddpctl.spec.ranges import fold
 
-_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\]")
+_ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{1,5}\b)?")
 
 
 def error_lines(error: DdpctlError) -> list[str]:
@@ -19,15 +21,28 @@ def error_lines(error: DdpctlError) -> list[str]:
         return [str(error)]
     groups: dict[str, list[str]] = {}
     for host, one in error.errors.items():
-        groups.setdefault(_ADDRESS.sub("<address>", _text(one).replace(host, "the host")), []).append(host)
+        groups.setdefault(blank(_nameless(_text(one), host)), []).append(host)
     lines: list[str] = []
-    for text, hosts in groups.items():
+    for hosts in groups.values():
         own = [_text(error.errors[host]) for host in hosts]
-        named = own[0] if len(hosts) == 1 or len(set(own)) == 1 else text
+        named = own[0] if len(set(own)) == 1 else _shared([error.errors[host] for host in hosts], hosts)
         lines.append(f"{fold(hosts)}: {named}" if len(hosts) == 1 else f"{fold(hosts)} ({len(hosts)} hosts): {named}")
     if len(lines) < 2:
         return [": ".join([error.message, *lines])]
     return [*(f"  {line}" for line in lines), f"{error.message}: {lines[0]} ({len(lines) - 1} more above)"]
+
+
+def _shared(errors: list[DdpctlError], hosts: list[str]) -> str:
+    """What they have in common, and the next step of each of them."""
+    message = _nameless(" ".join(errors[0].message.split()), hosts[0])
+    steps = [" ".join((error.hint or "").split()) for error in errors]
+    both = zip(steps, hosts, strict=True)
+    step = together([outside(step, partial(_nameless, host=host)) for step, host in both])
+    return f"{message}; {step}" if step else message
+
+
+def _nameless(text: str, host: str) -> str:
+    return _ADDRESS.sub("<address>", text.replace(host, "the host"))
 
 
 def _text(error: DdpctlError) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fixes import together
 from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.ranges import fold
 
@@ -52,12 +53,15 @@ class Group:
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """What to copy: one a finding where they are few, otherwise one with HOST in the host's place."""
+        """What to copy: one a finding where they are few, else one with HOST in the host's place, else all in one."""
         each = tuple(dict.fromkeys(one_line(f.fix) for f in self.findings if f.fix))
         if len(each) <= EACH_FIX:
             return each
-        shared = dict.fromkeys(f.nameless(one_line(f.fix)) for f in self.findings if f.fix)
-        return tuple(shared)[:EACH_FIX]
+        shared = tuple(dict.fromkeys(f.nameless(one_line(f.fix)) for f in self.findings if f.fix))
+        if len(shared) == 1:
+            return shared
+        joined = together(each)
+        return (joined,) if joined is not None else shared
 
 
 @dataclass(frozen=True)

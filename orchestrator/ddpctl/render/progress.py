@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -14,6 +16,49 @@ from ddpctl.spec.event import Event, Line, NodeState, Note, StageEnded, StageSta
 from ddpctl.spec.event import Progress as Step
 
 MOST_BARS = 16
+
+
+class _Screen:
+    """There is one terminal: displays on it make room for a question or a line from any thread.
+
+    Nothing waits for a person here: the lock is held for moments only.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drawn: list[Progress] = []
+        self._pauses = 0
+
+    def show(self, progress: Progress, on: bool) -> None:
+        with self._lock:
+            self._drawn = [each for each in self._drawn if each is not progress] + ([progress] if on else [])
+            if not on:
+                progress.stop()
+            elif not self._pauses:
+                progress.start()
+
+    def pause(self, on: bool) -> None:
+        with self._lock:
+            self._pauses += 1 if on else -1
+            for progress in self._drawn:
+                if self._pauses:
+                    progress.stop()
+                else:
+                    progress.start()
+
+
+_SCREEN = _Screen()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is drawn meanwhile."""
+    _SCREEN.pause(True)
+    try:
+        yield
+    finally:
+        _SCREEN.pause(False)
+
 
 _TITLES = {
     "preflight": "preflight",
@@ -61,7 +106,7 @@ class ProgressView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:  # where nothing was ever drawn rich would end with an empty line
-            self._progress.stop()
+            _SCREEN.show(self._progress, False)
 
     def tell(self, event: Event) -> None:
         """Draw one event."""
@@ -86,7 +131,7 @@ class ProgressView:
         if not self._live:
             return
         if not self._tasks:
-            self._progress.start()
+            _SCREEN.show(self._progress, True)
         title = _TITLES.get(event.stage, event.stage)
         self._tasks[event.stage] = self._progress.add_task(title, total=event.total, note="")
         if event.unit == "bytes":
@@ -118,7 +163,7 @@ class ProgressView:
                 self._progress.remove_task(self._per_host.pop(key))
             self._bytes.discard(event.stage)
             if not self._tasks:
-                self._progress.stop()
+                _SCREEN.show(self._progress, False)
         seconds = time.monotonic() - self._begun.pop(event.stage, time.monotonic())
         mark, style = ("ok", "green") if event.ok else ("failed", "bold red")
         title = _TITLES.get(event.stage, event.stage)

@@ -15,7 +15,9 @@ from ddpctl.spec.values import (
     Env,
     Fault,
     Filled,
+    Jump,
     Labels,
+    Login,
     Name,
     PathText,
     Port,
@@ -43,11 +45,11 @@ class HostKeys(Strict):
         default=None, description="NCCL_/GLOO_SOCKET_IFNAME; default: the interface that owns fabric_address."
     )
     port: Port | None = Field(default=None, description="SSH port; default: from ssh_config, else 22.")
-    user: Word | None = Field(default=None, description="Login name; default: from ssh_config, else yours.")
+    user: Login | None = Field(default=None, description="Login name; default: from ssh_config, else yours.")
     identity_file: PathText | None = Field(
         default=None, description="Private key; default: ssh_config's, or the agent's."
     )
-    jump: Word | None = Field(default=None, description="Jump host, as ProxyJump takes it.")
+    jump: Jump | None = Field(default=None, description="Jump host, as ProxyJump takes it.")
     slots: AutoCount | None = Field(
         default=None, description="Processes this node runs; auto (the default): its GPUs, or 1 without one."
     )
@@ -78,9 +80,9 @@ class Host(Strict):
     fabric_address: Address | None = None
     interface: Word | None = None
     port: Port | None = None
-    user: Word | None = None
+    user: Login | None = None
     identity_file: PathText | None = None
-    jump: Word | None = None
+    jump: Jump | None = None
     slots: AutoCount = "auto"
     connection: Connection = "ssh"
     python: PathText = DEFAULT_PYTHON

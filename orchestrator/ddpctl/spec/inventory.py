@@ -146,10 +146,8 @@ class InventoryFile(Strict):
     """The file as it is written, before ranges are expanded and defaults are merged."""
 
     cluster: Name = Field(default="default", description="Names the cluster in records and output.")
-    ssh_config: PathText = Field(default="~/.ssh/config", description="OpenSSH client configuration to honour.")
-    known_hosts: PathText = Field(
-        default="~/.ssh/known_hosts", description="Known host keys; unknown and changed keys are refused."
-    )
+    ssh_config: PathText | None = Field(default=None, description="As for `ssh -F`; default: the files that ssh reads.")
+    known_hosts: PathText | None = Field(default=None, description="Known host keys; default: the files of ssh_config.")
     defaults: HostKeys = Field(default=HostKeys(), description="Any host key, for every host that does not set it.")
     hosts: Entries = Field(description="The machines: names, ranges, or mappings with a name.")
     environment: Environment = Field(default=Environment(), description="The python packages of the nodes.")
@@ -160,8 +158,8 @@ class Inventory(Strict):
     """Everything a command needs to know. ``file`` is where it came from, for messages and records."""
 
     cluster: Name = "default"
-    ssh_config: str = "~/.ssh/config"
-    known_hosts: str = "~/.ssh/known_hosts"
+    ssh_config: str | None = None  # None: ~/.ssh/config, then the machine's
+    known_hosts: str | None = None  # None: those of ssh_config, else ~/.ssh/known_hosts
     hosts: tuple[Host, ...]
     environment: Environment = Environment()
     jobs: Mapping[str, JobSpec] = {}

@@ -126,6 +126,9 @@ def _word(value: Any) -> str:
     return text
 
 
+# What no shell may see: ssh_config puts these values into ProxyCommand and Match exec for %h and %r. As in OpenSSH.
+_NO_HOST = frozenset("'`\"$\\;&<>|(){}")
+_NO_LOGIN = frozenset("'`\";&<>|(){}")
 _WITH_PORT = re.compile(r"[^:\[\]]+:\d+|\[[^\]]*\]:\d+")
 
 
@@ -136,6 +139,29 @@ def _address(value: Any) -> str:
         raise bad("must be a name or an IP address alone", "the login name goes to user:")
     if _WITH_PORT.fullmatch(text):
         raise bad("must be a name or an IP address alone", "the port goes to port:")
+    return _without(text, _NO_HOST)
+
+
+def _login(value: Any) -> str:
+    """A login name."""
+    text = _without(_word(value), _NO_LOGIN)
+    if text.endswith("\\"):
+        raise bad("must not end with a backslash")
+    return text
+
+
+def _jump(value: Any) -> str:
+    """What ProxyJump takes: ``[user@]host[:port]``, several with commas."""
+    text = _word(value)
+    for user, _, host in (hop.rpartition("@") for hop in text.removeprefix("ssh://").split(",")):
+        _without(_word(host), _NO_HOST)
+        _login(user or host)
+    return text
+
+
+def _without(text: str, letters: frozenset[str]) -> str:
+    if found := sorted(letters.intersection(text)):
+        raise bad(f"must not hold {' '.join(found)}")
     return text
 
 
@@ -235,6 +261,8 @@ LiteralText = Annotated[str, BeforeValidator(_literal_text), WithJsonSchema(_LIT
 Name = Annotated[str, BeforeValidator(_name), WithJsonSchema(_NAME_SCHEMA)]
 Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
 Address = Annotated[str, BeforeValidator(_address), WithJsonSchema({"type": "string", "pattern": r"^[^\s@-][^\s@]*$"})]
+Login = Annotated[str, BeforeValidator(_login), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
+Jump = Annotated[str, BeforeValidator(_jump), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
 PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "pattern": r"^[^-]"})]
 EnvName = Annotated[str, BeforeValidator(_env_name), WithJsonSchema({"pattern": f"^{ENV_NAME_PATTERN}$"})]
 Seconds = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "number", "minimum": 0})]

@@ -14,11 +14,12 @@ from filelock import FileLock, Timeout
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.transport import known_hosts
+from ddpctl.transport.banners import Say
 from ddpctl.transport.fan import fan_out
 from ddpctl.transport.fleet import open_connector, routes, with_jumps
-from ddpctl.transport.identities import Prompter
-from ddpctl.transport.known_hosts import Key, Verdict, entry_name, line_for
+from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
 from ddpctl.transport.limits import DIALS
+from ddpctl.transport.prompter import Prompter
 from ddpctl.transport.route import Hop
 from ddpctl.transport.ssh import Connector
 
@@ -44,6 +45,17 @@ class KeyReport:
     name: str = ""  # what known_hosts calls the server
     blob: bytes = b""
     known: tuple[str, ...] = ()  # where another key of it is written down: file:line
+    alias: bool = False  # its name is a HostKeyAlias: written down without the port
+    file: str = ""  # where its key is to be written down
+
+    @property
+    def forget(self) -> tuple[str, ...]:
+        """The commands that take the other keys out."""
+        return known_hosts.forget(entry_name(self.name, self.key_port), self.known)
+
+    @property
+    def key_port(self) -> int:
+        return SSH_PORT if self.alias else self.port
 
 
 def survey(
@@ -51,6 +63,7 @@ def survey(
     hosts: Iterable[str] | None = None,
     *,
     prompter: Prompter | None = None,
+    say: Say = lambda _text: None,
     tell: Tell = lambda _event: None,
 ) -> list[KeyReport]:
     """Ask every host and every jump host for its key, by a key exchange without a login.
@@ -61,10 +74,10 @@ def survey(
     Raises:
         UsageError: a host that is not there, an unreadable ssh_config, jump hosts in a circle.
     """
-    hops = routes(inventory, [name for name in hosts or inventory.names if not inventory.host(name).local])
+    hops = routes(inventory, [name for name in hosts or inventory.names if not inventory.host(name).local], say)
     servers = {each.label: each for hop in hops.values() for each in reversed(with_jumps(hop))}
     tell(StageStarted(STAGE, len(servers)))
-    connector = open_connector(list(hops.values()), prompter)
+    connector = open_connector(list(hops.values()), prompter, say)
     done = 0
 
     def progress(host: str, _outcome: object) -> None:
@@ -91,18 +104,18 @@ def _report(hop: Hop, key: Key | None, error: DdpctlError | None) -> KeyReport:
     if key is None:
         problem = error or Unreachable("shows no key", host=hop.label)
         return KeyReport(hop.label, hop.address, hop.port, "", "", UNREACHABLE, problem, hop.key_name)
-    verdict, entries = known_hosts.load(hop.known_hosts).judge(hop.key_name, hop.port, key)
+    verdict, entries = known_hosts.load(hop.known_hosts).judge(hop.key_name, hop.key_port, key)
     state = {Verdict.KNOWN: KNOWN, Verdict.UNKNOWN: UNKNOWN}.get(verdict, CHANGED)
     places = () if state == KNOWN else tuple(entry.place for entry in entries)
-    return KeyReport(
-        hop.label, hop.address, hop.port, key.type, key.sha256, state, None, hop.key_name, key.blob, places
-    )
+    file = next((file for file in hop.user_known_hosts if file != os.devnull), "")
+    server = (hop.label, hop.address, hop.port, key.type, key.sha256, state, None, hop.key_name, key.blob, places)
+    return KeyReport(*server, alias=hop.key_port != hop.port, file=file)
 
 
 def new_lines(reports: Sequence[KeyReport]) -> list[str]:
     """The lines for the unknown keys, each once. A changed key is never among them."""
     lines = [
-        line_for(report.name, report.port, Key(report.key_type, report.blob))
+        line_for(report.name, report.key_port, Key(report.key_type, report.blob))
         for report in reports
         if report.state == UNKNOWN
     ]
@@ -138,7 +151,7 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
 def _still_unknown(there: known_hosts.KnownHosts, report: KeyReport) -> bool:
     if report.state != UNKNOWN:
         return False
-    verdict, _ = there.judge(report.name, report.port, Key(report.key_type, report.blob))
+    verdict, _ = there.judge(report.name, report.key_port, Key(report.key_type, report.blob))
     return verdict is Verdict.UNKNOWN
 
 
@@ -160,7 +173,7 @@ def _append(path: Path, text: str) -> None:
 
 def describe(report: KeyReport) -> str:
     """One line for a person."""
-    server = entry_name(report.name or report.address, report.port)
+    server = entry_name(report.name or report.address, report.key_port)
     if report.state == UNREACHABLE:
         return str(report.error)
     changed = f"; another key is known ({', '.join(report.known)})" if report.state == CHANGED else ""

@@ -18,6 +18,7 @@ class Connection(paramiko.Transport):
     """
 
     _active_check_timeout = 1.0
+    preferred_keys: tuple[str, ...] = ()  # host key algorithms; paramiko would put certificates last, and always
 
     def __init__(self, sock: Any) -> None:
         self._refusals: dict[int, paramiko.ChannelException] = {}

@@ -141,9 +141,7 @@ def tune(sock: socket.socket) -> None:
 
 def await_first_byte(sock: socket.socket, hop: Hop) -> None:
     """The server speaks first in SSH: wait for it without taking a byte."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    if not poll.poll(FIRST_BYTE_S * 1000):
+    if not readable(sock, FIRST_BYTE_S):
         raise silent(hop)
     try:
         first = sock.recv(256, socket.MSG_PEEK)
@@ -151,6 +149,13 @@ def await_first_byte(sock: socket.socket, hop: Hop) -> None:
         raise Dropped from None
     if not first.startswith(b"SSH-"):
         _not_a_version(sock, first)
+
+
+def readable(sock: socket.socket, timeout: float) -> bool:
+    """Whether something comes, or the end."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
 
 
 def _not_a_version(sock: socket.socket, first: bytes) -> None:

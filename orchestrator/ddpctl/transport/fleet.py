@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError, Interrupted, UsageError
 from ddpctl.transport import ssh_config
+from ddpctl.transport.banners import Say
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.fan import fan_out
-from ddpctl.transport.identities import KeyRing, Prompter
+from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
 from ddpctl.transport.local import LocalTransport
+from ddpctl.transport.prompter import Prompter
 from ddpctl.transport.route import Hop, resolve
 from ddpctl.transport.ssh import Connector, SSHTransport
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ddpctl.spec.inventory import Inventory
 
 T = TypeVar("T")
+_FILES_PROXIED = 4  # of a host behind a ProxyCommand: two while it starts, two that stay
 _SPARE_FILES = 64  # descriptors besides the connections
 
 
@@ -113,18 +116,24 @@ class SSHFleet:
             closer.join(max(0.0, until - time.monotonic()))
 
 
-def open_fleet(inventory: Inventory, hosts: Iterable[str] | None = None, prompter: Prompter | None = None) -> SSHFleet:
+def open_fleet(
+    inventory: Inventory,
+    hosts: Iterable[str] | None = None,
+    prompter: Prompter | None = None,
+    say: Say = lambda _text: None,
+) -> SSHFleet:
     """The fleet of an inventory, or of the named hosts of it. Nothing is connected yet.
 
-    Passphrases and passwords are asked for here (``prompter``), never later.
+    ``prompter`` is asked for passphrases here, for a password when a server wants one. ``say`` gets warnings and the
+    banners of servers, on any thread.
 
     Raises:
         UsageError: a host that is not there, an unreadable ssh_config, jump hosts in a circle.
     """
     names = inventory.names if hosts is None else tuple(dict.fromkeys(hosts))
     chosen = [inventory.host(name) for name in names]
-    hops = routes(inventory, [host.name for host in chosen if not host.local])
-    connector = open_connector(hops.values(), prompter)
+    hops = routes(inventory, [host.name for host in chosen if not host.local], say)
+    connector = open_connector(hops.values(), prompter, say)
     transports: dict[str, Preparable] = {
         host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
         for host in chosen
@@ -132,18 +141,27 @@ def open_fleet(inventory: Inventory, hosts: Iterable[str] | None = None, prompte
     return SSHFleet(transports, connector.close)
 
 
-def open_connector(hops: Collection[Hop], prompter: Prompter | None = None) -> Connector:
+def open_connector(hops: Collection[Hop], prompter: Prompter | None = None, say: Say = lambda _text: None) -> Connector:
     """What makes the connections to ``hops``: its keys are loaded and unlocked, nothing is connected yet."""
-    ring = KeyRing(prompter, use_agent=bool(hops))
+    ring = KeyRing(prompter)
     ring.unlock(each for hop in hops for each in with_jumps(hop))
-    _allow_files(len(hops))
-    return Connector(ring)
+    _allow_files(sum(_FILES_PROXIED if hop.proxy_command else 1 for hop in hops))
+    return Connector(ring, say)
 
 
-def routes(inventory: Inventory, names: Iterable[str]) -> dict[str, Hop]:
-    """The way to each host; ssh_config is read once for all."""
-    config = ssh_config.load(inventory.ssh_config)
-    return {name: resolve(inventory.host(name), inventory, config) for name in names}
+def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text: None) -> dict[str, Hop]:
+    """The way to each host; ssh_config is read once for all, and warned about once."""
+    if not names:
+        return {}
+    if inventory.ssh_config is None:
+        config = ssh_config.load("~/.ssh/config", system=ssh_config.SYSTEM_CONFIG)
+    else:
+        config = ssh_config.load(inventory.ssh_config)
+    hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
+    ignored = [key for hop in hops.values() for each in with_jumps(hop) for key in each.ignored]
+    if left := list(dict.fromkeys((*ignored, *config.unknown))):
+        say(f"ssh_config sets what ddpctl does not follow: {', '.join(left)}; docs/ssh.md says what it does")
+    return hops
 
 
 def with_jumps(hop: Hop) -> list[Hop]:
@@ -155,7 +173,7 @@ def with_jumps(hop: Hop) -> list[Hop]:
 
 
 def _allow_files(connections: int) -> None:
-    """Room for a descriptor a connection: the usual soft limit is 1024."""
+    """Room for the descriptors of the connections: the usual soft limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,136 +1,174 @@
-"""Who we are to the hosts: the agent's keys and key files, loaded once for a whole fleet, and what was asked for."""
+"""Who we are to the hosts: keys and certificates of agents and files, loaded once for a whole fleet."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import paramiko
 
-from ddpctl.transport.route import DEFAULT_KEYS, Hop
+from ddpctl.errors import AgentSilent
+from ddpctl.transport import certificates
+from ddpctl.transport.agent import Agent, AgentKey
+from ddpctl.transport.passwords import Passwords
+from ddpctl.transport.prompter import Prompter
+from ddpctl.transport.route import Hop
+
+DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
-class Prompter(Protocol):
-    """Asks the person at the terminal, before any connection; None means: no answer, go on without."""
+class Signer(Protocol):
+    """A private key, here or in an agent."""
 
-    def passphrase(self, path: str) -> str | None:
-        """The passphrase of a key file."""
-        ...
-
-    def password(self, user: str, hosts: Sequence[str]) -> str | None:
-        """The password of an account, the same one on all of ``hosts``."""
-        ...
+    def sign_ssh_data(self, data: bytes, algorithm: str) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A key we can sign with; ``label`` is what messages call it."""
+    """Something we can log in with: what the server sees, and who signs for it. ``label`` is for messages."""
 
     label: str
-    key: paramiko.PKey = field(repr=False)
+    signer: Signer = field(repr=False)
+    blob: bytes = field(repr=False)  # a public key, or a certificate of one
 
-
-class SharedAgentKey(paramiko.AgentKey):
-    """A key in the agent. Its one connection is shared by all logins: a question and its answer must stay together."""
-
-    _asking = threading.Lock()
-
-    def sign_ssh_data(self, data: Any, algorithm: str | None = None) -> Any:
-        with self._asking:
-            return super().sign_ssh_data(data, algorithm)
+    @property
+    def type(self) -> str:
+        return certificates.wire_type(self.blob)
 
 
 class KeyRing:
-    """All keys of one fleet. ``unlock`` is called once, on the main thread, before the fan-out."""
+    """All identities of one fleet. ``unlock`` is called once, on the main thread, before the fan-out."""
 
-    def __init__(self, prompter: Prompter | None = None, *, use_agent: bool = True) -> None:
+    def __init__(self, prompter: Prompter | None = None) -> None:
         self._prompter = prompter
+        self.passwords = Passwords(prompter)
+        self._agents: dict[str, Agent] = {}
+        self._held: dict[str, dict[bytes, Identity]] = {}  # by the agent's socket
         self._files: dict[str, Identity | None] = {}
-        self._passwords: dict[str, str] = {}
-        self._agent: paramiko.Agent | None = None
-        self._agent_keys: dict[bytes, Identity] = {}
-        self.notes: dict[str, str] = {}  # path -> why its key cannot be used
-        if use_agent:
-            self._ask_agent()
-
-    def _ask_agent(self) -> None:
-        try:
-            self._agent = paramiko.Agent()
-        except (paramiko.SSHException, OSError) as error:
-            self.notes["agent"] = f"the agent does not answer ({error})"
-            return
-        for key in self._agent.get_keys():
-            label = f"{key.comment or key.get_name()} (agent)"
-            shared = SharedAgentKey(self._agent, key.blob, key.comment)
-            self._agent_keys[key.asbytes()] = Identity(label, shared)
+        self._certificates: dict[str, bytes | None] = {}
+        self._notes: dict[str, str] = {}  # path -> why its key cannot be used
+        self._silent: dict[str, AgentSilent] = {}
 
     def unlock(self, hops: Iterable[Hop]) -> None:
-        """Load every file the hops name; ask for each passphrase once, and for a password where there is no key."""
-        keyless: dict[str, list[str]] = {}
+        """Load every key the hops name; ask for each passphrase once."""
         for hop in hops:
+            if hop.agent and hop.agent not in self._agents:
+                self._ask_agent(hop.agent)
             for path in self._paths(hop):
-                if path not in self._files:
-                    self._files[path] = self._load(path, ask=path in hop.identities)
-            if not self.identities(hop):
-                keyless.setdefault(hop.user, []).append(hop.label)
-        for user, labels in keyless.items():
-            password = self._prompter.password(user, tuple(labels)) if self._prompter else None
-            if password is not None:
-                self._passwords[user] = password
+                if self._in_agent(hop, path) is None and path not in self._files:
+                    named = path in hop.identities
+                    self._files[path] = self._load(path, named=named, ask=named or not self._held_by(hop))
+                self._certificate(_certificate_path(path))
+            for path in hop.certificates:
+                self._certificate(path)
 
     def identities(self, hop: Hop) -> list[Identity]:
-        """The keys for a server in the order they are tried."""
-        files = [self._files[path] for path in self._paths(hop) if self._files.get(path)]
-        chosen = [identity for identity in files if identity is not None]
-        agent = [] if hop.identities_only else list(self._agent_keys.values())
-        named = len([path for path in hop.identities if self._files.get(path)])
-        ordered = [*chosen[:named], *agent, *chosen[named:]]
-        return list({identity.key.asbytes(): identity for identity in reversed(ordered)}.values())[::-1]
-
-    def password(self, user: str) -> str | None:
-        return self._passwords.get(user)
+        """What to offer a server, in order: certificates first, then what was named, the agent, the usual files."""
+        named = [found for path in hop.identities for found in self._of_path(hop, path)]
+        others = [
+            found for path in self._paths(hop) if path not in hop.identities for found in self._of_path(hop, path)
+        ]
+        agent = [] if hop.identities_only else list(self._held_by(hop).values())
+        held = [identity for identity in others if isinstance(identity.signer, AgentKey)]
+        known = [*named, *held, *agent, *others]
+        ordered = [*self._chosen_certificates(hop, known), *known]
+        return list({identity.blob: identity for identity in reversed(ordered)}.values())[::-1]
 
     def why_not(self, hop: Hop) -> list[str]:
         """What was wrong with the keys that could not be tried."""
-        return [self.notes[path] for path in ("agent", *self._paths(hop)) if path in self.notes]
+        paths = (hop.agent or "", *self._paths(hop), *hop.certificates)
+        return [self._notes[path] for path in paths if path in self._notes]
+
+    def silent_agent(self, hop: Hop) -> AgentSilent | None:
+        """The error of an agent that did not list its keys."""
+        return self._silent.get(hop.agent or "")
 
     def close(self) -> None:
-        if self._agent is not None:
-            self._agent.close()
+        for agent in self._agents.values():
+            agent.close()
+
+    # -- agents --------------------------------------------------------------------------------------------------
+
+    def _ask_agent(self, path: str) -> None:
+        agent = self._agents[path] = Agent(path)
+        self._held[path] = {}
+        try:
+            keys = agent.keys()
+        except AgentSilent as error:
+            self._silent[path], self._notes[path] = error, error.message
+        except OSError as error:
+            self._notes[path] = f"the agent at {path} cannot be asked ({error.strerror or error})"
+        else:
+            for key in keys:
+                try:
+                    name = key.comment or certificates.wire_type(key.blob)
+                except ValueError:
+                    continue
+                self._held[path][key.blob] = Identity(f"{name} (agent)", key, key.blob)
+
+    def _held_by(self, hop: Hop) -> dict[bytes, Identity]:
+        return self._held.get(hop.agent or "", {})
+
+    def _in_agent(self, hop: Hop, path: str) -> Identity | None:
+        """The agent's key that belongs to a file (or is named by a public file): no passphrase is needed then."""
+        held = self._held_by(hop)
+        blobs = (_public_blob(name) for name in (path, f"{path}.pub")) if held else ()
+        return next((held[blob] for blob in blobs if blob in held), None)
+
+    # -- files ---------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _paths(hop: Hop) -> tuple[str, ...]:
         defaults = () if hop.identities else tuple(str(Path(path).expanduser()) for path in DEFAULT_KEYS)
         return tuple(dict.fromkeys((*hop.identities, *defaults, *hop.fallback_identities)))
 
-    def _load(self, path: str, *, ask: bool) -> Identity | None:
-        held = self._held_by_agent(path)
-        if held is not None:
-            return held
+    def _of_path(self, hop: Hop, path: str) -> list[Identity]:
+        """The key of a file; before it its certificate, where there is one beside it and none is named."""
+        key = self._in_agent(hop, path) or self._files.get(path)
+        beside = None if hop.certificates else _certificate_path(path)
+        mine = [key] if key else []
+        return [*self._certified(beside, [*mine, *self._held_by(hop).values()]), *mine]
+
+    def _chosen_certificates(self, hop: Hop, keys: list[Identity]) -> list[Identity]:
+        return [found for path in hop.certificates for found in self._certified(path, keys)]
+
+    def _certified(self, path: str | None, keys: Iterable[Identity]) -> list[Identity]:
+        """The certificate in a file, with whichever of the keys it is about."""
+        blob = self._certificates.get(path or "")
+        if blob is None:
+            return []
+        certificate = certificates.parse(blob)
+        age = " (expired)" if certificate.expired(time.time()) else ""
+        return [Identity(f"{path}{age}", key.signer, blob) for key in keys if key.blob == certificate.key][:1]
+
+    def _certificate(self, path: str) -> None:
+        if path in self._certificates:
+            return
+        self._certificates[path] = blob = _public_blob(path)
         try:
-            return Identity(path, _read(path, None))
+            if blob is not None:
+                certificates.parse(blob)
+        except ValueError as error:
+            self._certificates[path] = None
+            self._notes[path] = f"{path}: {error}"
+
+    def _load(self, path: str, *, named: bool, ask: bool) -> Identity | None:
+        try:
+            return _identity(path, None)
         except FileNotFoundError:
-            if ask:
-                self.notes[path] = f"{path} does not exist"
+            if named:
+                self._notes[path] = f"{path} does not exist"
         except Locked:
-            if ask or not self._agent_keys:
+            if ask:
                 return self._unlocked(path)
             self._note_locked(path)
         except Unusable as error:
-            self.notes[path] = f"{path}: {error}"
-        return None
-
-    def _held_by_agent(self, path: str) -> Identity | None:
-        """The agent's key that belongs to a file (or is named by a public file): no passphrase is needed then."""
-        for name in (path, f"{path}.pub"):
-            blob = _public_blob(name)
-            if blob in self._agent_keys:
-                return self._agent_keys[blob]
+            self._notes[path] = f"{path}: {error}"
         return None
 
     def _unlocked(self, path: str) -> Identity | None:
@@ -139,13 +177,13 @@ class KeyRing:
             self._note_locked(path)
             return None
         try:
-            return Identity(path, _read(path, passphrase))
-        except (Locked, Unusable):
-            self.notes[path] = f"{path}: wrong passphrase"
+            return _identity(path, passphrase)
+        except (Locked, Unusable, FileNotFoundError):
+            self._notes[path] = f"{path}: wrong passphrase"
             return None
 
     def _note_locked(self, path: str) -> None:
-        self.notes[path] = f"{path} is locked by a passphrase: add it to the agent with `ssh-add {path}`"
+        self._notes[path] = f"{path} is locked by a passphrase: add it to the agent with `ssh-add {path}`"
 
 
 class Locked(Exception):
@@ -156,18 +194,30 @@ class Unusable(Exception):
     """The key file cannot be read as a key."""
 
 
+def _identity(path: str, passphrase: str | None) -> Identity:
+    key = _read(path, passphrase)
+    return Identity(path, key, key.asbytes())
+
+
 def _read(path: str, passphrase: str | None) -> paramiko.PKey:
-    try:
-        password = None if passphrase is None else passphrase.encode()
-        return paramiko.PKey.from_path(path, password)  # type: ignore[arg-type]  # cryptography wants bytes here
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Unusable(error.strerror or str(error)) from None
-    except (paramiko.PasswordRequiredException, TypeError):
-        raise Locked from None
-    except Exception as error:  # whatever a broken file makes of the parsers of two libraries
-        raise Unusable(f"not a usable private key ({type(error).__name__})") from None
+    """A private key. (PKey.from_path would refuse one for a damaged certificate beside it.)"""
+    trouble: Exception | None = None
+    for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
+        try:
+            return kind.from_private_key_file(path, passphrase)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise Unusable(error.strerror or str(error)) from None
+        except paramiko.PasswordRequiredException:
+            raise Locked from None
+        except Exception as error:  # whatever a broken file makes of the parsers of two libraries
+            trouble = trouble or error
+    raise Unusable(f"not a usable private key ({type(trouble).__name__})")
+
+
+def _certificate_path(path: str) -> str:
+    return f"{path.removesuffix('.pub')}-cert.pub"
 
 
 def _public_blob(path: str) -> bytes | None:

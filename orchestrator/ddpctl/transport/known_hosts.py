@@ -1,4 +1,7 @@
-"""known_hosts files as OpenSSH reads them: patterns, hashed names, ports, @revoked. Pure but for ``load``."""
+"""known_hosts files as OpenSSH reads them: patterns, hashed names, ports, @revoked, @cert-authority.
+
+Pure but for ``load``.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import binascii
 import enum
 import hashlib
 import hmac
+import os
+import shlex
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from ddpctl.transport.ssh_config import Patterns
+from ddpctl.transport.certificates import Certificate, wire_types
+from ddpctl.transport.ssh_words import Patterns
 
 SSH_PORT = 22
 # Key types that can be negotiated here, best first, and the signature algorithms each stands for.
@@ -41,6 +47,7 @@ class Key:
 
     type: str
     blob: bytes
+    certificate: Certificate | None = field(default=None, compare=False)  # that it was shown with
 
     @property
     def sha256(self) -> str:
@@ -56,6 +63,7 @@ class Entry:
     key: Key
     revoked: bool
     place: str  # file:line
+    authority: bool = False  # a key that signs those of hosts
 
 
 class Names:
@@ -88,15 +96,19 @@ class KnownHosts:
 
     entries: tuple[Entry, ...] = ()
     notes: tuple[str, ...] = ()
+    _found: dict[str, tuple[Entry, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: KnownHosts) -> KnownHosts:
         return KnownHosts(self.entries + other.entries, self.notes + other.notes)
 
-    def keys(self, name: str, port: int) -> tuple[Entry, ...]:
-        """The lines about a server, revoked ones too."""
+    def about(self, name: str, port: int) -> tuple[Entry, ...]:
+        """The lines about a server, revoked ones and authorities too."""
         wanted = entry_name(name, port)
-        plain, others = self._index
-        return (*plain.get(wanted.lower(), ()), *(entry for entry in others if entry.names.match(wanted)))
+        if wanted not in self._found:  # a hashed name costs a digest a line: once is enough
+            plain, others = self._index
+            hashed = (entry for entry in others if entry.names.match(wanted))
+            self._found[wanted] = (*plain.get(wanted.lower(), ()), *hashed)
+        return self._found[wanted]
 
     @cached_property
     def _index(self) -> tuple[dict[str, list[Entry]], tuple[Entry, ...]]:
@@ -107,32 +119,50 @@ class KnownHosts:
                 plain.setdefault(name, []).append(entry)
         return plain, tuple(entry for entry in self.entries if entry.names.plain is None)
 
-    def types(self, name: str, port: int) -> tuple[str, ...]:
-        """The types of the keys that are known of a server, to be asked for first; unusable types left out."""
-        found = {entry.key.type for entry in self._about(name, port) if not entry.revoked}
-        return tuple(kind for kind in ALGORITHMS if kind in found)
+    def algorithms(self, name: str, port: int) -> tuple[str, ...]:
+        """Host key algorithms to offer, best first: so that a known server shows its known key, or its certificate."""
+        mine = [entry for entry in self._near(name, port) if not entry.revoked]
+        types = {entry.key.type for entry in mine if not entry.authority}
+        signed = any(entry.authority for entry in mine)
+        return (*(wire_types(order(())) if signed else ()), *order([kind for kind in ALGORITHMS if kind in types]))
 
     def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[Entry, ...]]:
         """What to think of ``key``, and the lines that say so (those with another key, where it changed)."""
-        revoked = tuple(entry for entry in self.entries if entry.revoked and entry.key == key)
-        about = self._about(name, port)
-        if any(entry in about or entry.names.match(name) for entry in revoked):
+        near = self._near(name, port)
+        signer = key.certificate.authority if key.certificate else b""
+        revoked = tuple(entry for entry in near if entry.revoked and entry.key.blob in (key.blob, signer))
+        if revoked:
             return Verdict.REVOKED, revoked
-        same = tuple(entry for entry in about if entry.key == key)
+        if key.certificate is not None and key.certificate.why_not(name) is None:
+            signers = tuple(entry for entry in near if entry.authority and entry.key.blob == signer)
+            if signers:
+                return Verdict.KNOWN, signers
+        same = tuple(entry for entry in near if entry.key == key and not entry.authority)
         if same:
             return Verdict.KNOWN, same
         # On another port the plain name's key counts only when it fits, as for OpenSSH: it may be another server's.
-        others = tuple(e for e in self.keys(name, port) if not e.revoked and e.key.type in ALGORITHMS)
+        exact = (e for e in self.about(name, port) if not e.revoked and not e.authority)
+        others = tuple(entry for entry in exact if entry.key.type in ALGORITHMS)
         return (Verdict.CHANGED, others) if others else (Verdict.UNKNOWN, ())
 
-    def _about(self, name: str, port: int) -> tuple[Entry, ...]:
-        found = self.keys(name, port)
-        return found if port == SSH_PORT else found + self.keys(name, SSH_PORT)
+    def authorities(self, name: str, port: int) -> tuple[Entry, ...]:
+        """The lines that name who may sign this server's key."""
+        return tuple(entry for entry in self._near(name, port) if entry.authority)
+
+    def _near(self, name: str, port: int) -> tuple[Entry, ...]:
+        found = self.about(name, port)
+        return found if port == SSH_PORT else found + self.about(name, SSH_PORT)
 
 
 def entry_name(name: str, port: int) -> str:
     """How known_hosts spells a server."""
     return name if port == SSH_PORT else f"[{name}]:{port}"
+
+
+def forget(spelled: str, places: Iterable[str]) -> tuple[str, ...]:
+    """The commands that take a server's lines (``file:line``) out of the files that have them."""
+    files = dict.fromkeys(place.rpartition(":")[0] for place in places)
+    return tuple(f"ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(spelled)}" for file in files)
 
 
 def fingerprint(blob: bytes) -> str:
@@ -155,15 +185,16 @@ def parse(text: str, source: str) -> KnownHosts:
             continue
         marker = fields.pop(0) if fields[0].startswith("@") else ""
         place = f"{source}:{number}"
-        if marker == "@cert-authority":
-            notes.append(f"{place}: @cert-authority is not used: host keys are compared, not certificates")
-        elif marker not in ("", "@revoked"):
+        if marker not in ("", "@revoked", "@cert-authority"):
             notes.append(f"{place}: unknown marker {marker}")
         elif len(fields) < 3:
             notes.append(f"{place}: not a known_hosts line")
         else:
             try:
-                entries.append(Entry(Names(fields[0]), _key(fields[1], fields[2]), marker == "@revoked", place))
+                key = _key(fields[1], fields[2])
+                entries.append(
+                    Entry(Names(fields[0]), key, marker == "@revoked", place, authority=marker == "@cert-authority")
+                )
             except (ValueError, binascii.Error, struct.error):
                 notes.append(f"{place}: the key or the hashed name is damaged")
     return KnownHosts(tuple(entries), tuple(notes))
@@ -177,23 +208,35 @@ def _key(kind: str, text: str) -> Key:
     return Key(kind, blob)
 
 
-@cache
-def _load_file(path: str, _stamp: tuple[int, int]) -> KnownHosts:
-    return parse(Path(path).read_text("utf-8", "replace"), path)
+@lru_cache(maxsize=64)
+def _read(files: tuple[tuple[str, int, int], ...]) -> KnownHosts:
+    """The files as one; with the stamps as arguments they are parsed anew once they change."""
+    known = KnownHosts()
+    for path, _time, _size in files:
+        known += parse(Path(path).read_text("utf-8", "replace"), path)
+    return known
 
 
 def load(paths: Iterable[str]) -> KnownHosts:
-    """All of the files that exist; each is parsed once as long as it does not change."""
-    known = KnownHosts()
+    """All of the files that exist and can be read."""
+    there: list[tuple[str, int, int]] = []
+    notes: list[str] = []
     for path in paths:
         try:
             stat = Path(path).stat()
-            known += _load_file(path, (stat.st_mtime_ns, stat.st_size))
+            if not os.access(path, os.R_OK):
+                notes.append(f"{path}: not readable")
+                continue
+            there.append((path, stat.st_mtime_ns, stat.st_size))
         except FileNotFoundError:
             continue
         except OSError as error:
-            known += KnownHosts(notes=(f"{path}: {error.strerror}",))
-    return known
+            notes.append(f"{path}: {error.strerror}")
+    try:
+        known = _read(tuple(there))
+    except OSError as error:  # too many open files; a folder
+        known = KnownHosts(notes=(f"{error.filename}: {error.strerror}",))
+    return replace(known, notes=(*known.notes, *notes)) if notes else known
 
 
 def order(types: Sequence[str]) -> tuple[str, ...]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import paramiko
 
 from ddpctl.errors import AuthRefused, ConnectError, HostKeyChanged, HostKeyUnknown, LinkLost, Unreachable
+from ddpctl.transport import certificates
+from ddpctl.transport.agent import AgentRefused
 from ddpctl.transport.connection import Connection
 from ddpctl.transport.dial import Dropped
-from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.known_hosts import Key, KnownHosts, Verdict, entry_name, order
+from ddpctl.transport.identities import Identity, KeyRing
+from ddpctl.transport.known_hosts import SSH_PORT, Key, KnownHosts, Verdict, forget
 from ddpctl.transport.limits import AUTH_S, CHANNEL_S, FIRST_BYTE_S, HANDSHAKE_S
+from ddpctl.transport.passwords import PasswordNeeded
 from ddpctl.transport.route import Hop
+from ddpctl.transport.userauth import Answer, NoAnswer, Userauth
 
 # Without a handler of its own paramiko's log would be printed on the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -36,10 +39,9 @@ def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = N
     connection = Connection(sock)
     options = connection.get_security_options()
     options.ciphers = [cipher for cipher in _CIPHERS if cipher in options.ciphers]
-    options.key_types = order(known.types(hop.key_name, hop.port))
+    connection.preferred_keys = known.algorithms(hop.key_name, hop.key_port)
     connection.banner_timeout = FIRST_BYTE_S
     connection.handshake_timeout = HANDSHAKE_S
-    connection.auth_timeout = AUTH_S
     connection.channel_timeout = CHANNEL_S
     done = threading.Event()
     try:
@@ -47,9 +49,7 @@ def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = N
         done.wait(FIRST_BYTE_S + HANDSHAKE_S + 1)
         if not done.is_set() or not connection.is_active():
             raise _no_agreement(hop, connection)
-        shown = connection.get_remote_server_key()
-        key = Key(shown.get_name(), shown.asbytes())
-        (judge or trusted(known))(hop, key)
+        (judge or trusted(known))(hop, _shown(connection))
     except BaseException:
         connection.hang_up()
         raise
@@ -69,12 +69,25 @@ def _no_agreement(hop: Hop, connection: Connection) -> Exception:
     return Unreachable(f"{hop.where}: the key exchange failed ({cause})", hint="see the log of sshd there")
 
 
+def _shown(connection: Connection) -> Key:
+    """The host key, and the certificate that came with it."""
+    shown = connection.get_remote_server_key()
+    blob = getattr(shown, "public_blob", None)
+    try:
+        certificate = certificates.parse(blob.key_blob) if blob is not None else None
+    except ValueError:
+        certificate = None
+    if certificate is not None and certificate.key != shown.asbytes():  # the key exchange proved only this one
+        certificate = None
+    return Key(shown.get_name(), shown.asbytes(), certificate)
+
+
 def trusted(known: KnownHosts) -> JudgeKey:
     """Accept a key that known_hosts knows, and no other."""
 
     def judge(hop: Hop, key: Key) -> None:
-        verdict, entries = known.judge(hop.key_name, hop.port, key)
-        name = entry_name(hop.key_name, hop.port)
+        verdict, entries = known.judge(hop.key_name, hop.key_port, key)
+        name = hop.known_as
         if verdict is Verdict.REVOKED:
             raise HostKeyChanged(
                 f"the host key of {name} is revoked ({key.sha256}, {entries[0].place})",
@@ -85,77 +98,149 @@ def trusted(known: KnownHosts) -> JudgeKey:
             raise HostKeyChanged(
                 f"the host key of {name} has changed: it shows {key.type} {key.sha256}, known is {was}; "
                 "somebody may be listening in",
-                hint=f"if the host was really reinstalled, remove the old key with `ssh-keygen -R '{name}'`",
+                hint="if the host was really reinstalled, remove the old key with "
+                + " and ".join(f"`{command}`" for command in forget(name, [entry.place for entry in entries])),
             )
         if verdict is Verdict.UNKNOWN:
             raise HostKeyUnknown(
-                f"the host key of {name} is not known ({key.type} {key.sha256})", hint="run `ddpctl trust`"
+                f"the host key of {name} is not known ({key.type} {key.sha256}){_but(hop, key, known)}",
+                hint="run `ddpctl trust`",
             )
 
     return judge
 
 
-def authenticate(hop: Hop, connection: Connection, ring: KeyRing) -> None:
-    """Log in with the first key that is accepted, or with the password that was asked for before.
+def _but(hop: Hop, key: Key, known: KnownHosts) -> str:
+    """What else there is to say of an unknown key: of certificates, and of lines that could not be read."""
+    said = []
+    authorities = known.authorities(hop.key_name, hop.key_port)
+    if key.certificate is not None:
+        why = key.certificate.why_not(hop.key_name) or "no @cert-authority line has its authority"
+        said.append(f"its certificate does not count: {why}")
+    elif authorities:
+        said.append(f"it comes without a certificate of the authority in {authorities[0].place}")
+    said += known.notes[:1]
+    return "".join(f"; {words}" for words in said)
+
+
+def authenticate(hop: Hop, connection: Connection, ring: KeyRing, heard: Callable[[Hop, str], None]) -> None:
+    """Log in with the first identity that is accepted, or with a password that was typed for this server.
 
     Raises:
-        AuthRefused: none is. Unreachable: no answer.
+        AuthRefused: none is. PasswordNeeded: a password would do. AgentSilent, AgentBusy. Unreachable: no answer.
     """
-    tried: list[str] = []
-    allowed: list[str] = []
-    password = ring.password(hop.user)
-    attempts: list[tuple[str, Callable[[], list[str]]]] = [
-        (identity.label, lambda key=identity.key: connection.auth_publickey(hop.user, key))  # type: ignore[misc]
-        for identity in ring.identities(hop)
-    ]
-    if password is not None:
-        attempts.append(("the password", lambda: connection.auth_password(hop.user, password)))
-    if not attempts:
-        attempts.append(("", lambda: connection.auth_none(hop.user)))
-    for label, attempt in attempts:
-        begun = time.monotonic()
-        try:
-            further = attempt()
-        except paramiko.BadAuthenticationType as error:
-            allowed = list(error.allowed_types)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            if time.monotonic() - begun >= AUTH_S:
-                raise Unreachable(f"{hop.where} does not answer our login for {AUTH_S:g} s") from None
-            if not connection.is_active():
-                raise _ended_in_login(hop, [*tried, label], error) from None
-        else:
-            if not further:
-                return
-            raise AuthRefused(
-                f"{hop.where} takes {label} of {hop.user} and wants {' or '.join(further)} besides",
-                hint="ddpctl cannot answer a second factor: use an account or a jump host without one",
-            )
-        if label:
-            tried.append(label)
-    raise _refused(hop, tried, allowed, ring)
+    login = _Login(hop, Userauth(connection, hop.user, AUTH_S), ring)
+    try:
+        login.run()
+    except NoAnswer as error:
+        if error.silent:
+            raise Unreachable(f"{hop.where} does not answer our login for {AUTH_S:g} s") from None
+        raise _ended_in_login(hop, login.tried) from None
+    finally:
+        heard(hop, login.auth.banner)
 
 
-def _refused(hop: Hop, tried: list[str], allowed: list[str], ring: KeyRing) -> AuthRefused:
-    who = f"{hop.user}@{hop.address}" + (f" (port {hop.port})" if hop.port != 22 else "")
-    why = "".join(f"; {note}" for note in ring.why_not(hop))
-    wants = f" (it takes: {', '.join(allowed)})" if allowed else ""
-    if not tried:
+class _Login:
+    """One login: what was tried, and what the server still takes."""
+
+    def __init__(self, hop: Hop, auth: Userauth, ring: KeyRing) -> None:
+        self._hop, self._ring = hop, ring
+        self.auth = auth
+        self.tried: list[str] = []
+        self._allowed: tuple[str, ...] = ()
+
+    def run(self) -> None:
+        answer = self.auth.none()
+        self._allowed = answer.allowed
+        if answer.done:
+            return
+        if self._takes("publickey") and any(self._key(identity) for identity in self._ring.identities(self._hop)):
+            return
+        silent = self._ring.silent_agent(self._hop)
+        if silent is not None:  # its keys might have done
+            raise type(silent)(silent.message, hint=silent.hint)
+        if not (self._takes("password") or self._takes("keyboard-interactive")):
+            raise self._refused()
+        password = self._ring.passwords.of(self._hop)
+        if password is None:
+            if self._takes("password") or self._begin().prompts is not None:
+                raise PasswordNeeded(self._refused())
+            raise self._refused()
+        if not self._password(password):
+            self._ring.passwords.wrong(self._hop, password)
+            raise PasswordNeeded(self._refused())
+
+    def _takes(self, method: str) -> bool:
+        return method in self._hop.methods and method in self._allowed
+
+    def _key(self, identity: Identity) -> bool:
+        """True when we are in. The server is asked before anything is signed: a signature may cost a touch."""
+        self.tried.append(identity.label)
+        answer = self.auth.offer(identity)
+        if answer.wanted:
+            try:
+                answer = self.auth.prove(identity)
+            except AgentRefused:
+                self.tried[-1] += ", with which the agent does not sign"
+                return False
+        return self._judged(answer, identity.label)
+
+    def _password(self, password: str) -> bool:
+        self.tried.append("the password")
+        if self._takes("password"):
+            return self._judged(self.auth.password(password), "the password")
+        answer = self._begin()
+        if answer.prompts is not None:
+            answer = self._quiet(self.auth.respond(password))
+            if answer.prompts is not None:  # never the password again: it is another question
+                raise self._second_factor("the password", "an answer")
+        return self._judged(answer, "the password")
+
+    def _begin(self) -> Answer:
+        """keyboard-interactive up to its question. Most servers list it, and many of them then have none."""
+        answer = self._quiet(self.auth.interactive())
+        if answer.prompts not in (None, (False,)):  # a password is one question whose answer is not to be seen
+            raise self._second_factor("no password alone", "an answer")
+        return answer
+
+    def _quiet(self, answer: Answer) -> Answer:
+        """Past what a server only says."""
+        while answer.prompts == ():
+            answer = self.auth.respond()
+        return answer
+
+    def _judged(self, answer: Answer, label: str) -> bool:
+        if answer.partial:
+            raise self._second_factor(label, " or ".join(answer.allowed))
+        self._allowed = answer.allowed or self._allowed
+        return answer.done
+
+    def _second_factor(self, label: str, wanted: str) -> AuthRefused:
         return AuthRefused(
-            f"there is no key to log in to {who}{wants}{why}",
-            hint="start an agent with your key (`ssh-add`), or name one with `identity_file:`",
+            f"{self._hop.where} takes {label} of {self._hop.user} and wants {wanted} besides",
+            hint="ddpctl cannot answer a second factor: use an account or a jump host without one",
         )
-    return AuthRefused(
-        f"{who} accepts none of: {', '.join(tried)}{wants}{why}",
-        hint=f"run `ssh-copy-id {hop.user}@{hop.address}`, or correct `user:` or `identity_file:`",
-    )
+
+    def _refused(self) -> AuthRefused:
+        why = "".join(f"; {note}" for note in self._ring.why_not(self._hop))
+        wants = f" (it takes: {', '.join(self._allowed)})" if self._allowed else ""
+        if not self.tried:
+            return AuthRefused(
+                f"there is no key to log in to {self._hop.login}{wants}{why}",
+                hint="start an agent with your key (`ssh-add`), or name one with `identity_file:`",
+            )
+        port = f"-p {self._hop.port} " if self._hop.port != SSH_PORT else ""
+        return AuthRefused(
+            f"{self._hop.login} accepts none of: {', '.join(self.tried)}{wants}{why}",
+            hint=f"run `ssh-copy-id {port}{self._hop.user}@{self._hop.address}`, "
+            "or correct `user:` or `identity_file:`",
+        )
 
 
-def _ended_in_login(hop: Hop, tried: list[str], error: Exception) -> ConnectError:
+def _ended_in_login(hop: Hop, tried: list[str]) -> ConnectError:
     if len(tried) > 1:
         return AuthRefused(
-            f"{hop.user}@{hop.address} hung up after {len(tried)} keys: {', '.join(tried)}",
+            f"{hop.login} hung up after {len(tried)} keys: {', '.join(tried)}",
             hint="name the right key with `identity_file:` and set `IdentitiesOnly yes` in ssh_config",
         )
-    return LinkLost(
-        f"{hop.where} hung up during the login ({error or type(error).__name__})", hint="see the log of sshd there"
-    )
+    return LinkLost(f"{hop.where} hung up during the login", hint="see the log of sshd there")

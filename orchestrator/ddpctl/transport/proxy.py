@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import select
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
 
 from ddpctl.errors import Unreachable
-from ddpctl.transport.dial import Dropped
+from ddpctl.transport.dial import Dropped, readable
 from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
+from ddpctl.transport.ssh_config import in_shell
+
+
+class ProxyEnded(Dropped):
+    """The command ended without a word and without an error: the server, or what is between, hung up."""
 
 
 class ProxySocket:
-    """What paramiko needs of a socket, over a child's pipes. (paramiko's own waits for full buffers.)"""
+    """What paramiko needs of a socket: one, with a child at its other end. (paramiko's own waits for full buffers.)"""
 
     def __init__(self, hop: Hop) -> None:
-        self._timeout: float | None = None
         self._closed = False
-        # As ssh(1) does it: the user's own line, from the user's own file, in the user's shell.
-        self._child = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {hop.proxy_command}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
+        self._sock, theirs = _pair(hop)
+        with theirs:
+            self._child = self._started(hop, theirs)
         assert self._child.stderr is not None
-        self._in, self._out, self._err = self._child.stdin, self._child.stdout, self._child.stderr
-        os.set_blocking(self._in.fileno(), False)
+        self._err = self._child.stderr
         os.set_blocking(self._err.fileno(), False)
         self._tail = Tail(4096)
         try:
@@ -44,21 +40,42 @@ class ProxySocket:
             self.close()
             raise
 
+    def _started(self, hop: Hop, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        """As ssh(1) does it: the user's own line, from the user's own file, in the user's shell."""
+        try:
+            return subprocess.Popen(
+                in_shell(f"exec {hop.proxy_command}"),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            self._sock.close()
+            raise _no_start(hop, error) from None
+
     def _await_first_byte(self, hop: Hop) -> None:
-        if not self._ready(self._out.fileno(), select.POLLIN, CONNECT_S + FIRST_BYTE_S):
-            raise Unreachable(f"no answer through ProxyCommand `{hop.proxy_command}`", hint="try it by hand")
-        self._head = os.read(self._out.fileno(), 1 << 15)
-        if not self._head:
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(1.0)
-            if self._child.returncode:
-                said = self._said()
-                raise Unreachable(
-                    f"ProxyCommand `{hop.proxy_command}` ended with status {self._child.returncode}"
-                    + (f": {said}" if said else ""),
-                    hint="try it by hand",
-                )
-            raise Dropped
+        if not readable(self._sock, CONNECT_S + FIRST_BYTE_S):
+            raise Unreachable(
+                f"no answer through ProxyCommand `{hop.proxy_command}` within {CONNECT_S + FIRST_BYTE_S:g} s",
+                hint="try it by hand",
+            )
+        try:
+            if self._sock.recv(1, socket.MSG_PEEK):
+                return
+        except OSError:
+            pass
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(1.0)
+        said = self._said()
+        if self._child.returncode:
+            raise Unreachable(
+                f"ProxyCommand `{hop.proxy_command}` ended with status {self._child.returncode}"
+                + (f": {said}" if said else ""),
+                hint="try it by hand",
+            )
+        raise ProxyEnded(said.encode())
 
     def _said(self) -> str:
         self._drain()
@@ -70,33 +87,22 @@ class ProxySocket:
         with suppress(BlockingIOError, ValueError, OSError):
             self._tail.add(os.read(self._err.fileno(), 4096))
 
-    @staticmethod
-    def _ready(fd: int, event: int, timeout: float | None) -> bool:
-        poll = select.poll()
-        poll.register(fd, event)
-        return bool(poll.poll(None if timeout is None else timeout * 1000))
-
     def settimeout(self, timeout: float | None) -> None:
-        self._timeout = timeout
+        self._sock.settimeout(timeout)
 
     def gettimeout(self) -> float | None:
-        return self._timeout
+        return self._sock.gettimeout()
 
     def send(self, data: bytes) -> int:
-        if not self._ready(self._in.fileno(), select.POLLOUT, self._timeout):
-            raise TimeoutError
-        return os.write(self._in.fileno(), data[: 1 << 15])
+        return self._sock.send(data)
 
     def recv(self, size: int) -> bytes:
-        if self._head:
-            data, self._head = self._head[:size], self._head[size:]
-            return data
         self._drain()
-        if not self._ready(self._out.fileno(), select.POLLIN, self._timeout):
-            raise TimeoutError
-        return os.read(self._out.fileno(), size)
+        return self._sock.recv(size)
 
-    def shutdown(self, _how: int) -> None:
+    def shutdown(self, how: int) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(how)  # wakes the thread that reads
         self._end()
 
     def _end(self) -> None:
@@ -115,5 +121,17 @@ class ProxySocket:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait(5)
-        for stream in (self._in, self._out, self._err):
-            stream.close()
+        self._sock.close()
+        self._err.close()
+
+
+def _pair(hop: Hop) -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise _no_start(hop, error) from None
+
+
+def _no_start(hop: Hop, error: OSError) -> Unreachable:
+    hint = "raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "try it by hand"
+    return Unreachable(f"ProxyCommand `{hop.proxy_command}` cannot be started: {error.strerror}", hint=hint)

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpctl.errors import UsageError
-from ddpctl.transport.ssh_config import Options, SSHConfig, expand, split_paths
+from ddpctl.transport.known_hosts import SSH_PORT, entry_name
+from ddpctl.transport.ssh_config import Options, SSHConfig, expand_hostname
+from ddpctl.transport.ssh_words import expand, expand_path, variable
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host, Inventory
 
-SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
-DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+METHODS = {
+    "publickey": "pubkeyauthentication",
+    "password": "passwordauthentication",
+    "keyboard-interactive": "kbdinteractiveauthentication",
+}
+# What changes the way in and is not followed here, with the values that mean nothing.
+_IGNORED = {
+    "KnownHostsCommand": "none",
+    "CanonicalizeHostname": "no",
+    "RevokedHostKeys": "none",
+    "PKCS11Provider": "none",
+    "BindAddress": "none",
+    "BindInterface": "none",
+    "ProxyUseFdpass": "no",
+    "HostbasedAuthentication": "no",
+}
 _JUMP = re.compile(
     r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*)(?::(?P<port>\d+))?"
 )
@@ -30,19 +48,39 @@ class Hop:
     port: int
     user: str
     key_name: str  # its name in known_hosts
-    known_hosts: tuple[str, ...]
+    key_port: int  # 22 where that name is an alias: those are written down without the port
+    user_known_hosts: tuple[str, ...]  # the first is where a key is added
+    global_known_hosts: tuple[str, ...]
     identities: tuple[str, ...]  # key files somebody asked for, in order
+    certificates: tuple[str, ...] = ()  # CertificateFile
     fallback_identities: tuple[str, ...] = ()  # tried last
     identities_only: bool = False
+    agent: str | None = None  # its socket
+    methods: tuple[str, ...] = tuple(METHODS)  # of logging in, those that ssh_config allows
     family: str = "any"
     proxy_command: str | None = None
     via: Hop | None = None
+    ignored: tuple[str, ...] = field(default=(), compare=False)  # options that are set and not followed
 
     @property
     def where(self) -> str:
         """``address:port`` for messages."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{address}:{self.port}"
+
+    @property
+    def login(self) -> str:
+        """``user@address``, with the port where it is not 22."""
+        return f"{self.user}@{self.where if self.port != SSH_PORT else self.address}"
+
+    @property
+    def known_hosts(self) -> tuple[str, ...]:
+        return self.user_known_hosts + self.global_known_hosts
+
+    @property
+    def known_as(self) -> str:
+        """How known_hosts spells it."""
+        return entry_name(self.key_name, self.key_port)
 
 
 def resolve(host: Host, inventory: Inventory, config: SSHConfig) -> Hop:
@@ -51,21 +89,18 @@ def resolve(host: Host, inventory: Inventory, config: SSHConfig) -> Hop:
     Raises:
         UsageError: the jump hosts go round in circles, or an option makes no sense.
     """
-    names = tuple(dict.fromkeys((host.name, host.address)))
-    options = config.lookup(*names)
-    if host.address != host.name:
-        options["hostname"] = [host.address]
-    if host.user:
-        options["user"] = [host.user]
-    if host.port:
-        options["port"] = [str(host.port)]
-    if host.identity_file:
-        options["identityfile"] = [host.identity_file, *options.get("identityfile", [])]
-    if host.jump:
-        options.pop("proxycommand", None)
-        options = {"proxyjump": [host.jump], **{key: value for key, value in options.items() if key != "proxyjump"}}
-    fallback = (_path(host.identity_file, options, host.name),) if host.identity_file else ()
+    options = _options_of(host, config)
+    fallback = (expand_path(host.identity_file, options, host.name),) if host.identity_file else ()
     return _Resolver(inventory, config, fallback).hop(host.name, options, (host.name,))
+
+
+def _options_of(host: Host, config: SSHConfig) -> Options:
+    """A host of the inventory, as if its keys were options of ssh's command line."""
+    given = {"user": host.user, "port": host.port, "identityfile": host.identity_file, "proxyjump": host.jump}
+    if host.address != host.name:
+        given["hostname"] = host.address.replace("%", "%%")
+    names = dict.fromkeys((host.name, host.address))
+    return config.lookup(*names, given={key: str(value) for key, value in given.items() if value})
 
 
 @dataclass(frozen=True)
@@ -75,40 +110,43 @@ class _Resolver:
     fallback: tuple[str, ...]  # a jump host that has no key of its own may take the target's
 
     def hop(self, label: str, options: Options, seen: tuple[str, ...]) -> Hop:
-        address = expand(_first(options, "hostname", label), {}, label)
+        address = expand_hostname(options, label).lower()  # as ssh does, and known_hosts has it
         options = {**options, "hostname": [address]}
         command, via = self._proxy(label, options, seen)
+        alias = _first(options, "hostkeyalias", "")
+        port = _port(_first(options, "port", str(SSH_PORT)), label)
         return Hop(
             label=label,
             address=address,
-            port=_port(_first(options, "port", "22"), label),
+            port=port,
             user=_first(options, "user", getpass.getuser()),
-            key_name=_first(options, "hostkeyalias", address).lower(),
-            known_hosts=self._known_hosts(options, label),
-            identities=tuple(
-                dict.fromkeys(_path(file, options, label) for file in options.get("identityfile", []) if file != "none")
-            ),
+            key_name=alias.lower() or address,
+            key_port=SSH_PORT if alias else port,
+            user_known_hosts=_files(options, "userknownhostsfile", USER_KNOWN_HOSTS, self.inventory.known_hosts, label),
+            global_known_hosts=_files(options, "globalknownhostsfile", GLOBAL_KNOWN_HOSTS, None, label),
+            identities=_paths(options, "identityfile", label),
+            certificates=_paths(options, "certificatefile", label),
             fallback_identities=self.fallback if len(seen) > 1 else (),
-            identities_only=_first(options, "identitiesonly", "no").lower() in ("yes", "true"),
+            identities_only=_is(options, "identitiesonly", "no"),
+            agent=_agent(options, label),
+            methods=_methods(options),
             family=_first(options, "addressfamily", "any").lower(),
             proxy_command=command,
             via=via,
+            ignored=tuple(
+                key for key, harmless in _IGNORED.items() if _first(options, key.lower(), harmless).lower() != harmless
+            ),
         )
 
     def _proxy(self, label: str, options: Options, seen: tuple[str, ...]) -> tuple[str | None, Hop | None]:
-        """ProxyCommand or ProxyJump: whichever is said first."""
-        for key, values in options.items():
-            if key == "proxycommand":
-                command = values[0].strip()
-                return (None if command.lower() == "none" else expand(command, options, label)), None
-            if key == "proxyjump":
-                return None, self._jump(expand(values[0], options, label), seen)
-        return None, None
+        """ProxyJump or ProxyCommand; a configuration has kept one of them."""
+        jump, command = _first(options, "proxyjump", "none"), _first(options, "proxycommand", "none").strip()
+        if jump.lower() != "none":
+            return None, self._jump(expand(jump, options, label), seen)
+        return (None if command.lower() == "none" else expand(command, options, label)), None
 
     def _jump(self, value: str, seen: tuple[str, ...]) -> Hop | None:
         """``[user@]host[:port],...``: the last one is the nearest to the target."""
-        if value.lower() == "none":
-            return None
         via: Hop | None = None
         for word in value.split(","):
             found = _JUMP.fullmatch(word.strip().removeprefix("ssh://"))
@@ -125,34 +163,44 @@ class _Resolver:
             if via is not None:  # a chain: the hop before it is the way, whatever its own ProxyJump says
                 options = {key: val for key, val in options.items() if key not in ("proxyjump", "proxycommand")}
             hop = self.hop(name, options, (*seen, name))
-            via = hop if via is None else _behind(hop, via)
+            via = hop if via is None else replace(hop, via=via)
         return via
 
     def _options(self, name: str) -> Options:
         """A jump host's own options; one that is in the inventory too is meant as it is described there."""
         for host in self.inventory.hosts:
             if host.name == name and not host.local:
-                options = self.config.lookup(*dict.fromkeys((name, host.address)))
-                given = {
-                    "user": host.user,
-                    "port": host.port,
-                    "identityfile": host.identity_file,
-                    "proxyjump": host.jump,
-                }
-                if host.address != host.name:
-                    given["hostname"] = host.address
-                return {**options, **{key: [str(value)] for key, value in given.items() if value}}
+                return _options_of(host, self.config)
         return self.config.lookup(name)
 
-    def _known_hosts(self, options: Options, label: str) -> tuple[str, ...]:
-        files = [self.inventory.known_hosts]
-        for value in options.get("userknownhostsfile", []):
-            files += [expand(path, options, label) for path in split_paths(value) if path.lower() != "none"]
-        return tuple(dict.fromkeys((*(str(Path(file).expanduser()) for file in files), SYSTEM_KNOWN_HOSTS)))
+
+def _files(options: Options, key: str, default: tuple[str, ...], named: str | None, label: str) -> tuple[str, ...]:
+    """Files of known hosts: what the inventory names, else ssh_config, else the usual ones."""
+    value = options.get(key)
+    files = [named] if named else value[0].split("\n") if value else default
+    return tuple(expand_path(file, options, label) for file in files if file.lower() != "none")
 
 
-def _behind(hop: Hop, via: Hop) -> Hop:
-    return Hop(**{**hop.__dict__, "via": via})
+def _paths(options: Options, key: str, label: str) -> tuple[str, ...]:
+    found = (expand_path(file, options, label) for file in options.get(key, []) if file.lower() != "none")
+    return tuple(dict.fromkeys(found))
+
+
+def _agent(options: Options, label: str) -> str | None:
+    """The socket of the agent that ssh would ask."""
+    value = _first(options, "identityagent", "SSH_AUTH_SOCK")
+    if value.lower() == "none":
+        return None
+    if value == "SSH_AUTH_SOCK":
+        return os.environ.get(value) or None
+    if value.startswith("$") and not value.startswith("${"):
+        return variable(value[1:], label)
+    return expand_path(value, options, label)
+
+
+def _methods(options: Options) -> tuple[str, ...]:
+    wanted = _first(options, "preferredauthentications", ",".join(METHODS)).split(",")
+    return tuple(name for name, switch in METHODS.items() if name in wanted and _is(options, switch, "yes"))
 
 
 def _first(options: Options, key: str, default: str) -> str:
@@ -160,11 +208,11 @@ def _first(options: Options, key: str, default: str) -> str:
     return values[0] if values else default
 
 
+def _is(options: Options, key: str, default: str) -> bool:
+    return _first(options, key, default).lower() not in ("no", "false")
+
+
 def _port(text: str, label: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise UsageError(f"{label}: not a port: {text!r}")
     return int(text)
-
-
-def _path(file: str, options: Options, label: str) -> str:
-    return str(Path(expand(file, options, label)).expanduser())

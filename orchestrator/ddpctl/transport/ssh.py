@@ -6,19 +6,32 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpctl.errors import ConnectError, LinkLost, Unreachable
 from ddpctl.transport import conversation, known_hosts
+from ddpctl.transport.agent import AgentBusy
+from ddpctl.transport.banners import Banners, Say
 from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Names, dial
 from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.limits import CHANNEL_S, DIALS, DROPPED_RETRIES, LOGINS, LOGINS_BEHIND_JUMP, TUNNELS
+from ddpctl.transport.limits import (
+    CHANNEL_S,
+    DIALS,
+    DROPPED_RETRIES,
+    GATE_S,
+    LOGINS,
+    LOGINS_BEHIND_JUMP,
+    PROXIES,
+    TUNNELS,
+)
 from ddpctl.transport.link import ChannelPipe, Link
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
+from ddpctl.transport.passwords import PasswordNeeded
 from ddpctl.transport.payload import payload
 from ddpctl.transport.route import Hop
 from ddpctl.transport.watch import Watch
@@ -36,6 +49,7 @@ class Gates:
     def __init__(self) -> None:
         self.dials = threading.BoundedSemaphore(DIALS)
         self.logins = threading.BoundedSemaphore(LOGINS)
+        self.proxies = threading.BoundedSemaphore(PROXIES)
         self._near: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(LOGINS_BEHIND_JUMP)
         )
@@ -67,8 +81,9 @@ class _Jump:
 class Connector:
     """Makes connections for one fleet."""
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: KeyRing, say: Say = lambda _text: None) -> None:
         self._ring = ring
+        self._banners = Banners(say)
         self._gates = Gates()
         self._names = Names()
         self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
@@ -76,12 +91,23 @@ class Connector:
         self.closed = threading.Event()
 
     def connect(self, hop: Hop) -> Link:
-        """A new login on ``hop``, through its jump hosts.
+        """A new login on ``hop``, through its jump hosts; a person may be asked for its password, or by the agent.
+
+        While a person is asked no connection is open: sshd gives a login two minutes (LoginGraceTime).
 
         Raises:
             ConnectError: with the cause and the next step; the host is for the caller to add.
         """
-        return self._attempt(hop, lambda via: self._login(hop, via))
+        turn: AbstractContextManager[object] = nullcontext()
+        while True:
+            try:
+                return self._attempt(hop, partial(self._login, hop, turn))
+            except PasswordNeeded as needed:
+                turn = nullcontext()
+                if not self._ring.passwords.ask(hop):
+                    raise needed.refusal from None
+            except AgentBusy as busy:
+                turn = busy.agent.turn
 
     def ask_key(self, hop: Hop, judge: JudgeKey) -> None:
         """A key exchange without a login, for the host key alone. Jump hosts are logged in to."""
@@ -99,27 +125,46 @@ class Connector:
             except Dropped as error:
                 said = error.said or said
         words = last_line(said)
+        if hop.proxy_command:
+            raise Unreachable(
+                f"ProxyCommand `{hop.proxy_command}` ended {1 + DROPPED_RETRIES} times without a word of {hop.where}"
+                + (f": {words}" if words else ""),
+                hint="try it by hand",
+            )
         raise Unreachable(
             f"{hop.where} hung up {1 + DROPPED_RETRIES} times before SSH began" + (f": {words}" if words else ""),
             hint="raise MaxStartups in sshd_config there, and check that it is an SSH server and lets this machine in",
         )
 
-    def _login(self, hop: Hop, via: Link | None) -> Link:
-        sock = self._reach(hop, via)
-        with self._gates.near(hop), self._gates.logins:
+    def _login(self, hop: Hop, agent: AbstractContextManager[object], via: Link | None) -> Link:
+        # The agent's turn is taken once the jump host is there: its login may be what waits for the agent.
+        with agent, self._turn(hop, via) as sock:
             connection = handshake(hop, sock, known_hosts.load(hop.known_hosts))
             link = Link(hop, connection)
             try:
-                authenticate(hop, connection, self._ring)
+                authenticate(hop, connection, self._ring, self._banners.heard)
             except BaseException:
                 link.close()
                 raise
         return link
 
     def _key_exchange(self, hop: Hop, via: Link | None, judge: JudgeKey) -> None:
-        sock = self._reach(hop, via)
-        with self._gates.near(hop), self._gates.logins:
+        with self._turn(hop, via) as sock:
             Link(hop, handshake(hop, sock, known_hosts.load(hop.known_hosts), judge)).close()
+
+    @contextmanager
+    def _turn(self, hop: Hop, via: Link | None) -> Iterator[Any]:
+        """A socket on which the server speaks, when it is this login's turn."""
+        if hop.proxy_command:  # a process for each: none is started before it can be used
+            with self._gates.proxies:
+                yield self._reach(hop, via)
+            return
+        sock, since = self._reach(hop, via), time.monotonic()
+        with self._gates.near(hop), self._gates.logins:
+            if time.monotonic() - since > GATE_S:
+                sock.close()
+                sock = self._reach(hop, via)
+            yield sock
 
     def _reach(self, hop: Hop, via: Link | None) -> Any:
         """A socket, or what stands for one, on which the server speaks."""

@@ -1,8 +1,9 @@
 """OpenSSH's client configuration: parsed once, asked for every host.
 
 paramiko's own reader knows no Include, compiles every pattern anew for every host (minutes for hundreds of both) and
-asks the name server for each host's IdentityFile. This one follows ssh_config(5): the first value wins, IdentityFile
-adds up, Include is read in place, Match knows host, originalhost, user, localuser, exec, final and all.
+asks the name server for each host's IdentityFile. This one follows ssh_config(5) and is compared with ``ssh -G``: the
+first value wins, IdentityFile and CertificateFile add up, Include is read in place, and a ``Match final`` anywhere
+makes a second pass in which Host lines see the HostName.
 """
 
 from __future__ import annotations
@@ -10,55 +11,25 @@ from __future__ import annotations
 import getpass
 import glob
 import os
-import re
-import shlex
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from ddpctl.errors import UsageError
+from ddpctl.transport.limits import MATCH_EXEC_S
+from ddpctl.transport.ssh_words import Patterns, expand, keyword, words
 
-_LINE = re.compile(r"\s*([A-Za-z0-9]+)(?:\s*=\s*|\s+)(.*)")
-_WILD = re.compile(r"[*?!]")
+SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not the first alone
+_WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, kept apart by line ends
+_COMMANDS = frozenset({"proxycommand", "proxyjump", "knownhostscommand", "localcommand", "remotecommand"})
 _MAX_DEPTH = 16
 
 Options = dict[str, list[str]]
 ReadInclude = Callable[[str], Iterable[tuple[str, str]]]
-
-
-class Patterns:
-    """The patterns of one Host line, of one criterion of a Match line, or of a line of known_hosts.
-
-    Letters count as they are, as OpenSSH reads its configuration; who wants otherwise lowers both sides.
-    """
-
-    def __init__(self, words: Iterable[str]) -> None:
-        self._literal: set[str] = set()
-        self._positive: list[re.Pattern[str]] = []
-        self._negative: list[re.Pattern[str]] = []
-        for word in words:
-            if word.startswith("!"):
-                self._negative.append(_compile(word[1:]))
-            elif _WILD.search(word):
-                self._positive.append(_compile(word))
-            else:
-                self._literal.add(word)
-
-    def match(self, names: Sequence[str]) -> bool:
-        """True when a name fits and none is excluded."""
-        if any(pattern.fullmatch(name) for pattern in self._negative for name in names):
-            return False
-        if not self._literal.isdisjoint(names):
-            return True
-        return any(pattern.fullmatch(name) for pattern in self._positive for name in names)
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
-    return re.compile(text, re.DOTALL)
 
 
 @dataclass
@@ -67,19 +38,28 @@ class Asked:
 
     names: tuple[str, ...]  # what the host is called by the user
     local_user: str
+    options: Options
     final: bool = False
-    options: Options = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """What the host is called now: by HostName, once there is one."""
         if "hostname" not in self.options:
             return self.names
-        return (expand(self.options["hostname"][0], {}, self.names[0]),)
+        return (expand_hostname(self.options, self.names[0]),)
+
+    @property
+    def tokens(self) -> Options:
+        return {**self.options, "hostname": [self.hosts[0]]}
 
     def first(self, key: str, default: str) -> str:
         values = self.options.get(key)
         return values[0] if values else default
+
+
+def expand_hostname(options: Mapping[str, list[str]], name: str) -> str:
+    """HostName knows ``%h`` alone: the name that was asked for."""
+    return expand(options["hostname"][0], {}, name) if "hostname" in options else name
 
 
 Condition = Callable[[Asked], bool]
@@ -87,31 +67,59 @@ Condition = Callable[[Asked], bool]
 
 @dataclass(frozen=True)
 class Block:
-    """Options behind a Host or Match line, and behind those that enclose it through Include."""
+    """A Host or Match line and what is below it: options, and the blocks of files that are included there."""
 
-    conditions: tuple[Condition, ...]
-    options: list[tuple[str, str]] = field(default_factory=list)
+    condition: Condition
+    items: list[tuple[str, str] | list[Block]] = field(default_factory=list)
 
 
 class SSHConfig:
-    """A parsed configuration."""
+    """A parsed configuration; where there are several files, the user's first."""
 
-    def __init__(self, blocks: Sequence[Block] = (), source: str = "ssh_config") -> None:
+    def __init__(self, blocks: Sequence[Block] = (), *, final: bool = False, unknown: Sequence[str] = ()) -> None:
         self._blocks = tuple(blocks)
-        self.source = source
+        self._final = final
+        self.unknown = tuple(unknown)  # criteria of Match that are never true here
 
-    def lookup(self, *names: str) -> Options:
-        """Every option for a host that is called by ``names`` (its name in the inventory and its address)."""
-        asked = Asked(names, getpass.getuser())
-        for asked.final in (False, True):
-            for block in self._blocks:
-                if all(condition(asked) for condition in block.conditions):
-                    for key, value in block.options:
-                        _take(asked.options, key, value)
+    def __add__(self, other: SSHConfig) -> SSHConfig:
+        return SSHConfig(
+            self._blocks + other._blocks,
+            final=self._final or other._final,
+            unknown=(*self.unknown, *other.unknown),
+        )
+
+    def lookup(self, *names: str, given: Mapping[str, str] | None = None) -> Options:
+        """Every option for a host that is called by ``names`` (its name in the inventory and its address).
+
+        ``given`` is what the inventory says: it counts first, like the options of a command line.
+        """
+        asked = Asked(names, getpass.getuser(), {key: [value] for key, value in (given or {}).items()})
+        _apply(self._blocks, asked)
+        if self._final:
+            asked.options["hostname"], asked.final = [asked.hosts[0].lower().replace("%", "%%")], True
+            _apply(self._blocks, asked)
         return asked.options
 
 
+def _apply(blocks: Iterable[Block], asked: Asked) -> None:
+    for block in blocks:
+        if not block.condition(asked):
+            continue
+        for item in block.items:
+            if isinstance(item, list):
+                _apply(item, asked)
+            else:
+                _take(asked.options, *item)
+
+
 def _take(options: Options, key: str, value: str) -> None:
+    """The first value counts; of ProxyJump and ProxyCommand the one that is said first, where it says a way."""
+    if key == "proxyjump":
+        value = value.partition("#")[0].strip()
+        if value.lower() != "none" and "proxycommand" in options:
+            return
+    if key == "proxycommand" and options.get("proxyjump", ["none"])[0].lower() != "none":
+        return
     if key in _MANY:
         values = options.setdefault(key, [])
         if value not in values:
@@ -120,107 +128,148 @@ def _take(options: Options, key: str, value: str) -> None:
         options.setdefault(key, [value])
 
 
-def load(path: str) -> SSHConfig:
-    """The configuration in a file; empty where there is no such file.
+def load(path: str, *, system: str | None = None) -> SSHConfig:
+    """The configuration in a file, then that of the whole machine where ``system`` names it; a missing file is empty.
 
     Raises:
         UsageError: it cannot be read, or Includes go round in circles.
     """
-    file = Path(path).expanduser()
+    config = _load(Path(path).expanduser(), path)
+    return config + _load(Path(system), system) if system else config
+
+
+def _load(file: Path, source: str) -> SSHConfig:
     try:
         text = file.read_text("utf-8", "replace")
     except FileNotFoundError:
-        return SSHConfig((), path)
+        return SSHConfig()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="name a readable file with `ssh_config:`") from None
-    return SSHConfig(parse(text, path, _included_files(file.parent)), path)
+        raise UsageError(f"{source}: {error.strerror}", hint="name a readable file with `ssh_config:`") from None
+    return parse(text, source, _included_files(file.parent))
 
 
 def _included_files(folder: Path) -> ReadInclude:
     def read(pattern: str) -> Iterable[tuple[str, str]]:
         full = str(folder / Path(pattern).expanduser())  # a relative one is beside the file, as in ~/.ssh
         for file in sorted(Path(name) for name in glob.glob(full)):  # noqa: PTH207
-            if file.is_file():
+            with suppress(OSError):  # a folder, or not for us to read: OpenSSH goes on as well
                 yield str(file), file.read_text("utf-8", "replace")
 
     return read
 
 
-def parse(text: str, source: str, read: ReadInclude) -> list[Block]:
-    """The blocks of a configuration in order; ``read`` gives (name, text) of the files an Include pattern names."""
-    blocks: list[Block] = []
-    _parse_into(blocks, text, source, read, (), 0)
-    return blocks
+def parse(text: str, source: str, read: ReadInclude) -> SSHConfig:
+    """A configuration; ``read`` gives (name, text) of the files an Include pattern names.
+
+    Raises:
+        UsageError: a line that is none of an ssh_config.
+    """
+    parser = _Parser(read)
+    blocks = parser.blocks(text, source, 0)
+    return SSHConfig(blocks, final=parser.final, unknown=tuple(dict.fromkeys(parser.unknown)))
 
 
-def _parse_into(
-    blocks: list[Block], text: str, source: str, read: ReadInclude, outer: tuple[Condition, ...], depth: int
-) -> None:
-    if depth > _MAX_DEPTH:
-        raise UsageError(f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for a circle")
-    block = Block(outer)
-    blocks.append(block)
-    for number, line in enumerate(text.splitlines(), 1):
-        found = _LINE.fullmatch(line.rstrip())
-        if line.lstrip().startswith("#") or not line.strip():
-            continue
-        if not found:
-            raise UsageError(f"{source}:{number}: not a line of an ssh_config: {line.strip()[:60]}")
-        key, rest = found.group(1).lower(), found.group(2)
+class _Parser:
+    def __init__(self, read: ReadInclude) -> None:
+        self._read = read
+        self.final = False
+        self.unknown: list[str] = []
+
+    def blocks(self, text: str, source: str, depth: int) -> list[Block]:
+        if depth > _MAX_DEPTH:
+            raise UsageError(f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for a circle")
+        found = [Block(lambda _asked: True)]
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                self._line(found, line, f"{source}:{number}", depth)
+        return found
+
+    def _line(self, found: list[Block], line: str, where: str, depth: int) -> None:
+        pair = keyword(line)
+        if pair is None:
+            raise UsageError(f"{where}: not a line of an ssh_config: {line.strip()[:60]}")
+        key, rest = pair
+        if key in _COMMANDS:
+            found[-1].items.append((key, rest))  # the rest of the line as it is
+            return
+        try:
+            arguments = words(rest)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
         if key == "host":
-            block = Block((*outer, _host(words(rest))))
-            blocks.append(block)
+            found.append(Block(_host(arguments)))
         elif key == "match":
-            block = Block((*outer, _match(words(rest), f"{source}:{number}")))
-            blocks.append(block)
+            found.append(Block(self._match(arguments, where)))
         elif key == "include":
-            for pattern in words(rest):
-                for name, content in read(pattern):
-                    _parse_into(blocks, content, name, read, block.conditions, depth + 1)
-            block = Block(block.conditions)  # what follows comes after what was included
-            blocks.append(block)
-        elif key in ("proxycommand", "localcommand", "remotecommand", "knownhostscommand"):
-            block.options.append((key, rest))  # the rest of the line as it is
-        else:
-            block.options.append((key, " ".join(words(rest)) if key != "userknownhostsfile" else rest))
+            for pattern in arguments:
+                for name, content in self._read(pattern):
+                    found[-1].items.append(self.blocks(content, name, depth + 1))
+        elif arguments:
+            found[-1].items.append((key, "\n".join(arguments) if key in _WHOLE_LINE else arguments[0]))
 
-
-def words(rest: str) -> list[str]:
-    """A line's arguments: double quotes keep blanks, ``#`` begins a comment."""
-    found = re.findall(r'"([^"]*)"|(#.*)|([^\s"]+)', rest)
-    kept: list[str] = []
-    for quoted, comment, plain in found:
-        if comment:
-            break
-        kept.append(quoted or plain)
-    return kept
+    def _match(self, arguments: list[str], where: str) -> Condition:
+        """A Match line as one condition: all of its criteria."""
+        tests: list[Condition] = []
+        left = list(arguments)
+        while left:
+            word = left.pop(0)
+            negated, name = word.startswith("!"), word.lstrip("!")
+            name, _, glued = name.partition("=")
+            name = name.lower()
+            if name in _FLAGS:
+                self.final = self.final or name == "final"
+                tests.append(_negate(negated, _FLAGS[name]))
+                continue
+            if not glued and not left:
+                raise UsageError(f"{where}: Match {name} needs a value")
+            value = glued or left.pop(0)
+            if name not in _CRITERIA:
+                self.unknown.append(f"Match {name}")
+                tests.append(lambda _asked: False)
+                continue
+            tests.append(_negate(negated, _CRITERIA[name](value)))
+        return lambda asked: all(test(asked) for test in tests)
 
 
 def _host(patterns: list[str]) -> Condition:
-    compiled = Patterns(patterns)
-    return lambda asked: compiled.match(asked.names)
+    wanted = Patterns(patterns)
+    return lambda asked: wanted.match(asked.hosts if asked.final else asked.names)
 
 
-def _match(arguments: list[str], where: str) -> Condition:
-    """A Match line as one condition: all of its criteria."""
-    tests: list[Condition] = []
-    left = list(arguments)
-    while left:
-        word = left.pop(0)
-        negated, name = word.startswith("!"), word.lstrip("!").lower()
-        name, _, glued = name.partition("=")
-        if name in ("all", "canonical", "final"):
-            tests.append(_negate(negated, _FLAGS[name]))
-            continue
-        if not glued and not left:
-            raise UsageError(f"{where}: Match {name} needs a value")
-        tests.append(_negate(negated, _criterion(name, glued or left.pop(0))))
-    return lambda asked: all(test(asked) for test in tests)
+def in_shell(line: str) -> list[str]:
+    """The user's own command from the user's own file, in the user's shell, as ssh(1) runs it."""
+    return [os.environ.get("SHELL") or "/bin/sh", "-c", line]
+
+
+@cache
+def _exec(command: str) -> bool:
+    """Whether a command of ``Match exec`` succeeds; each is run once.
+
+    Raises:
+        UsageError: it does not end.
+    """
+    try:
+        done = subprocess.run(
+            in_shell(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=MATCH_EXEC_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"Match exec `{command}` of ssh_config does not end within {MATCH_EXEC_S:g} s", hint="try it by hand"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"Match exec `{command}` of ssh_config cannot be run: {error.strerror}") from None
+    return done.returncode == 0
 
 
 _FLAGS: Mapping[str, Condition] = {
     "all": lambda _asked: True,
-    "canonical": lambda _asked: False,  # names are never canonicalized here
+    # Names are never canonicalized here; in the final pass OpenSSH takes the two for the same.
+    "canonical": lambda asked: asked.final,
     "final": lambda asked: asked.final,
 }
 
@@ -229,56 +278,24 @@ def _negate(negated: bool, test: Condition) -> Condition:
     return (lambda asked: not test(asked)) if negated else test
 
 
-def _criterion(name: str, value: str) -> Condition:
-    if name == "exec":
-        return lambda asked: _exec(expand(value, asked.options, asked.names[0]))
-    patterns = Patterns(value.split(","))
-    if name == "host":
-        return lambda asked: patterns.match(asked.hosts)
-    if name == "originalhost":
-        return lambda asked: patterns.match(asked.names)
-    if name == "user":
-        return lambda asked: patterns.match((asked.first("user", asked.local_user),))
-    if name == "localuser":
-        return lambda asked: patterns.match((asked.local_user,))
-    return lambda _asked: False  # tagged, localnetwork, ...: never ours
+def _of(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
+    def criterion(value: str) -> Condition:
+        patterns = Patterns(value.split(","))
+        return lambda asked: patterns.match(names(asked))
+
+    return criterion
 
 
-def _exec(command: str) -> bool:
-    """The user's own command from the user's own file, as ssh(1) runs it."""
-    try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+def _of_hosts(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
+    """Match takes host names in any case; a Host line does not."""
+    criterion = _of(lambda asked: [name.lower() for name in names(asked)])
+    return lambda value: criterion(value.lower())
 
 
-def expand(text: str, options: Mapping[str, list[str]], name: str) -> str:
-    """``%h %p %r %u %n %d %l %i %%``, ``${VAR}`` and a leading ``~``."""
-    user = getpass.getuser()
-    values: dict[str, Callable[[], str]] = {
-        "%": lambda: "%",
-        "h": lambda: options.get("hostname", [name])[0],
-        "p": lambda: options.get("port", ["22"])[0],
-        "r": lambda: options.get("user", [user])[0],
-        "u": lambda: user,
-        "n": lambda: name,
-        "k": lambda: options.get("hostkeyalias", [name])[0],
-        "d": lambda: str(Path.home()),
-        "l": socket.gethostname,
-        "L": lambda: socket.gethostname().partition(".")[0],
-        "i": lambda: str(os.getuid()),
-    }
-    text = re.sub(r"%(.)", lambda found: values.get(found.group(1), found.group)(), text)
-    text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), ""), text)
-    return str(Path(text).expanduser()) if text.startswith("~") else text
-
-
-def split_paths(value: str) -> list[str]:
-    """Several paths on one line (UserKnownHostsFile)."""
-    try:
-        return shlex.split(value)
-    except ValueError:
-        return value.split()
+_CRITERIA: Mapping[str, Callable[[str], Condition]] = {
+    "host": _of_hosts(lambda asked: asked.hosts),
+    "originalhost": _of_hosts(lambda asked: asked.names),
+    "user": _of(lambda asked: (asked.first("user", asked.local_user),)),
+    "localuser": _of(lambda asked: (asked.local_user,)),
+    "exec": lambda value: lambda asked: _exec(expand(value, asked.tokens, asked.names[0])),
+}

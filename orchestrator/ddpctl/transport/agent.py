@@ -1,0 +1,184 @@
+"""The ssh-agent: its keys and its signatures, each with a deadline.
+
+paramiko's own client waits for ever, knows $SSH_AUTH_SOCK alone and asks for a certificate's signature by the plain
+key. One request at a time: an agent may ask a person to touch a token or to confirm. The protocol is
+draft-miller-ssh-agent.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddpctl.errors import AgentSilent
+from ddpctl.transport.limits import AGENT_BYTES, AGENT_LIST_S, AGENT_SIGN_S, CLOSE_S
+
+_LIST, _LISTED, _SIGN, _SIGNED = 11, 12, 13, 14
+_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
+
+
+class AgentBusy(Exception):
+    """Somebody else's request is with the agent for long: a person is being asked. Worth a new login afterwards."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.agent = agent
+
+
+class AgentRefused(Exception):
+    """The agent does not sign with this key, or the person said no."""
+
+
+@dataclass(frozen=True)
+class AgentKey:
+    """A key or a certificate that the agent holds."""
+
+    agent: Agent
+    blob: bytes
+    comment: str
+
+    def sign_ssh_data(self, data: bytes, algorithm: str) -> bytes:
+        return self.agent.sign(self.blob, data, algorithm)
+
+
+class Agent:
+    """The agent at a socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.turn = threading.RLock()  # held by who talks to it, and by who logs in again for its sake
+        self._sock: socket.socket | None = None
+        self._dead = ""
+
+    def keys(self) -> list[AgentKey]:
+        """What it holds.
+
+        Raises:
+            AgentSilent: it does not answer. OSError: nobody is there.
+        """
+        with self.turn:
+            answer = _Reader(self._ask(bytes([_LIST]), AGENT_LIST_S, "does not list its keys"))
+        if answer.byte() != _LISTED:
+            return []
+        found = []
+        for _ in range(answer.number()):
+            blob, comment = answer.string(), answer.string().decode("utf-8", "replace")
+            found.append(AgentKey(self, blob, comment))
+        return found
+
+    def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
+        """A signature; a person may have to allow it.
+
+        Raises:
+            AgentRefused: there is none. AgentSilent: no answer. AgentBusy: others wait for a person.
+        """
+        if not self.turn.acquire(timeout=AGENT_LIST_S):
+            raise AgentBusy(self)
+        try:
+            flags = _FLAGS.get(algorithm.partition("-cert-")[0], 0)
+            request = bytes([_SIGN]) + _string(blob) + _string(data) + struct.pack(">I", flags)
+            answer = _Reader(self._ask(request, AGENT_SIGN_S, "does not sign; does a key wait for a touch or a yes?"))
+        except OSError as error:
+            raise AgentRefused(str(error)) from None
+        finally:
+            self.turn.release()
+        if answer.byte() != _SIGNED:
+            raise AgentRefused
+        return answer.string()
+
+    def close(self) -> None:
+        """Hang up for good; who waits for an answer gets none."""
+        self._dead = self._dead or f"the connection to the agent at {self.path} is closed"
+        sock = self._sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if self.turn.acquire(timeout=CLOSE_S):
+            self._drop()
+            self.turn.release()
+
+    def _ask(self, request: bytes, patience: float, trouble: str) -> bytes:
+        if self._dead:
+            raise self._silent()
+        until = time.monotonic() + patience
+        try:
+            if self._sock is None:
+                self._sock = _connected(self.path, patience)
+            self._sock.settimeout(patience)
+            self._sock.sendall(_string(request))
+            (size,) = struct.unpack(">I", self._read(4, until))
+            if size > AGENT_BYTES:
+                raise ConnectionError("the agent's answer is too long")
+            return self._read(size, until)
+        except TimeoutError:  # a late answer would be taken for that to another question
+            self._dead = f"the agent at {self.path} {trouble} ({patience:g} s)"
+            self._drop()
+            raise self._silent() from None
+        except OSError:
+            self._drop()
+            raise
+
+    def _silent(self) -> AgentSilent:
+        return AgentSilent(
+            self._dead, hint="confirm in time, or unlock or restart it; `IdentityAgent none` in ssh_config goes without"
+        )
+
+    def _read(self, size: int, until: float) -> bytes:
+        assert self._sock is not None
+        data = b""
+        while len(data) < size:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left)
+            part = self._sock.recv(size - len(data))
+            if not part:
+                raise ConnectionError("the agent hung up")
+            data += part
+        return data
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def _connected(path: str, patience: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(patience)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+class _Reader:
+    """An agent's answer; one that ends too early is an OSError, like a connection that does."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def _take(self, size: int) -> bytes:
+        part, self._data = self._data[:size], self._data[size:]
+        if len(part) < size:
+            raise ConnectionError("the agent's answer is damaged")
+        return part
+
+    def byte(self) -> int:
+        return self._take(1)[0]
+
+    def number(self) -> int:
+        return int.from_bytes(self._take(4), "big")
+
+    def string(self) -> bytes:
+        return self._take(self.number())

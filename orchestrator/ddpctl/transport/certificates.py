@@ -1,0 +1,155 @@
+"""OpenSSH certificates: what one says, and whether it speaks for a host. Pure.
+
+The format is PROTOCOL.certkeys of OpenSSH. The signature is checked by cryptography, through paramiko's keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import paramiko
+
+from ddpctl.transport.ssh_words import compiled
+
+TAIL = "-cert-v01@openssh.com"
+_USER, _HOST = 1, 2
+# How many fields of a certificate are the key's own, by the key's type.
+_KEY_FIELDS = {
+    "ssh-ed25519": 1,
+    "ssh-rsa": 2,
+    "ecdsa-sha2-nistp256": 2,
+    "ecdsa-sha2-nistp384": 2,
+    "ecdsa-sha2-nistp521": 2,
+    "sk-ssh-ed25519@openssh.com": 2,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 3,
+}
+# Signatures of an authority that count: not ssh-rsa, which is SHA-1.
+_SIGNATURES = frozenset({*_KEY_FIELDS, "rsa-sha2-256", "rsa-sha2-512"} - {"ssh-rsa"})
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate, not yet believed."""
+
+    key_type: str  # of the key that it is about
+    key: bytes  # that key's blob
+    kind: int
+    key_id: str
+    principals: tuple[str, ...]
+    valid_after: int
+    valid_before: int
+    critical: bytes
+    authority: bytes  # the blob of the key that signed it
+    signature: bytes
+    signed: bytes
+
+    def expired(self, now: float) -> bool:
+        return now >= self.valid_before
+
+    def why_not(self, name: str, now: float | None = None) -> str | None:
+        """Why it does not speak for the host of that name; None where it does. Who signed it is for the caller."""
+        now = time.time() if now is None else now
+        if self.kind != _HOST:
+            return "it is not a host's certificate"
+        if now < self.valid_after:
+            return "it is not valid yet"
+        if self.expired(now):
+            return "it has expired"
+        if self.principals and not any(compiled(each).fullmatch(name.lower()) for each in self.principals):
+            return f"it is for {', '.join(self.principals)}"
+        if self.critical:
+            return "it has a critical option that ddpctl does not know"
+        return None if self._signature_fits() else "its signature is wrong"
+
+    def _signature_fits(self) -> bool:
+        try:
+            fields = _Fields(self.signature)
+            kind = fields.text()
+            fields.string()
+            if kind not in _SIGNATURES or fields.at != len(self.signature):
+                return False
+            name = paramiko.Message(self.authority).get_text()
+            authority = paramiko.PKey.from_type_string(name, self.authority)
+            return bool(authority.verify_ssh_sig(self.signed, paramiko.Message(self.signature)))
+        except Exception:  # whatever a damaged one makes of the parsers of two libraries
+            return False
+
+
+def parse(blob: bytes) -> Certificate:
+    """A certificate as it goes over the wire.
+
+    Raises:
+        ValueError: it is none.
+    """
+    fields = _Fields(blob)
+    kind = fields.text()
+    if not kind.endswith(TAIL):
+        raise ValueError("not a certificate")
+    base = kind.removesuffix(TAIL)
+    base = f"{base}@openssh.com" if base.startswith("sk-") else base
+    if base not in _KEY_FIELDS:
+        raise ValueError(f"a certificate of an unknown type: {kind}")
+    fields.string()  # the nonce
+    own = [fields.string() for _ in range(_KEY_FIELDS[base])]
+    fields.take(8)  # the serial number
+    role, key_id, principals = fields.number(4), fields.text(), fields.string()
+    after, before = fields.number(8), fields.number(8)
+    critical, _extensions, _reserved = fields.string(), fields.string(), fields.string()
+    authority = fields.string()
+    signed = blob[: fields.at]
+    signature = fields.string()
+    if fields.at != len(blob):
+        raise ValueError("something follows the certificate")
+    key = b"".join(_string(part) for part in (base.encode(), *own))
+    names = _Fields(principals).all_texts()
+    return Certificate(base, key, role, key_id, names, after, before, critical, authority, signature, signed)
+
+
+def wire_type(blob: bytes) -> str:
+    """The type that a key or a certificate begins with."""
+    return _Fields(blob).text()
+
+
+def plain_key(blob: bytes) -> bytes:
+    """The key itself: of a certificate the one that it is about."""
+    return parse(blob).key if wire_type(blob).endswith(TAIL) else blob
+
+
+def wire_types(types: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{name}{TAIL}" for name in types)
+
+
+def _string(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+class _Fields:
+    """Reads one field after the other; what is too short is a ValueError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def take(self, size: int) -> bytes:
+        part = self._data[self.at : self.at + size]
+        if len(part) != size:
+            raise ValueError("it ends too early")
+        self.at += size
+        return part
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def string(self) -> bytes:
+        return self.take(self.number(4))
+
+    def text(self) -> str:
+        return self.string().decode("utf-8", "replace")
+
+    def all_texts(self) -> tuple[str, ...]:
+        found = []
+        while self.at < len(self._data):
+            found.append(self.text())
+        return tuple(found)

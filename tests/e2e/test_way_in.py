@@ -1,0 +1,224 @@
+"""The way in as OpenSSH users have it: certificates, agents, host authorities, aliases, passwords, proxies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.e2e.site import Site, one_line
+from tests.lab import Lab
+from tests.lab.command import PATH, PROGRAM, AtTerminal
+from tests.lab.keys import HOST_KEY, KEY, generate_keys, public_key
+
+
+def sign(authority: Path, key: Path, *options: str) -> Path:
+    """A certificate for the public key that lies beside `key`."""
+    subprocess.run(["ssh-keygen", "-q", "-s", authority, "-I", "test", *options, f"{key}.pub"], check=True)
+    return Path(f"{key}-cert.pub")
+
+
+@contextlib.contextmanager
+def agent(folder: Path, *keys: Path) -> Iterator[str]:
+    """A real agent that holds these keys; its socket."""
+    path = folder / "agent"
+    path.unlink(missing_ok=True)
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(500):
+            if path.exists():
+                break
+            threading.Event().wait(0.01)
+        if keys:
+            env = {"PATH": os.environ["PATH"], "SSH_AUTH_SOCK": str(path)}
+            subprocess.run(["ssh-add", "-q", *keys], check=True, env=env, capture_output=True)
+        yield str(path)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rewrite(site: Site, old: str, new: str) -> None:
+    config = site.home / ".ssh" / "config"
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+
+
+def refused(site: Site, *words: str, **env: str) -> str:
+    done = site("ps", env=env)
+    assert done.rc == 4, done.stdout + done.stderr
+    line = " ".join(one_line(done).split())
+    for word in words:
+        assert word in line, line
+    return line
+
+
+def test_certificates_of_users(site: Site, lab: Lab, tmp_path: Path) -> None:
+    """From a file, beside a key in the agent, in the agent; a stray one beside a key; one that has expired."""
+    site.only(0, 1)
+    authority, key = tmp_path / "ca", site.home / ".ssh" / KEY
+    generate_keys([authority, key])
+    for host in lab.hosts[:2]:
+        host.refuse_key()
+        host.write("/etc/ssh/ca.pub", public_key(authority) + "\n")
+        host.sshd_config("TrustedUserCAKeys /etc/ssh/ca.pub", "Banner /etc/ssh/banner")
+        host.write("/etc/ssh/banner", "for \x1b]52;c;evil\x07 members only\n")
+    refused(site, "accepts none of", f"ssh-copy-id root@{lab[0].address}`", f"`ssh-copy-id root@{lab[1].address}`")
+
+    certificate = sign(authority, key, "-n", "root")
+    done = site("ps").ok()
+    assert done.stderr.count("members only") == 1, "a banner is shown once"
+    assert "\x1b" not in done.stderr
+
+    moved = tmp_path / "short.pub"
+    shutil.move(certificate, moved)
+    with agent(tmp_path, key) as running:  # as Vault and step leave it: the key in the agent alone
+        shutil.move(key, tmp_path / KEY)
+        rewrite(site, f"IdentityFile {key}", f"CertificateFile {moved}\n  IdentityAgent {running}")
+        site("ps").ok()
+        rewrite(site, "IdentityAgent", "#")
+        refused(site, "no key")
+        site("ps", env={"SSH_AUTH_SOCK": running}).ok()
+    shutil.copy(moved, f"{tmp_path / KEY}-cert.pub")
+    rewrite(site, f"CertificateFile {moved}", "IdentitiesOnly no")
+    rewrite(site, "IdentitiesOnly yes", "")
+    with agent(tmp_path, tmp_path / KEY) as running:  # ssh-add takes the certificate that lies beside
+        site("ps", env={"SSH_AUTH_SOCK": running}).ok()
+
+    shutil.move(tmp_path / KEY, key)
+    expired = sign(authority, key, "-n", "root", "-V", "20200101:20200102")
+    refused(site, f"{expired} (expired)")
+    for host in lab.hosts[:2]:  # now the plain key is what counts
+        host.heal()
+        host.write("/root/.ssh/authorized_keys", public_key(key) + "\n" + public_key(lab.key) + "\n", 0o600)
+    site("ps").ok()
+    for host in lab.hosts[:2]:
+        host.write("/root/.ssh/authorized_keys", public_key(lab.key) + "\n", 0o600)
+
+
+def test_authorities_and_aliases_of_hosts(site: Site, lab: Lab, tmp_path: Path) -> None:
+    site.only(0, 1)
+    authority, known = tmp_path / "ca", site.home / ".ssh" / "known_hosts"
+    generate_keys([authority])
+    for host in lab.hosts[:2]:
+        copy = tmp_path / host.name
+        copy.with_suffix(".pub").write_text(host.public_key() + "\n")
+        certificate = sign(authority, copy, "-h", "-n", host.address)
+        host.write(f"/etc/ssh/{HOST_KEY}-cert.pub", certificate.read_text())
+        host.sshd_config(f"HostCertificate /etc/ssh/{HOST_KEY}-cert.pub", "Port 22", "Port 2222")
+    known.write_text(f"@cert-authority 10.* {public_key(authority)}\n")
+    site("ps").ok()
+    assert lab.ssh("node0", "true").returncode == 0
+    known.write_text(f"@cert-authority 10.* {public_key(authority)}\n@revoked * {public_key(authority)}\n")
+    refused(site, "is revoked")
+    known.write_text(f"@cert-authority 172.* {public_key(authority)}\n")
+    refused(site, "is not known")
+
+    # An alias is looked up and written down without the port, as ssh does.
+    known.write_text(f"{lab[0].address} {lab[0].public_key()}\n")
+    rewrite(site, "Host node1\n", "Host node1\n  Port 2222\n  HostKeyAlias Farm\n")
+    refused(site, "node1: the host key of farm is not known")
+    site("trust", "--yes").ok()
+    assert [line.split()[0] for line in known.read_text().splitlines()] == [lab[0].address, "farm"]
+    site("ps").ok()
+    by_hand = ["ssh", "-F", str(site.home / ".ssh" / "config"), "node1", "true"]
+    subprocess.run(by_hand, check=True, capture_output=True, timeout=60)
+    lab[1].wrong_host_key()
+    refused(site, "node1: the host key of farm has changed", f"`ssh-keygen -f {known} -R farm`")
+    changed = site("trust", "--yes")
+    assert changed.rc == 4
+    assert f"ssh-keygen -f {known} -R farm" in one_line(changed)
+
+
+def test_an_agent_that_never_answers(site: Site, tmp_path: Path) -> None:
+    """It is named, and no host is."""
+    rewrite(site, "IdentitiesOnly yes", "IdentitiesOnly no")
+    (site.home / ".ssh" / KEY).unlink()
+    path = str(tmp_path / "silent")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        line = refused(site, f"the agent at {path} does not list its keys", SSH_AUTH_SOCK=path)
+    assert "node[0-2] (3 hosts)" in line
+    assert not re.search(r"10\.\d+\.\d+\.\d+", line), "no host is blamed"
+
+
+def test_a_password_goes_where_it_is_asked_for(site: Site, lab: Lab) -> None:
+    """One host takes passwords, one only keys, and takes none of ours; one is fine."""
+    lab[0].run("id guest || useradd --create-home --shell /bin/bash guest; echo 'guest:s3cret words' | chpasswd")
+    lab[0].sshd_config("PasswordAuthentication yes", "LoginGraceTime 5")
+    lab[1].refuse_key()
+    lab[1].run("truncate -s 0 /run/sshd.log")
+    site.hosts[0]["user"] = "guest"
+    alone = site("ps")
+    assert alone.rc == 4, "nobody can be asked without a terminal"
+    assert "password of" not in alone.stderr
+    run = site.start("ps", terminal=True)
+    assert isinstance(run, AtTerminal)
+    run.wait_for(rf"password of guest@{lab[0].address}: ")
+    run.type("wrong\n")
+    run.wait_for(r"(?s)password of guest.*password of guest")
+    threading.Event().wait(6)  # longer than the server gives a login: no connection is open meanwhile
+    run.type("s3cret words\n")
+    done = run.wait(60)
+    assert done.rc == 4
+    assert "1 of 3 hosts" in done.stdout
+    assert "node1" in done.stdout
+    assert "s3cret" not in done.stdout
+    assert len(re.findall("password of", done.stdout)) == 2, "node1 is not asked about"
+    assert "password" not in lab[1].read("/run/sshd.log")
+    assert "Accepted password for guest" in lab[0].read("/run/sshd.log")
+
+
+def test_a_hundred_hosts_behind_a_proxy_command(site: Site, lab: Lab, tmp_path: Path) -> None:
+    """With room for 256 descriptors; faults of the command are its own."""
+    config, known, log = tmp_path / "config", tmp_path / "known_hosts", tmp_path / "log"
+    known.write_text(f"farm {lab[0].public_key()}\n")
+    relay = tmp_path / "relay.py"
+    relay.write_text(RELAY)
+    command = f"{shutil.which('python3')} -IS {relay} {lab[0].address} {log}"
+    config.write_text(
+        f"Host n*\n  ProxyCommand {command}\nHost silent\n  ProxyCommand true %h\n"
+        f"Host *\n  User root\n  IdentityFile {lab.key}\n  HostKeyAlias farm\n  KnownHostsCommand /bin/false\n"
+    )
+    site.keys |= {"ssh_config": str(config), "known_hosts": str(known)}
+    site.hosts = [{"name": f"n{number}"} for number in range(100)] + [{"name": "silent"}]
+    lab[0].sshd_config("MaxStartups 10:30:100")
+    inventory = str(site.inventory)
+    argv = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", str(PROGRAM), "ps", inventory, "--json"]
+    env = {"PATH": PATH, "HOME": str(site.home), "SHELL": "/bin/bash"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 4, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "1 of 101 hosts" in last, done.stderr
+    assert "ProxyCommand `true silent` ended" in last
+    assert "MaxStartups" not in last
+    assert done.stderr.count("ssh_config sets what ddpctl does not follow: KnownHostsCommand") == 1
+    assert len(log.read_text().split()) == 100
+
+    site.hosts = [{"name": "x", "address": f"x$(touch {tmp_path}/ran)"}]
+    assert site("ps").rc == 2
+    assert not (tmp_path / "ran").exists()
+
+
+RELAY = """
+import os, select, socket, sys
+sock = socket.create_connection((sys.argv[1], 22))
+with open(sys.argv[2], "a") as log:
+    log.write("x\\n")
+pairs = {0: sock.fileno(), sock.fileno(): 1}
+while True:
+    for fd in select.select(list(pairs), [], [])[0]:
+        data = os.read(fd, 65536)
+        if not data:
+            sys.exit()
+        while data:
+            data = data[os.write(pairs[fd], data):]
+"""

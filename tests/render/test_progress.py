@@ -1,0 +1,28 @@
+"""A live display makes room for a question, from whatever thread it is asked."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from ddpctl.render.progress import ProgressView, quiet
+from ddpctl.spec.event import StageEnded, StageStarted
+
+
+def test_a_display_stands_back_while_a_person_is_asked() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with ProgressView(console) as view:
+        live = view._progress.live
+        view.tell(StageStarted("preflight", 2))
+        assert live.is_started
+        with quiet():
+            assert not live.is_started
+            with quiet():
+                view.tell(StageStarted("mesh", 2))
+            assert not live.is_started, "the first question is still open"
+            view.tell(StageEnded("mesh", True))
+        assert live.is_started
+        with quiet():
+            view.tell(StageEnded("preflight", True))
+        assert not live.is_started
