@@ -30,6 +30,7 @@ from ddpctl.spec.values import (
     one_of,
 )
 
+_PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 _BACKEND = re.compile(r"auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*")
 
 
@@ -80,6 +81,12 @@ class Environment(Strict):
     torch_backend: Backend = Field(
         default="auto", description="auto (what every driver here supports), cpu, cu126, ..."
     )
+    build: bool = Field(
+        default=True, description="A package that has no wheel is built once; false: it is refused by name."
+    )
+    project: PathText | None = Field(
+        default=None, description="A folder with a pyproject.toml: the job's own package, installed too."
+    )
     index_url: Filled | None = Field(default=None, description="Package index, passed to the resolver.", repr=False)
     extra_index_urls: Words = Field(default=(), description="Further package indexes.", repr=False)
     find_links: Words = Field(default=(), description="Folders and pages with wheels.", repr=False)
@@ -88,9 +95,20 @@ class Environment(Strict):
     def _one_source(self) -> Environment:
         if self.packages and self.requirements:
             raise bad("both packages and requirements are set", "write one of the two")
-        if self.mode == "managed" and not (self.packages or self.requirements):
+        if self.mode == "managed" and not (self.packages or self.requirements or self.project):
             raise bad("mode managed, but no packages", "add packages: [torch] or requirements: FILE")
+        if self.mode == "existing" and self.project:
+            raise bad("project is set, but nothing is installed in mode existing", "write mode: managed")
+        if self.project and self.locked:
+            raise bad(
+                "requirements is a lock, and project cannot add to one", "lock the project too, or write packages"
+            )
         return self
+
+    @property
+    def locked(self) -> bool:
+        """Whether ``requirements`` names a lock that the user made (PEP 751's two names)."""
+        return bool(self.requirements and _PYLOCK.fullmatch(self.requirements.rpartition("/")[2]))
 
 
 def _host_entry(value: Any) -> Any:
