@@ -92,37 +92,30 @@ def resolve_one(request: Request, target: Target, backends: Sequence[str], pins:
         text = anchored(scrubbed(text, addresses_in(text)), request.pylock.resolve().parent)
         return read_lock(text, target, str(request.pylock))
     problem: ProvisionError | None = None
-    if request.origins.own:
-        # Somebody's own sources come first: where they have the right torch, its project's index need not be asked
-        # (and may not even be reachable).
+    # Somebody's own sources come first: where they have the right torch, its project's index need not be asked (and may
+    # not even be reachable).
+    for backend in (*((None,) if request.origins.own else ()), *backends):
         try:
-            lock = _compile(request, target, None, pins)
-        except ProvisionError as error:
-            problem = error
-        else:
-            if _torch_fits(lock, backends):
-                return lock
-            if (mixed := strangers(lock)) is not None:
-                problem = ProvisionError(
-                    f"builds of torch do not fit each other: {mixed}",
-                    hint="put all of them into one index or folder of environment.find_links",
-                )
-    for backend in backends:
-        try:
-            return _compile(request, target, backend, pins)
+            lock = _compile(request, target, backend, pins)
         except ProvisionError as error:
             problem = problem or error
+            continue
+        if (mixed := strangers(lock)) is not None:
+            problem = problem or ProvisionError(
+                f"builds of torch do not fit each other: {mixed}",
+                hint="put all of them into one index, or one folder of environment.find_links",
+            )
+        elif backend is not None or _torch_fits(lock, backends):
+            return lock
     assert problem is not None
     raise problem
 
 
 def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
-    """The resolved torch, if any, is of one of the builds that run here, and its family comes from the same place."""
+    """The resolved torch, if any, is of one of the builds that run here."""
     version = lock.version(_TORCH)
     if version is None:
         return True
-    if strangers(lock):
-        return False
     cuda = [wheel.name for wheel in lock.wheels if wheel.name.startswith("nvidia-") or wheel.name == "cuda-toolkit"]
     return any(is_build(version, backend, cuda) for backend in backends)
 

@@ -92,6 +92,8 @@ class Lock:
             'created-by = "ddpctl"',
             f'requires-python = "=={self.target.python_version}.*"',
         ]
+        if not self.wheels:
+            lines.append("packages = []")
         for wheel in sorted(self.wheels, key=lambda wheel: wheel.name):
             lines += [
                 "",

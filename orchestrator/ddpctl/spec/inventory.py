@@ -61,6 +61,12 @@ def _backend(value: Any) -> str:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise bad("must be true or false")
+    return value
+
+
 Mode = Literal["existing", "managed"]
 Backend = Annotated[
     str, BeforeValidator(_backend), WithJsonSchema({"type": "string", "pattern": f"^({_BACKEND.pattern})$"})
@@ -81,7 +87,7 @@ class Environment(Strict):
     torch_backend: Backend = Field(
         default="auto", description="auto (what every driver here supports), cpu, cu126, ..."
     )
-    build: bool = Field(
+    build: Annotated[bool, BeforeValidator(_flag)] = Field(
         default=True, description="A package that has no wheel is built once; false: it is refused by name."
     )
     project: PathText | None = Field(
@@ -100,9 +106,7 @@ class Environment(Strict):
         if self.mode == "existing" and self.project:
             raise bad("project is set, but nothing is installed in mode existing", "write mode: managed")
         if self.project and self.locked:
-            raise bad(
-                "requirements is a lock, and project cannot add to one", "lock the project too, or write packages"
-            )
+            raise bad("requirements is a lock, and project cannot add to one", "put the project into the lock")
         return self
 
     @property
@@ -116,7 +120,7 @@ def _host_entry(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, (Mapping, HostEntry)):
-        raise bad("must be a host's name or a mapping with a name", "quote a name that is a number")
+        raise bad("must be a host's name or a mapping with a name", "quote it if it is a name")
     return value
 
 
