@@ -119,7 +119,9 @@ def test_compiled_code_is_built_on_one_node_with_what_was_sent_there(tmp_path: P
     assert "build" not in stages(heard)
 
 
-def test_a_build_that_fails_names_package_and_host_and_shows_its_end(tmp_path: Path, shelf: Path) -> None:
+def test_a_build_that_fails_names_package_and_host_and_shows_its_end(
+    tmp_path: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = "print('\\x1b]52;c;aGk=\\x07half way\\x1b[31m there', flush=True); raise OSError('error: no header foo.h')"
     source(shelf, "broken", body=body)
     heard = Heard()
@@ -130,6 +132,9 @@ def test_a_build_that_fails_names_package_and_host_and_shows_its_end(tmp_path: P
     assert caught.value.exit_code == 5
     assert any("half way there" in note for note in heard.notes)
     assert all(char.isprintable() for note in heard.notes for char in note)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProvisionError, match="there is no C compiler: apt install gcc python3-dev, or dnf"):
+        run(where(tmp_path, shelf, "broken"))
 
 
 def test_what_fails_here_may_be_built_on_a_node_and_the_other_way_round(tmp_path: Path, shelf: Path) -> None:

@@ -97,6 +97,7 @@ def resolved_by_uv(folder: Path, project: Path, kept: Path) -> dict[str, str | N
     return versions(lock)
 
 
+@pytest.mark.timeout(900)
 def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpctl, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
@@ -118,7 +119,7 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     for host in lab:
         # No route outside: only the lab's own network is known to the kernel.
         assert "default" not in host.run("ip route").stdout
-    up = ddpctl("up", str(path), "--job", "train", "--deep", home=home, timeout=280).ok()
+    up = ddpctl("up", str(path), "--job", "train", "--deep", home=home, timeout=560).ok()
     assert "rehearsal" in up.stderr
     for name in ("node0", "node1", "node2"):
         lines = [line for line in up.stdout.splitlines() if line.startswith(name) and "world" in line]

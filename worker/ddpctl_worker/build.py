@@ -16,7 +16,7 @@ import zipfile
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import locks
-from ddpctl_worker.contract import CORRUPT
+from ddpctl_worker.contract import BUILD, CORRUPT
 from ddpctl_worker.install import Damaged, fill
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.store import blob_path, discard_if_corrupt, own_folder
@@ -79,7 +79,7 @@ def _build(request: Dict[str, Any], base_dir: str, place: str, link: Link) -> Di
             return {"needs": more}
         uv.run([*command, "--out-dir", out, tree], variables)
     except UvFailed as failed:
-        raise WorkerError("build", failed.output or str(failed), _missing(variables)) from None
+        raise WorkerError(BUILD, failed.output or str(failed), _missing(variables)) from None
     return _send(out, link)
 
 
@@ -121,7 +121,7 @@ def _send(out: str, link: Link) -> Dict[str, Any]:
     """The one wheel in the folder, to the controller."""
     found = [name for name in os.listdir(out) if name.endswith(".whl")] if os.path.isdir(out) else []
     if len(found) != 1:
-        raise WorkerError("build", "the build left %d wheels" % len(found))
+        raise WorkerError(BUILD, "the build left %d wheels" % len(found))
     sha = hashlib.sha256()
     size = 0
     with open(os.path.join(out, found[0]), "rb") as file:

@@ -17,7 +17,7 @@ from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.store import blob_path, discard_if_corrupt, open_blob, own_folder
 
-OUTPUT = 20000  # characters of what a program said that are worth sending
+OUTPUT = 3500  # characters of what a program said that are worth sending
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
 
 

@@ -44,9 +44,11 @@ from ddpctl.errors import ConnectError, ProvisionError, RemoteError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.push import Traffic
 from ddpctl.transport.base import Fleet, Frame, Transport
+from ddpctl_worker import contract
 
 STAGE = "build"
 ROUNDS = 3  # a backend may ask for more once it is there
+MOST = 8 << 30  # bytes of a wheel that a node may send
 _ANYWHERE = "any"
 
 
@@ -218,18 +220,16 @@ class Builder:
             self.traffic += Traffic(sizes[0], sizes[1], 0, sizes[0] - sizes[1])
             return _receive(transport, request, out)
 
-        error: Exception | None = None
         for host in hosts:
             outcome = self.fleet.map(work, [host])
             if host in outcome.results:
                 return outcome.results[host]
             error = outcome.errors[host]
-            if isinstance(error, RemoteError) and error.kind == "build":
+            if isinstance(error, RemoteError) and error.kind == contract.BUILD:
                 raise self._failure(source, last_lines(error.message), host, error.hint)
             if not isinstance(error, ConnectError):
-                break
-        assert error is not None
-        raise as_provision_error(error, hosts[-1]) if isinstance(error, RemoteError) else error
+                raise as_provision_error(error, host, str(source)) if isinstance(error, RemoteError) else error
+        raise error  # none of them could be reached
 
     def _failure(
         self, source: Source, lines: Sequence[str], host: str | None, hint: str | None = None
@@ -253,6 +253,8 @@ def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path |
     with part.open("wb") as file:
 
         def on_frame(frame: Frame) -> None:
+            if file.tell() + len(frame.raw) > MOST:
+                raise RemoteError(f"built a wheel of more than {MOST >> 30} GB", host=transport.host)
             file.write(frame.raw)
 
         answer = transport.call("build", request, on_frame=on_frame, timeout=BUILD_S)
