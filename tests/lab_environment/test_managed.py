@@ -151,6 +151,13 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     assert all(node["versions"]["torch"].startswith("2.13.0") for node in second["nodes"])
     assert all(node["install_s"] < 1 for node in second["nodes"])
 
+    # A node that is new gets everything from one that has it.
+    lab[1].run(f"rm -rf {BASE}/store {BASE}/envs {BASE}/wheels {BASE}/uv-cache {BASE}/tools")
+    third = ddpctl("push", str(path), "--locked", "--json", home=home, timeout=200).ok().json()
+    assert third["ok"]
+    assert third["bytes"]["sent_by_controller"] < 10_000  # the code of the job at most
+    assert third["bytes"]["relayed"] > 190_000_000
+
     # A build that fails is told before anything is sent: package, host, and the compiler's own words.
     make_sdist(
         tmp_path,
@@ -162,14 +169,7 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
         },
     )
     wanted = f"environment.packages=[torch==2.13.0, '{tmp_path}/broken-1.0.tar.gz']"
-    broken = ddpctl("push", str(path), "--set", wanted, home=home, timeout=200)
+    broken = ddpctl("up", str(path), "--set", wanted, home=home, timeout=200)
     assert broken.rc == 5, broken.stderr
     assert broken.stderr.splitlines()[-1].startswith("ddpctl: node0: broken 1.0 has no wheel and cannot be built")
     assert "no_such_header.h: No such file" in broken.stderr
-
-    # A node that is new gets everything from one that has it.
-    lab[1].run(f"rm -rf {BASE}/store {BASE}/envs {BASE}/wheels {BASE}/uv-cache {BASE}/tools")
-    third = ddpctl("push", str(path), "--locked", "--json", home=home, timeout=200).ok().json()
-    assert third["ok"]
-    assert third["bytes"]["sent_by_controller"] < 10_000  # the code of the job at most
-    assert third["bytes"]["relayed"] > 190_000_000
