@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.lab import Lab, interpreters, missing
 from tests.lab.command import Ddpctl
@@ -16,6 +17,9 @@ from tests.lab.command import Ddpctl
 # A runner in the background ignores SIGINT and hands that down to every child; what is tested is Ctrl-C as a person
 # presses it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("busy", deadline=None)  # a machine with other work to do is no fault of the code
+settings.load_profile("busy")
 
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
 MakeLab = Callable[..., Lab]

@@ -55,7 +55,10 @@ class UsageError(DdpctlError):
 
 
 class InventoryError(UsageError):
-    """A fault in an inventory file, at ``file:line:column`` (both 1-based) and the path of the key."""
+    """A fault in an inventory file, at ``file:line:column`` (both 1-based) and the path of the key.
+
+    ``others`` are the further faults in that file.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class InventoryError(UsageError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.file, self.line, self.column, self.path = file, line, column, path
+        self.others: tuple[InventoryError, ...] = ()
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tests.chaos.fault import Fate, Fault, Scene
-from tests.chaos.plan import THENS, TORCH, TRAINING
+from tests.chaos.plan import FINISH, FINISH_FIRST, KILL, THENS, TORCH, TRAINING
 from tests.lab import Host
 
 UNREACHABLE = frozenset({0, 4})  # a kill that cannot ask a host says so; one that came through before is proven
@@ -72,8 +72,15 @@ def faults() -> Iterator[Fault]:
     yield Fault("reboot", hurt(rebooted), leaves=True)
     yield Fault("freeze", hurt(lambda host: host.freeze()), deaf=True)
     yield Fault("cut", hurt(lambda host: host.cable(False)), deaf=True)
+    thens = (FINISH, FINISH_FIRST)  # a kill looks for the host longer than a short cut may last
+    yield Fault("short-cut", hurt(lambda host: host.cable(False)), Fate.GOES_ON, thens=thens, hold=8.0)
     yield Fault(
-        "short-cut", hurt(lambda host: host.cable(False)), Fate.GOES_ON, thens=THENS, hold=8.0, kill_codes=UNREACHABLE
+        "kill-in-cut",
+        hurt(lambda host: host.cable(False)),
+        Fate.EITHER,
+        thens=(KILL,),
+        hold=8.0,
+        kill_codes=UNREACHABLE,
     )
     yield Fault("one-way-in", one_way("input"), deaf=True)
     yield Fault("one-way-out", one_way("output"), deaf=True)

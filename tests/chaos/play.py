@@ -131,15 +131,17 @@ def _see_it_end(scene: Scene, facts: Facts, began: float) -> None:
 def _see_it_go_on(scene: Scene, facts: Facts) -> None:
     """As long as the fault is to last, or until the run is over."""
     then, fault = scene.round.then, facts.fault
+    early = {7} if scene.round.moment == STARTING else set()
     if then == FINISH_FIRST:
         enough(scene)
-    hold = fault.hold / 2 if then == KILL else fault.hold
-    _until(lambda: _all_over(scene), hold)
-    early = {7} if scene.round.moment == STARTING else set()
     if then == KILL:
+        _until(lambda: _all_over(scene), fault.hold / 2)
         _command(scene, facts, "kill", {*fault.kill_codes, *early}, KILL_S)
-    elif not _all_over(scene):
-        _command(scene, facts, "status", {0, *early}, STATUS_S)
+        return
+    words, status = f"status {scene.job}", scene.site.start("status", scene.run or scene.job, "--json")
+    _until(lambda: _all_over(scene), fault.hold)
+    scene.undo.close()  # a slow machine must not make a long pause of a short one: a run may end for that
+    facts.commands.append(_ended(words, status, frozenset({0, *early}), STATUS_S))
 
 
 def _all_over(scene: Scene) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.catalogue import FAULTS, choices
@@ -14,13 +14,11 @@ SEEDS = st.integers(-(2**31), 2**31)
 NUMBERS = st.integers(0, 120)
 
 
-@settings(deadline=None)
 @given(SEEDS, NUMBERS)
 def test_the_same_seed_gives_the_same_plan(seed: int, number: int) -> None:
     assert plan(seed, number, choices()) == plan(seed, number, choices())
 
 
-@settings(deadline=None)
 @given(SEEDS, NUMBERS, NUMBERS)
 def test_a_longer_plan_begins_with_the_shorter_and_each_round_stands_alone(seed: int, one: int, other: int) -> None:
     short, long = sorted((one, other))
@@ -29,14 +27,12 @@ def test_a_longer_plan_begins_with_the_shorter_and_each_round_stands_alone(seed:
     assert all(one_round(seed, round.number, choices()) == round for round in rounds)
 
 
-@settings(deadline=None)
 @given(SEEDS, NUMBERS)
 def test_every_kind_comes_equally_often(seed: int, number: int) -> None:
     counts = Counter(round.fault for round in plan(seed, number, choices()))
     assert max(counts.values(), default=0) - min((counts[name] for name in choices()), default=0) <= 1
 
 
-@settings(deadline=None)
 @given(SEEDS, NUMBERS)
 def test_a_round_is_one_that_its_fault_allows(seed: int, number: int) -> None:
     for round in plan(seed, number, choices()):

@@ -1,113 +1,180 @@
-"""Ctrl-C: without a terminal it kills the job that was started; on one it asks; it never kills for who attached."""
+"""Ctrl-C: on a terminal it asks, without one it detaches; it never kills for who attached."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from collections.abc import Callable
+
+import pytest
 
 from tests.e2e.programs import SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, one_line, pids_of, running, until, wait_for_ranks
 from tests.lab import Lab
 from tests.lab.command import Running
 
-MENU = r"\[d\]etach / \[k\]ill / \[g\]o on"
+MENU = r"\[d\]etach / \[k\]ill / \[c\]ontinue"
+CTRL_C = "\x03"
+# As in an interactive shell, all of a pipeline gets the Ctrl-C; the shell itself waits for its end.
+TEE = 'trap : INT; ddpctl "$@" 2>&1 | tee log; exit "${PIPESTATUS[0]}"'
 
 
-def test_without_a_terminal_the_job_is_killed(site: Site, lab: Lab) -> None:
-    site.only(0, 1)
-    job = site.job("batch", SLEEP)
-    up = site.start("up", "--job", job)
+def sleeping(site: Site, job: str, *words: str, **where: object) -> Running:
+    """An `up` that follows two ranks which sleep."""
+    site.job(job, SLEEP)
+    up = site.start("up", "--job", job, "--skip-preflight", *words, **where)
     up.wait_for("rank 1 sleeps")
+    up.wait_for("rank 0 sleeps")
+    return up
+
+
+def press(up: Running, keys: str) -> None:
+    up.type(keys)  # type: ignore[attr-defined]
+
+
+def test_without_a_terminal_it_detaches(site: Site, lab: Lab) -> None:
+    """However it is told to end; the job does not notice."""
+    site.only(0, 1)
+    up = sleeping(site, "batch")
+    run = str(site.status("batch")["run"])
+    before = [pids_of(host, run) for host in lab.hosts[:2]]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        up.signal(number)
+        done = up.wait(20)
+        assert done.rc == 130, done.stderr
+        name = run if done.args[0] == "up" else "batch"
+        assert f"ddpctl attach {name}; end it: ddpctl kill {name}" in one_line(done)
+        assert [pids_of(host, run) for host in lab.hosts[:2]] == before
+        up = site.start("attach", "batch")
+        until(lambda: any("root@notty" in one.argv[0] for one in lab[0].processes(system=True) if one.argv), 20)
+    up.signal(signal.SIGINT)
+    assert up.wait(20).rc == 130
+    assert [pids_of(host, run) for host in lab.hosts[:2]] == before
+    assert site.status("batch")["state"] == "running"
+    site("kill", "batch").ok()
+
+
+def test_on_interrupt_kill_needs_no_terminal(site: Site, lab: Lab) -> None:
+    site.only(0, 1)
+    up = sleeping(site, "batch", "--on-interrupt", "kill")
     up.signal(signal.SIGINT)
     done = up.wait(40)
     assert done.rc == 130, done.stderr
     assert_nothing_runs(lab)
     assert "killed" in one_line(done)
-    status = site.status(job)
+    status = site.status("batch")
     assert status["state"] == "killed"
     assert status["cause"]["reason"] == "killed_by_user"
 
 
+def launching(lab: Lab) -> bool:
+    return any("DDPCTL_RUN" in one.environ for host in lab for one in running(host))
+
+
 def test_on_the_way_up_nothing_is_left(site: Site, lab: Lab) -> None:
-    """At every step: connecting, in the preflight, when the first launcher runs."""
+    """At every step: connecting, in the preflight, when the first launcher runs. A second Ctrl-C changes nothing."""
     job = site.job("early", SLEEP)
-
-    def launching(up: Running) -> object:
-        return any(running(host) and any("DDPCTL_RUN" in one.environ for one in running(host)) for host in lab)
-
-    for moment in (
-        lambda up: any(running(host) for host in lab),
-        lambda up: "network mesh" in up.stderr,
-        launching,
-    ):
+    moments: tuple[tuple[Callable[[Running], object], tuple[int, ...]], ...] = (
+        (lambda up: any(running(host) for host in lab), (signal.SIGINT,)),
+        (lambda up: "network mesh" in up.stderr, (signal.SIGTERM,)),
+        (lambda up: launching(lab), (signal.SIGINT, signal.SIGINT)),
+        (lambda up: launching(lab), (signal.SIGHUP,)),
+    )
+    for moment, numbers in moments:
         up = site.start("up", "--job", job)
         until(lambda up=up, moment=moment: moment(up), 60, lambda up=up: up.stderr, 0.005)  # type: ignore[misc]
-        up.signal(signal.SIGINT)
+        for number in numbers:
+            up.signal(number)
+            os.sched_yield()
         done = up.wait(40)
         assert done.rc == 130, done.stderr
         assert "Traceback" not in done.stderr
         assert_nothing_runs(lab, within=10)
 
 
+def test_whatever_ends_it_before_it_follows_nothing_is_left(site: Site, lab: Lab) -> None:
+    """The reader of its output goes away while the launchers start."""
+    job = site.job("unread", SLEEP)
+    done = site("up", "--job", job, "--skip-preflight", shell='ddpctl "$@" 2>&1 | head -n 2')
+    assert "code" in done.stdout
+    until(lambda: not launching(lab), 30, lambda: str([running(host) for host in lab]))
+    assert_nothing_runs(lab, within=10)
+    until(lambda: site.status(job)["state"] == "killed", 20, "the run was not ended")
+
+
 def test_at_a_terminal_it_asks(site: Site, lab: Lab) -> None:
     site.only(0, 1)
-    job = site.job("asked", SLEEP)
-    up = site.start("up", "--job", job, terminal=True)
-    up.wait_for("rank 1 sleeps")
-    up.wait_for("rank 0 sleeps")
-    run = str(site.status(job)["run"])
+    up = sleeping(site, "asked", terminal=True)
+    run = str(site.status("asked")["run"])
     before = [pids_of(host, run) for host in lab.hosts[:2]]
 
-    def press(keys: str, times: int) -> None:
-        up.type(keys)  # type: ignore[attr-defined]
+    def press_and_see(keys: str, times: int) -> None:
+        press(up, keys)
         up.wait_for(rf"(?s)({MENU}.*){{{times}}}", 20)
 
-    press("\x03", 1)
-    press("what?\n", 2)  # asked again
-    up.type("g\n")  # type: ignore[attr-defined]
-    assert site.status(job)["state"] == "running"
+    press_and_see(CTRL_C, 1)
+    press_and_see("what?\n", 2)  # asked again
+    press(up, "c\n")
+    assert site.status("asked")["state"] == "running"
     assert up.process.poll() is None
-    press("\x03", 3)
-    up.type("d\n")  # type: ignore[attr-defined]
+    press_and_see(CTRL_C, 3)
+    press(up, "d\n")
     done = up.wait(20)
     assert done.rc == 0
-    assert f"ddpctl attach {job}" in done.stdout
+    assert f"ddpctl attach {run}" in done.stdout
     assert [pids_of(host, run) for host in lab.hosts[:2]] == before
 
-    attach = site.start("attach", job, terminal=True)
+    attach = site.start("attach", "asked", terminal=True)
     until(lambda: any("root@notty" in one.argv[0] for one in lab[0].processes(system=True) if one.argv), 20)
-    attach.type("\x03")  # type: ignore[attr-defined]
+    press(attach, CTRL_C)
     done = attach.wait(20)
     assert done.rc == 130, done.stdout
     assert [pids_of(host, run) for host in lab.hosts[:2]] == before
 
-    assert re.search("rank 1 sleeps", site("tail", job).ok().stdout)
-    site("kill", job).ok()
+    assert re.search("rank 1 sleeps", site("tail", "asked").ok().stdout)
+    site("kill", "asked").ok()
 
 
-def test_at_a_terminal_a_k_kills(site: Site, lab: Lab) -> None:
+@pytest.mark.parametrize("how", ["plain", "NO_COLOR", "tee", "no stdin"])
+def test_a_terminal_is_asked_whatever_is_piped(site: Site, lab: Lab, how: str) -> None:
+    """A second Ctrl-C detaches, k kills; each time the processes are counted."""
     site.only(0, 1)
-    job = site.job("asked", SLEEP)
-    up = site.start("up", "--job", job, terminal=True)
-    up.wait_for("rank 1 sleeps")
-    up.type("\x03")  # type: ignore[attr-defined]
+    env = {"NO_COLOR": "1"} if how == "NO_COLOR" else {}
+    shell = {"tee": TEE, "no stdin": 'trap : INT; ddpctl "$@" </dev/null; exit $?'}.get(how, "")
+    up = sleeping(site, "asked", terminal=True, env=env, shell=shell)
+    run = str(site.status("asked")["run"])
+    before = [pids_of(host, run) for host in lab.hosts[:2]]
+    press(up, CTRL_C)
     up.wait_for(MENU, 20)
-    up.type("k\n")  # type: ignore[attr-defined]
+    press(up, CTRL_C)
+    done = up.wait(20)
+    assert done.rc in (0, 130), done.stdout
+    assert [pids_of(host, run) for host in lab.hosts[:2]] == before
+    assert all(before)
+
+    site("kill", "asked").ok()
+    up = sleeping(site, "again", terminal=True, env=env, shell=shell)
+    press(up, CTRL_C)
+    up.wait_for(MENU, 20)
+    press(up, "c\n")  # with `| tee` gone, the terminal shows the rest
+    up.wait_for(rf"{MENU}: c", 20)
+    press(up, CTRL_C)
+    up.wait_for(rf"(?s)({MENU}.*){{2}}", 20)
+    press(up, "k\n")
     done = up.wait(40)
     assert done.rc == 130, done.stdout
     assert_nothing_runs(lab, within=0)
-    assert site.status(job)["state"] == "killed"
+    assert site.status("again")["state"] == "killed"
 
 
 def test_two_at_once_kill_and_interrupt(site: Site, lab: Lab) -> None:
     """Both want the same; neither is confused by the other."""
     site.only(0, 1)
-    job = site.job("twice", SLEEP)
-    up = site.start("up", "--job", job)
-    up.wait_for("rank 1 sleeps")
-    run = str(site.status(job)["run"])
+    up = sleeping(site, "twice", "--on-interrupt", "kill")
+    run = str(site.status("twice")["run"])
     wait_for_ranks(lab.hosts[:2], run)
-    kill = site.elsewhere("second").start("kill", job)
+    kill = site.elsewhere("second").start("kill", "twice")
     up.signal(signal.SIGINT)
     assert kill.wait(40).rc == 0
     assert up.wait(40).rc in (1, 130)

@@ -104,6 +104,7 @@ def test_a_folder_that_is_on_the_nodes_already(site: Site, lab: Lab) -> None:
         ({"jobs": {"j": {"script": "a.py", "env": {"A=B": "x"}}}}, "A=B"),
         ({"jobs": {"j": {"script": "a.py", "env": {"A B": "x"}}}}, "A B"),
         ({"jobs": {"j": {"script": "a.py", "env": {"A": "nul\x00byte"}}}}, ""),
+        ({"environment": {"mode": "managed", "packages": ["torch=2"]}}, "environment.packages[0]"),
     ],
 )
 def test_names_that_are_none_are_refused_with_their_place(site: Site, change: dict[str, Any], words: str) -> None:
@@ -118,6 +119,25 @@ def test_names_that_are_none_are_refused_with_their_place(site: Site, change: di
     assert f"{path}:1:" in one_line(done)
     assert words in one_line(done)
     assert not list(site.folder.rglob("pwned"))
+
+
+def test_all_faults_of_a_file_are_shown_with_the_nearest_name_first(site: Site) -> None:
+    path = site.folder / "bad.yaml"
+    path.write_text("hots: [node0]\n")
+    done = site("push", str(path), inventory=None)
+    assert done.rc == 2
+    first, second, last = done.stderr.splitlines()
+    assert "did you mean hosts?" in first
+    assert "hosts: is missing" in second
+    assert "did you mean hosts?" in last
+
+
+def test_a_push_with_several_jobs_asks_which(site: Site) -> None:
+    site.job("one", SLEEP)
+    site.job("two", SLEEP)
+    done = site("push")
+    assert done.rc == 2
+    assert "choose one with --job: one, two" in one_line(done)
 
 
 @pytest.mark.parametrize("script", ["../inventory.yaml", "/etc/passwd", "no-such.py"])

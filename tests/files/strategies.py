@@ -69,7 +69,7 @@ def jobs(hosts: list[str]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 environments = _optional(
-    packages=st.lists(filled, min_size=1, max_size=2),
+    packages=st.lists(st.sampled_from(["torch==2.13.0", "x[a] >= 1, < 2", "y @ https://h/y-1.tar.gz"]), min_size=1),
     mode=st.just("existing"),
     torch_backend=st.sampled_from(["auto", "cpu", "cu126", "rocm6.3"]),
     index_url=st.none() | filled,

@@ -159,10 +159,33 @@ def test_hostile_text_arrives_as_it_is(value: str) -> None:
     assert job.args == (value,)
 
 
-def test_several_faults_are_counted_and_the_first_one_comes_first() -> None:
-    error = refused("cluster: a b\nhosts: [{name: a, prot: 1, prt: 2}]\n")
-    assert (error.line, error.path) == (1, "cluster")
-    assert "2 more faults below" in str(error)
+def test_all_faults_are_there_misspelt_keys_first() -> None:
+    error = refused("cluster: a b\nhosts: [{name: a, prot: 1, xyz: 2}]\n")
+    assert (error.line, error.path) == (2, "hosts[0].prot")
+    assert [(one.line, one.path) for one in error.others] == [(1, "cluster"), (2, "hosts[0].xyz")]
+
+
+def test_a_misspelt_key_explains_the_one_that_is_missing() -> None:
+    error = refused("cluster: lab\nhots: [a]\n")
+    assert "did you mean hosts?" in str(error)
+    assert (error.line, error.column, error.path) == (2, 1, "hots")
+    assert ["is missing" in str(one) for one in error.others] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("torch=2", "torch==2"),
+        ("torch = 2.13.0", "torch==2.13.0"),
+        ("torch 2.13.0", "torch==2.13.0"),  # the example of the hint
+        ("torch=>2", "torch>=2.4"),
+        ("-r more.txt", "torch>=2.4"),
+    ],
+)
+def test_what_is_no_requirement_is_refused_where_it_stands(text: str, hint: str) -> None:
+    error = refused(f"hosts: [a]\nenvironment:\n  mode: managed\n  packages: [numpy, '{text}']\n")
+    assert (error.line, error.column) == (4, 21)
+    assert hint in str(error)
 
 
 def test_a_value_below_env_is_never_repeated() -> None:

@@ -23,7 +23,7 @@ def shares_of(world_size: int, *args: str, forget: bool = False) -> tuple[Any, A
 
 
 @given(world_size=st.integers(1, 9), more=st.integers(0, 60), drop_last=st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_shares_are_a_partition(world_size: int, more: int, drop_last: bool) -> None:
     samples = world_size + more
     flags = ["--drop_last"] if drop_last else []

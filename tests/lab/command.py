@@ -48,8 +48,11 @@ class Done:
 class Running:
     """A `ddpctl` that goes on. Its output goes to files, so that it never waits for a reader."""
 
-    def __init__(self, args: tuple[str, ...], folder: Path, env: Mapping[str, str], cwd: Path, stdin: str = "") -> None:
+    def __init__(
+        self, args: tuple[str, ...], folder: Path, env: Mapping[str, str], cwd: Path, stdin: str = "", shell: str = ""
+    ) -> None:
         self.args = args
+        self.words = ["bash", "-c", shell, "bash", *args] if shell else [str(PROGRAM), *args]
         self.folder = folder
         self.began = time.monotonic()
         (folder / "stdin").write_text(stdin)
@@ -62,7 +65,7 @@ class Running:
             open(self.folder / "stderr", "w") as stderr,
         ):
             return subprocess.Popen(
-                [PROGRAM, *self.args],
+                self.words,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -150,7 +153,7 @@ class AtTerminal(Running):
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         try:
             return subprocess.Popen(
-                [PROGRAM, *self.args],
+                self.words,
                 stdin=slave,
                 stdout=slave,
                 stderr=slave,
@@ -203,8 +206,12 @@ class Ddpctl:
         env: Mapping[str, str] | None = None,
         stdin: str = "",
         terminal: bool = False,
+        shell: str = "",
     ) -> Running:
-        """Start and come back. The inventory goes in as $DDPCTL_INVENTORY; the home is empty unless one is given."""
+        """Start and come back. The inventory goes in as $DDPCTL_INVENTORY; the home is empty unless one is given.
+
+        ``shell`` is a line of bash in which ``ddpctl "$@"`` stands for the command.
+        """
         folder = self.folder / f"run{len(self.runs)}"
         folder.mkdir()
         home, cwd = home or self._folder("home"), cwd or self._folder("cwd")
@@ -212,7 +219,7 @@ class Ddpctl:
         if inventory:
             environ["DDPCTL_INVENTORY"] = str(inventory)
         kind = AtTerminal if terminal else Running
-        run = kind(args, folder, {**environ, **(env or {})}, cwd, stdin)
+        run = kind(args, folder, {**environ, **(env or {})}, cwd, stdin, shell)
         self.runs.append(run)
         return run
 

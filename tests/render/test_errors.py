@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpctl.errors import AuthRefused, DdpctlError, HostsFailed, NoSuchJob, Unreachable
+from ddpctl.errors import AuthRefused, DdpctlError, HostsFailed, InventoryError, NoSuchJob, Unreachable
 from ddpctl.render.errors import error_lines
 
 
@@ -56,3 +56,13 @@ def test_what_is_the_same_for_all_stays_as_it_is() -> None:
     assert error_lines(HostsFailed("2 failed", errors)) == [
         "2 failed: node1,node2 (2 hosts): the jump host 10.0.0.9 is down"
     ]
+
+
+def test_all_faults_of_a_file_are_listed() -> None:
+    error = InventoryError(
+        "is not a known key", file="a.yaml", line=2, column=1, path="hots", hint="did you mean hosts?"
+    )
+    error.others = (InventoryError("is missing", file="a.yaml", line=1, column=1, path="hosts"),)
+    *table, line = error_lines(error)
+    assert line == "a.yaml:2:1: hots: is not a known key; did you mean hosts? (1 more above)"
+    assert table == ["  a.yaml:2:1: hots: is not a known key; did you mean hosts?", "  a.yaml:1:1: hosts: is missing"]

@@ -178,10 +178,11 @@ def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
 
 
 @pytest.mark.parametrize(("at", "whole"), [("00:00:22", "killed"), ("00:00:05", "failed")])
-def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whole: str) -> None:
-    """Unless it had lost them before."""
+@pytest.mark.parametrize("reason", ["node_lost", "rendezvous_timeout"])
+def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whole: str, reason: str) -> None:
+    """Or they never join it, when it was starting. Unless it had lost them before."""
     killed = Cause("a", "killed_by_user", "killed by me", "2026-01-01T00:00:10Z")
-    lost = Cause("a", "node_lost", "nothing was heard of a", f"2026-01-01T{at}Z")
+    lost = Cause("a", reason, "nothing was heard of a", f"2026-01-01T{at}Z")
     run = RunStatus(
         "j", "r", "c", (NodeStatus("a", 0, "killed", cause=killed), NodeStatus("b", 1, "failed", cause=lost))
     )

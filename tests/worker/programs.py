@@ -76,7 +76,7 @@ if libc.ptrace(0x4206, pid, None, None) or libc.ptrace(0x4207, pid, None, None):
     sys.exit(os.strerror(ctypes.get_errno()))
 os.waitpid(pid, 0x40000000)
 print("stopped", flush=True)
-while not os.WIFSIGNALED(os.waitpid(pid, 0x40000000)[1]):
+while os.WIFSTOPPED(os.waitpid(pid, 0x40000000)[1]):
     pass
 """
 

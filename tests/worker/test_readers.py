@@ -224,7 +224,7 @@ def record_of(end: str | None) -> Iterator[RunPaths]:
         yield RunPaths(str(folder))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(OPTIONAL), SPOILT, min_size=1), st.sampled_from(sorted(TERMINAL)))
 def test_whatever_is_in_the_lesser_records_an_ended_run_reads_as_ended(spoilt: dict[str, bytes], end: str) -> None:
     with record_of(end) as paths:
@@ -234,7 +234,7 @@ def test_whatever_is_in_the_lesser_records_an_ended_run_reads_as_ended(spoilt: d
         assert (found["state"], found["ended"]) == (end, "then")
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(OPTIONAL), SPOILT, min_size=1))
 def test_whatever_is_in_the_lesser_records_a_run_that_has_not_ended_can_be_asked_for(spoilt: dict[str, bytes]) -> None:
     with record_of(None) as paths:

@@ -7,7 +7,8 @@ from pathlib import Path
 from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.cli.end import conclude
-from ddpctl.cli.follow import follow_run
+from ddpctl.cli.follow import follow_run, how_to_go_on
+from ddpctl.cli.interrupts import Interrupts
 from ddpctl.errors import Interrupted
 from ddpctl.stages.status import find_run
 
@@ -21,12 +22,10 @@ def attach(
     Ctrl-C detaches, never kills.
     """
     inventory = session.load(None, option, job=job)
-    with session.fleet_of(inventory) as fleet:
-        run = find_run(fleet, job)
+    with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
+            run = find_run(fleet, job)
             end = follow_run(run, fleet, offsets=files.load_positions(run.run))
         except (KeyboardInterrupt, Interrupted):
-            raise Interrupted(
-                f"detached: {run.job} goes on", hint=f"ddpctl attach {run.job} follows it again"
-            ) from None
+            raise Interrupted(f"detached; nothing was done to {job}", hint=how_to_go_on(job)) from None
     return conclude(end)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import typer
 
 from ddpctl.cli import session
+from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.order import Order, make_order
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
@@ -171,9 +171,7 @@ def _with_job(inventory: Inventory, job: JobSpec) -> Inventory:
 @contextlib.contextmanager
 def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
     """Connections and progress; a signal ends the run that is under way, like Ctrl-C."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
+    with Interrupts(), session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
         try:
             yield fleet, view.tell
         except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.errors import DdpctlError, HostsFailed, Unreachable
-from ddpctl.render.console import is_plain, stderr_console
+from ddpctl.render.console import has_colours, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter
 from ddpctl.render.noise import Held
 from ddpctl.render.progress import ProgressView
@@ -40,7 +40,7 @@ def follow_run(
         Interrupted: see stages.follow.
     """
     stream = sys.stderr if to_stderr else sys.stdout
-    printer = LinePrinter(stream.buffer, run.hosts, colour=not is_plain(stream), world_size=run.world_size)
+    printer = LinePrinter(stream.buffer, run.hosts, colour=has_colours(stream), world_size=run.world_size)
 
     held = Held()
 
@@ -70,6 +70,11 @@ def follow_run(
     return end
 
 
+def how_to_go_on(run: str) -> str:
+    """What to type once the job is no longer followed."""
+    return f"follow it again: ddpctl attach {run}; end it: ddpctl kill {run}"
+
+
 @contextlib.contextmanager
 def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
     """Where the positions go; nowhere, with a warning, when this machine lets us write no record."""
@@ -95,7 +100,7 @@ def print_lines(
     """Print a selection of a run's lines, once or until it is over."""
     printer: LinePrinter | JsonLines = JsonLines(sys.stdout)
     if not as_json:
-        printer = LinePrinter(sys.stdout.buffer, run.hosts, colour=not is_plain(sys.stdout), world_size=run.world_size)
+        printer = LinePrinter(sys.stdout.buffer, run.hosts, colour=has_colours(sys.stdout), world_size=run.world_size)
     with ProgressView(stderr_console(), on_line=printer.write) as view:
         errors = stage.follow(
             run.run, hosts, fleet, view.tell, selection=selection, save=lambda _: printer.flush(), follow=follow

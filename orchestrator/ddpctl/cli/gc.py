@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
+from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.render.console import stderr_console
 from ddpctl.render.gc import gc_view
 from ddpctl.render.progress import ProgressView
@@ -25,11 +26,11 @@ def gc(
     """Remove old runs, and the environments and wheels that no run uses. What a live run uses always stays."""
     where = session.load(inventory, option)
     with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
-        ask = session.interactive() and not (yes or dry_run or as_json)
+        ask = can_ask() and not (yes or dry_run or as_json)
         outcome = collect(where, where.hosts, fleet, view.tell, delete=not (dry_run or ask), days=days)
         if ask and outcome.bytes:
             session.print_view(gc_view(outcome))
-            if typer.confirm(f"remove these, {size(outcome.bytes)} in all?", err=True):
+            if confirm(f"remove these, {size(outcome.bytes)} in all?"):
                 outcome = collect(where, where.hosts, fleet, view.tell, delete=True, days=days)
     if as_json:
         session.print_json(outcome.to_json())

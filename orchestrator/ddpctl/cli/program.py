@@ -6,6 +6,7 @@ stderr and an exit code (errors.py); a traceback only with ``--debug``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import importlib
@@ -109,13 +110,13 @@ def run(argv: list[str]) -> int:
         code = app(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # what typer makes of a Ctrl-C
-            sys.stderr.write("ddpctl: interrupted\n")
+            _say("ddpctl: interrupted\n")
     except DdpctlError as error:
         return _report(error)
     except typer.TyperException as error:
         return _usage(error)
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("ddpctl: interrupted\n")
+        _say("ddpctl: interrupted\n")
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -180,5 +181,12 @@ def _report(error: DdpctlError) -> int:
     if GLOBAL.debug:
         traceback.print_exception(error)
     *table, last = error_lines(error)
-    sys.stderr.write("".join(f"{line}\n" for line in table) + f"ddpctl: {last}\n")
+    _say("".join(f"{line}\n" for line in table) + f"ddpctl: {last}\n")
     return error.exit_code
+
+
+def _say(text: str) -> None:
+    """On stderr, if somebody still reads it: after a hangup nobody does, and the exit code is what is left."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -17,7 +17,7 @@ from ddpctl.stages.push import push as push_stage
 
 def push(
     inventory: Path | None = session.InventoryArgument,
-    job: str = typer.Option(None, "--job", help="Whose code to send, and to which nodes; default: the only job."),
+    job: str = typer.Option(None, "--job", help="Whose code and nodes; needed when there are several."),
     locked: bool = typer.Option(False, "--locked", help="Insist on the lock of the last push; resolve nothing."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
@@ -25,7 +25,7 @@ def push(
     """Put environment and code onto every node; start nothing."""
     where = session.load(inventory, option)
     archive, hosts = None, where.hosts
-    if job is not None or len(where.jobs) == 1:
+    if job is not None or where.jobs:
         order = make_order(where, job)
         archive, hosts = order.archive, order.hosts
     names = [host.name for host in hosts]

@@ -14,10 +14,10 @@ from typing import Any
 import typer
 
 from ddpctl import files
-from ddpctl.cli.prompt import TerminalPrompter
+from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import UsageError
-from ddpctl.render.console import is_plain, stderr_console, stdout_console
+from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.spec.inventory import Inventory
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
@@ -64,8 +64,7 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
 @contextlib.contextmanager
 def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[Fleet]:
     """Connections to the inventory's hosts, closed at the end."""
-    prompter = None if is_plain(sys.stderr) or not sys.stdin.isatty() else TerminalPrompter()
-    fleet = open_fleet(inventory, hosts, prompter=prompter)
+    fleet = open_fleet(inventory, hosts, prompter=TerminalPrompter() if can_ask() else None)
     try:
         yield fleet
     finally:
@@ -109,8 +108,3 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
-
-
-def interactive() -> bool:
-    """Whether a person can be asked."""
-    return sys.stdin.isatty() and not is_plain(sys.stderr)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.cli import session
+from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
 from ddpctl.stages.trust import KeyReport, add, survey
 
@@ -58,11 +59,11 @@ def _confirmed(count: int, yes: bool) -> bool:
     """
     if yes:
         return True
-    if not session.interactive():
+    if not can_ask():
         raise UsageError(
             f"{count} keys are unknown and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
         )
-    return typer.confirm(f"add {count} keys?", err=True)
+    return confirm(f"add {count} keys?")
 
 
 def _raise_for(reports: list[KeyReport]) -> None:

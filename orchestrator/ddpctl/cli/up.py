@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import signal
+import enum
+import os
+import select
 import sys
 from pathlib import Path
-from types import FrameType, TracebackType
 
 import typer
 
 from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.cli.end import conclude
-from ddpctl.cli.follow import follow_run
+from ddpctl.cli.follow import follow_run, how_to_go_on
+from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.kill import DEFAULT_GRACE_S, require_proof
 from ddpctl.cli.order import Order, make_order, remember
-from ddpctl.cli.prompt import choose
+from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import Interrupted, PreflightFailed, UsageError
+from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.plan import plan_view
 from ddpctl.render.preflight import report_view
@@ -29,8 +31,16 @@ from ddpctl.spec.preflight import PreflightReport
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
-from ddpctl.stages.up import FACTS_ONLY, Way, go_up
+from ddpctl.stages.up import FACTS_ONLY, Way, go_up, undo
 from ddpctl.transport.base import Fleet
+
+
+class OnInterrupt(str, enum.Enum):
+    """What Ctrl-C does while the job's output is followed."""
+
+    ASK = "ask"
+    DETACH = "detach"
+    KILL = "kill"
 
 
 def up(
@@ -43,6 +53,11 @@ def up(
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; contact nothing."),
     skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without the checks."),
     deep: bool = typer.Option(False, "--deep", help="Check with a rehearsal of all ranks too, as in preflight."),
+    on_interrupt: OnInterrupt = typer.Option(
+        OnInterrupt.ASK,
+        "--on-interrupt",
+        help="On Ctrl-C while following: ask (detach where nobody can be asked), detach, or kill the job.",
+    ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -62,7 +77,8 @@ def up(
         else:
             session.print_view(plan_view(plan))
         return 0
-    with session.fleet_of(order.inventory, [host.name for host in order.hosts]) as fleet:
+    names = [host.name for host in order.hosts]
+    with Interrupts() as interrupts, session.fleet_of(order.inventory, names) as fleet:
         options = FACTS_ONLY if skip_preflight else Options(reuse=True, deep=deep)
         run = _start(order, fleet, options, as_json=as_json)
         if detach:
@@ -71,7 +87,7 @@ def up(
             else:
                 session.print_view(status_view(run))
             return 0
-        return _follow(run, fleet, as_json=as_json)
+        return _follow(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
 
 def _order(file: Path, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Order:
@@ -86,37 +102,47 @@ def _order(file: Path, job: str | None, nodes: int | None, nproc: int | None, se
 
 
 def _start(order: Order, fleet: Fleet, options: Options, *, as_json: bool) -> RunStatus:
-    """Everything up to the last confirmed start. Ctrl-C on the way leaves nothing running.
+    """Everything up to the last confirmed start. Whatever ends it before that, nothing is left running.
 
     Where preflight refuses, its report is the one document that ``as_json`` promises.
     """
     way = Way()
-    wanted = order.wanted(options)
-    with ProgressView(stderr_console()) as view:
-        try:
-            go_up(wanted, fleet, view.tell, way=way)
-        except PreflightFailed:
-            if way.report is not None:
-                stderr_console().print(report_view(way.report))
-                if as_json:
-                    session.print_json(way.report.to_json())
+    try:
+        with ProgressView(stderr_console()) as view:
+            go_up(order.wanted(options), fleet, view.tell, way=way)
+        if way.report is not None and options is not FACTS_ONLY:
+            _tell_warnings(way.report)
+        assert way.plan is not None
+        assert way.status is not None
+        remember(order, way.plan, way.environment.lock if way.environment else None)
+        return way.status
+    except PreflightFailed:
+        if way.report is not None:
+            stderr_console().print(report_view(way.report))
+            if as_json:
+                session.print_json(way.report.to_json())
+        raise
+    except BaseException as error:
+        _undo(way, fleet, interrupted=isinstance(error, (KeyboardInterrupt, Interrupted)))
+        raise
+
+
+def _undo(way: Way, fleet: Fleet, *, interrupted: bool) -> None:
+    """Nothing may stay of a run that did not start on every node; what does stay is named.
+
+    Raises:
+        Interrupted: that was why it ended. Survivors, ConnectError: after an interrupt, where there is no proof.
+    """
+    try:
+        outcome = undo(way, fleet, by=session.me())
+        if outcome is not None:
+            require_proof(outcome)
+    except DdpctlError as error:
+        if interrupted:
             raise
-        except (KeyboardInterrupt, Interrupted):
-            _take_back(order, way, fleet)
-            raise Interrupted("interrupted before every node had started; nothing is left running") from None
-    if way.report is not None and options is not FACTS_ONLY:
-        _tell_warnings(way.report)
-    assert way.plan is not None
-    assert way.status is not None
-    remember(order, way.plan, way.environment.lock if way.environment else None)
-    return way.status
-
-
-def _take_back(order: Order, way: Way, fleet: Fleet) -> None:
-    """Stop what may have been started: from the plan on, a start may be under way."""
-    if way.plan is not None:
-        outcome = stop_run(way.plan.job, way.plan.run, way.plan.hosts, fleet, grace=2.0, by=session.me())
-        require_proof(outcome)
+        session.warn(f"warning: {error}")  # the error that is on its way says why all this happens
+    if interrupted:
+        raise Interrupted("interrupted before every node had started; nothing is left running") from None
 
 
 def _tell_warnings(report: PreflightReport) -> None:
@@ -127,54 +153,59 @@ def _tell_warnings(report: PreflightReport) -> None:
             session.warn(f"warning: {where}{finding.message}{step}")
 
 
-class _CtrlC:
-    """While it is in force Ctrl-C sets a flag instead of tearing the program down."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def __enter__(self) -> _CtrlC:
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.pressed = True
-
-
-def _follow(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
-    """Follow to the end; Ctrl-C asks once on a terminal (detach / kill / go on), and kills without one."""
+def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
+    """Follow to the end, or until the person at the terminal, or whoever sent the signal, has had enough."""
     while True:
         offsets = files.load_positions(run.run)
-        with _CtrlC() as ctrl_c:
+        with interrupts.noted():
             try:
-                end = follow_run(run, fleet, offsets=offsets, to_stderr=as_json, interrupted=lambda: ctrl_c.pressed)
+                end = follow_run(run, fleet, offsets=offsets, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
                 return conclude(end, as_json=as_json)
             except Interrupted:
                 pass
-        answer = _ask() if session.interactive() else "kill"
-        if answer == "detach":
-            stderr_console().print(f"{run.job} goes on; follow it again with: ddpctl attach {run.job}")
-            return 0
-        if answer == "kill":
-            return _kill(run, fleet, as_json=as_json)
+            except OSError:
+                if not interrupts.pressed:  # `| head` has seen enough
+                    raise
+        choice = OnInterrupt.DETACH if interrupts.told_to_end else on_interrupt
+        if choice is OnInterrupt.ASK and can_ask():
+            with interrupts.raised():
+                answer = _ask()
+            _replace_broken_streams()
+            if answer == "continue":
+                continue
+            if answer == "detach":
+                stderr_console().print(f"{run.job} is still running; {how_to_go_on(run.run)}")
+                return 0
+            choice = OnInterrupt.KILL
+        if choice is OnInterrupt.KILL:
+            with interrupts.raised():
+                return _kill(run, fleet, as_json=as_json)
+        raise Interrupted(f"detached: {run.job} is still running", hint=how_to_go_on(run.run))
 
 
 def _ask() -> str:
-    sys.stderr.write("\n")
+    options = {"detach": "detach", "kill": "kill", "continue": "continue"}
     try:
-        return choose("the job runs on:", {"detach": "detach", "kill": "kill", "go": "go on"})
-    except (KeyboardInterrupt, typer.Abort):
+        return choose("\nthe job is still running:", options) or "detach"
+    except KeyboardInterrupt:
         return "detach"  # a second Ctrl-C never kills
+
+
+def _replace_broken_streams() -> None:
+    """A Ctrl-C has ended `| tee` as well: what nobody reads any more goes to the terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        if poll.poll(0):  # POLLERR or POLLHUP, which are always looked for
+            os.dup2(os.open(TERMINAL, os.O_WRONLY | os.O_NOCTTY), stream.fileno())
 
 
 def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
     grace = float((run.record.get("timeouts") or {}).get("stop") or DEFAULT_GRACE_S)
-    outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
+    try:
+        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted while the job was being killed", hint=f"ddpctl kill {run.run}") from None
     if as_json:
         session.print_json(read_run(fleet, run).to_json())
     require_proof(outcome)

@@ -139,14 +139,18 @@ def _validate(root: Node) -> InventoryFile:
 
 
 def _report(root: Node, faults: Sequence[Fault]) -> InventoryError:
-    """The fault that stands first in the file, with a word on how many more there are."""
+    """All faults, in the order of the file; but a misspelt key comes first, since others may follow from it."""
     different = {(fault.path, fault.message): fault for fault in faults}.values()
-    errors = sorted((error_at(root, fault) for fault in different), key=lambda e: (e.line or 0, e.column or 0))
-    first = errors[0]
-    if len(errors) > 1:
-        more = f"{len(errors) - 1} more fault{'s' if len(errors) > 2 else ''} below"
-        first.hint = f"{first.hint} ({more})" if first.hint else f"({more})"
+    found = [(not _is_misspelt(fault), error_at(root, fault)) for fault in different]
+    first, *others = (
+        one for _, one in sorted(found, key=lambda each: (each[0], each[1].line or 0, each[1].column or 0))
+    )
+    first.others = tuple(others)
     return first
+
+
+def _is_misspelt(fault: Fault) -> bool:
+    return fault.at_key and (fault.hint or "").startswith("did you mean")
 
 
 def _fault(root: Node, detail: ErrorDetails) -> Fault:

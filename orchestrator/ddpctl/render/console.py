@@ -15,9 +15,15 @@ _WIDEST = 100_000
 
 
 def is_plain(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
-    """No colours, no live display, no prompts: without a terminal, with NO_COLOR, or on a dumb one."""
+    """No colours and no live display: without a terminal, or on a dumb one."""
     environ = os.environ if environ is None else environ
-    return not stream.isatty() or bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+    return not stream.isatty() or environ.get("TERM") == "dumb"
+
+
+def has_colours(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """NO_COLOR takes the colours away and nothing else (no-color.org)."""
+    environ = os.environ if environ is None else environ
+    return not is_plain(stream, environ) and not environ.get("NO_COLOR")
 
 
 class _Console(Console):
@@ -49,7 +55,7 @@ def make_console(stream: TextIO) -> Console:
         markup=False,
         emoji=False,
         highlight=False,
-        no_color=plain,
+        no_color=not has_colours(stream),
         force_terminal=not plain,
         soft_wrap=plain,
         width=None if not plain else 200,

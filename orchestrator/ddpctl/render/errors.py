@@ -1,10 +1,10 @@
-"""An error as lines for stderr: one line, after a table where hosts failed in different ways."""
+"""An error as lines for stderr: one line; above it a list where hosts failed differently or a file has many faults."""
 
 from __future__ import annotations
 
 import re
 
-from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.errors import DdpctlError, HostsFailed, InventoryError
 from ddpctl.spec.ranges import fold
 
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\]")
@@ -12,6 +12,9 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\]")
 
 def error_lines(error: DdpctlError) -> list[str]:
     """The line to print, as the last; where hosts failed in several ways, before it a line for each way."""
+    if isinstance(error, InventoryError) and error.others:
+        faults = [str(one) for one in (error, *error.others)]
+        return [*(f"  {line}" for line in faults), f"{faults[0]} ({len(error.others)} more above)"]
     if not isinstance(error, HostsFailed):
         return [str(error)]
     groups: dict[str, list[str]] = {}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -71,7 +71,27 @@ Mode = Literal["existing", "managed"]
 Backend = Annotated[
     str, BeforeValidator(_backend), WithJsonSchema({"type": "string", "pattern": f"^({_BACKEND.pattern})$"})
 ]
-Requirements = Annotated[tuple[Filled, ...], BeforeValidator(as_tuple)]
+
+
+def _requirement(value: str) -> str:
+    """One line of ``packages``, by PEP 508."""
+    from packaging.requirements import InvalidRequirement, Requirement  # few inventories need it
+
+    try:
+        Requirement(value)
+    except InvalidRequirement as error:
+        raise bad(f"is not a requirement: {str(error).splitlines()[0]}", _requirement_hint(value)) from None
+    return value
+
+
+def _requirement_hint(value: str) -> str:
+    name, equals, version = value.partition("=")
+    if equals and name[-1:] not in "<>!~" and version.strip()[:1].isdigit():
+        return f"write {name.strip()}=={version.strip()}"
+    return "write for instance torch==2.13.0 or torch>=2.4,<3"
+
+
+Requirements = Annotated[tuple[Annotated[Filled, AfterValidator(_requirement)], ...], BeforeValidator(as_tuple)]
 
 
 class Environment(Strict):

@@ -127,6 +127,10 @@ class End:
         return {"state": self.state, "ended": self.ended, "cause": self.cause.to_json() if self.cause else None}
 
 
+# A node that fails for such a reason has lost another one, or never met it.
+_MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before."""
@@ -145,7 +149,7 @@ class RunStatus:
     def _seen_by(self, node: NodeStatus) -> str:
         """The node's state; one that was out of reach when a user killed the others lost them to that kill."""
         why = node.cause
-        if node.state == contract.FAILED and why is not None and why.reason == contract.NODE_LOST:
+        if node.state == contract.FAILED and why is not None and why.reason in _MISSES_OTHERS:
             ends = [one.cause for one in self.nodes if one.host == why.host and one.cause is not None]
             if any(end.reason == contract.KILLED_BY_USER and end.time < why.time for end in ends):
                 return contract.KILLED

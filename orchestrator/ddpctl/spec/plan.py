@@ -13,6 +13,8 @@ from typing import Any
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl_worker import contract
 
+AUTO = "auto"  # in the place of what is not known
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -115,6 +117,17 @@ class Plan:
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(node.host for node in self.nodes)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What no launcher can be started without, in words; the other open questions have defaults of torch's own."""
+        words = [f"processes per node of {node.host}" for node in self.nodes if node.nproc is None]
+        if self.rendezvous == "static":
+            nameless = [self.master] if self.master_addr == AUTO else []
+        else:
+            nameless = [node.host for node in self.nodes if node.address == AUTO]
+        words += [f"fabric address of {host}" for host in nameless]
+        return (*words, "master port") if self.master_port is None else tuple(words)
 
     def node(self, host: str) -> NodePlan:
         return next(node for node in self.nodes if node.host == host)

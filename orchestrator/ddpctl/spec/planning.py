@@ -11,10 +11,9 @@ from ddpctl.errors import UsageError
 from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
-from ddpctl.spec.plan import CodeRef, Facts, Identity, NodeFacts, NodePlan, Plan
+from ddpctl.spec.plan import AUTO, CodeRef, Facts, Identity, NodeFacts, NodePlan, Plan
 from ddpctl_worker import contract
 
-AUTO = "auto"
 LAUNCH = "torch.distributed.launch"
 RUN = "torch.distributed.run"
 DEFAULT_ETCD_PORT = 2379

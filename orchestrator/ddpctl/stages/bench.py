@@ -15,8 +15,7 @@ from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
 from ddpctl.stages.metrics import MetricsReader
 from ddpctl.stages.status import read_run
-from ddpctl.stages.stop import stop_run
-from ddpctl.stages.up import Wanted, Way, go_up
+from ddpctl.stages.up import Wanted, Way, go_up, undo
 from ddpctl.transport.base import Fleet
 
 POLL_S = 1.0
@@ -83,11 +82,10 @@ def running(wanted: Wanted, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
         assert way.status is not None
         yield way.status
     finally:
-        if way.plan is not None:
-            outcome = stop_run(way.plan.job, way.plan.run, way.plan.hosts, fleet, grace=GRACE_S, by=by)
-            if outcome.survivors:
-                left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
-                raise Survivors(f"processes of {way.plan.run} survived: {left}", hint=f"ddpctl kill {way.plan.run}")
+        outcome = undo(way, fleet, by=by, grace=GRACE_S)
+        if outcome is not None and outcome.survivors:
+            left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
+            raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
 
 
 def _warnings_only(tell: Tell) -> Tell:

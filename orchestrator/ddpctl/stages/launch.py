@@ -10,8 +10,7 @@ from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.outcome import RunStatus, merge_runs
 from ddpctl.spec.plan import NodePlan, Plan
-from ddpctl.stages.stop import stop_run
-from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+from ddpctl.transport.base import Fleet, Transport
 
 START_TIMEOUT_S = 60.0
 
@@ -19,10 +18,12 @@ START_TIMEOUT_S = 60.0
 def launch(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | None = None) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
+    Whatever it raises, some nodes may have started: that is for the caller to undo.
+
     ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down.
 
     Raises:
-        HostsFailed: some node could not be started; whatever had been started was stopped again.
+        HostsFailed: some node could not be started.
     """
     gang_key = random_source.token_hex(32)
     tell(StageStarted("launch", len(plan.nodes)))
@@ -42,7 +43,11 @@ def launch(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | No
     outcome = fleet.map(start, plan.hosts, on_done=on_done)
     tell(StageEnded("launch", outcome.ok))
     if not outcome.ok:
-        _take_back(plan, fleet, tell, outcome)
+        tell(Note("not every node could be started: stopping the others", level="warning"))
+        message = (
+            f"{len(outcome.errors)} of {len(plan.nodes)} hosts could not be started; the run was ended on the others"
+        )
+        raise HostsFailed(message, outcome.errors)
     return merge_runs({host: [answer["status"]] for host, answer in outcome.results.items()})[0]
 
 
@@ -58,13 +63,3 @@ def start_request(plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_k
         "gang_key": gang_key,
         "python_exec": True,
     }
-
-
-def _take_back(plan: Plan, fleet: Fleet, tell: Tell, outcome: FleetOutcome[dict[str, Any]]) -> None:
-    """Stop what was started: also where the answer was lost, since the start itself may have happened."""
-    tell(Note("not every node could be started: stopping the others", level="warning"))
-    stopped = stop_run(plan.job, plan.run, plan.hosts, fleet, grace=5.0, by="ddpctl up")
-    message = f"{len(outcome.errors)} of {len(plan.nodes)} hosts could not be started; the others were stopped again"
-    if stopped.survivors:
-        message += "; left over: " + ", ".join(f"{host} pid {pid}" for host, pid, _ in stopped.survivors)
-    raise HostsFailed(message, outcome.errors)

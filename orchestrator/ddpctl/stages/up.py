@@ -11,7 +11,7 @@ from ddpctl.spec.event import Tell
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.outcome import KillOutcome, RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import Delivery, EnvironmentOutcome
@@ -21,10 +21,12 @@ from ddpctl.stages.preflight import Options, run_preflight, with_rehearsal
 from ddpctl.stages.provision import provision
 from ddpctl.stages.push import push_code
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Fleet
 
 # What is asked even with --skip-preflight: addresses, interfaces, GPUs and free ports are no opinion but facts.
 FACTS_ONLY = Options(only=("ssh",), mesh=False)
+UNDO_GRACE_S = 2.0  # of a run that has only just begun
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,19 @@ def provide_code(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
 
 
 def start(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """The plan, now without open questions, and every launcher."""
-    way.plan = wanted.plan(way.facts)
-    way.status = launch(way.plan, fleet, tell, wanted.secrets)
+    """The plan, now without open questions, and every launcher.
+
+    Raises:
+        PreflightFailed: what the plan needs could not be found out.
+    """
+    plan = wanted.plan(way.facts)
+    if plan.unknown:
+        raise PreflightFailed(
+            f"nothing was started: not known: {', '.join(plan.unknown)}",
+            hint="run `ddpctl preflight`, or write it into the inventory: fabric_address, slots, master_port",
+        )
+    way.plan = plan
+    way.status = launch(plan, fleet, tell, wanted.secrets)
 
 
 STEPS: tuple[Step, ...] = (check, provide_environment, rehearse, provide_code, start)
@@ -167,13 +179,22 @@ STEPS: tuple[Step, ...] = (check, provide_environment, rehearse, provide_code, s
 def go_up(wanted: Wanted, fleet: Fleet, tell: Tell, *, way: Way | None = None) -> Way:
     """All steps in order. ``way`` is filled as they go, so that the caller sees how far an interrupted one came.
 
+    Whatever it raises, the caller calls ``undo``.
+
     Raises:
-        PreflightFailed, HostsFailed: a step failed; nothing is left running.
+        PreflightFailed, HostsFailed: a step failed.
     """
     way = way or Way()
     for step in STEPS:
         step(wanted, way, fleet, tell)
     return way
+
+
+def undo(way: Way, fleet: Fleet, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
+    """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
+    if way.plan is None:
+        return None
+    return stop_run(way.plan.job, way.plan.run, way.plan.hosts, fleet, grace=grace, by=by)
 
 
 def _raise_for(errors: Mapping[str, DdpctlError], total: int, what: str) -> None:
