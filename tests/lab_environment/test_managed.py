@@ -168,7 +168,7 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
             "broken.c": '#include "no_such_header.h"\n',
         },
     )
-    wanted = f"environment.packages=[torch==2.13.0, '{tmp_path}/broken-1.0.tar.gz']"
+    wanted = f"environment.packages=[torch==2.13.0, 'broken @ file://{tmp_path}/broken-1.0.tar.gz']"
     broken = ddpctl("up", str(path), "--set", wanted, home=home, timeout=200)
     assert broken.rc == 5, broken.stderr
     assert broken.stderr.splitlines()[-1].startswith("ddpctl: node0: broken 1.0 has no wheel and cannot be built")

@@ -35,7 +35,7 @@ FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
 class Request:
     """What is wanted: requirement lines, or a file of them, or a lock that somebody made already; and a project.
 
-    ``folder`` is where relative paths in ``packages`` count from: that of the inventory.
+    ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
     """
 
     environment: Environment
