@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": {"spec", "errors"},
     "code": {"spec", "errors"},
     "transport": {"spec", "errors"},
-    "environment": {"transport", "files", "spec", "errors"},
+    "environment": {"transport", "files", "code", "spec", "errors"},
     "stages": {"checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
     "cli": {"stages", "checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import sys
+import tarfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +53,52 @@ def make_wheel(
         for inner, data in files.items():
             archive.writestr(zipfile.ZipInfo(inner, (2020, 1, 1, 0, 0, 0)), data)
     return path
+
+
+def make_sdist(folder: Path, name: str, version: str = "1.0", *, files: Mapping[str, str]) -> Path:
+    """A source distribution of these files."""
+    path = folder / f"{name}-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for inner, text in {"PKG-INFO": _metadata(name, version, ()).replace("2.1", "2.2"), **files}.items():
+            info = tarfile.TarInfo(f"{name}-{version}/{inner}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+def backend(name: str, version: str = "1.0", *, tag: str = "py3-none-any", body: str = "", asks: str = "[]") -> str:
+    """A build backend in one file, for a project that needs nothing else: ``body`` runs when the wheel is built."""
+    return f"""
+import pathlib, sys, zipfile
+INFO = "{name}-{version}.dist-info/"
+META = "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+def get_requires_for_build_wheel(settings=None):
+    return {asks}
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    place = pathlib.Path(folder, INFO)
+    place.mkdir()
+    (place / "METADATA").write_text(META)
+    return place.name
+def build_sdist(folder, settings=None):
+    import tarfile
+    path = pathlib.Path(folder, "{name}-{version}.tar.gz")
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(".", "{name}-{version}")
+    return path.name
+def build_wheel(folder, settings=None, metadata=None):
+    code = "where = " + repr(sys.prefix) + "\\n"
+    {body or "pass"}
+    name = "{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(pathlib.Path(folder, name), "w") as wheel:
+        for inner, text in (("{name}.py", code), (INFO + "METADATA", META),
+                            (INFO + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n"),
+                            (INFO + "RECORD", "{name}.py,,\\n" + INFO + "RECORD,,\\n")):
+            wheel.writestr(zipfile.ZipInfo(inner), text)
+    return name
+"""
+
+
+PYPROJECT = '[build-system]\nrequires = [{requires}]\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
 
 def _metadata(name: str, version: str, requires: Sequence[str]) -> str:

@@ -18,7 +18,8 @@ from tests.environment.support import TORCH, Heard, blobs, fleet_of, local_inven
 
 
 def managed(wheels: Path, *packages: str, **keys: object) -> Environment:
-    values = {"mode": "managed", "packages": packages or ("alpha",), "find_links": (str(wheels),), **keys}
+    wanted = (*(packages or ("alpha",)), "torch")
+    values = {"mode": "managed", "packages": wanted, "find_links": (str(wheels),), **keys}
     return Environment.model_validate(values)
 
 
@@ -42,7 +43,7 @@ def shelf(wheels: Path) -> Path:
 
 
 def test_nodes_get_what_the_lock_says_and_a_second_push_sends_nothing(tmp_path: Path, shelf: Path) -> None:
-    inventory = local_inventory(tmp_path, 3, managed(shelf, "alpha", "torch"))
+    inventory = local_inventory(tmp_path, 3, managed(shelf))
     first = run(inventory)
     assert first.ok
     assert first.traffic.needed == first.traffic.sent_by_controller + first.traffic.relayed
@@ -93,7 +94,7 @@ def test_locked_without_a_lock_says_what_to_do(tmp_path: Path, shelf: Path) -> N
 
 def test_a_requirements_file_and_a_pylock_do_as_well(tmp_path: Path, shelf: Path) -> None:
     (tmp_path / "more.txt").write_text("gamma\n")
-    (tmp_path / "requirements.txt").write_text("alpha\n-r more.txt\n")
+    (tmp_path / "requirements.txt").write_text("alpha\ntorch\n-r more.txt\n")
     by_file = managed(shelf).model_copy(update={"packages": (), "requirements": str(tmp_path / "requirements.txt")})
     first = run(local_inventory(tmp_path, 1, by_file))
     assert ask(first.nodes[0].python, "import alpha, gamma; print(gamma.__version__)") == "3.0"

@@ -92,6 +92,13 @@ def refused(text: str | bytes) -> InventoryError:
         ),
         # YAML that means different things to different readers
         ("hosts: [a]\ncluster: no\n", "c.yaml:2:10: cluster: 'no' reads as a boolean"),
+        ("hosts: [a]\nenvironment: {build: no}\n", "environment.build: 'no' reads as a boolean"),
+        ("hosts: [a]\nenvironment: {build: 1}\n", "c.yaml:2:22: environment.build: must be true or false"),
+        ("hosts: [a]\nenvironment: {project: .}\n", "environment: project is set, but nothing is installed"),
+        (
+            "hosts: [a]\nenvironment: {mode: managed, project: ., requirements: pylock.x.toml}\n",
+            "environment: requirements is a lock, and project cannot add to one; put the project into the lock",
+        ),
         (JOB + "    args: [a, 010]\n", "c.yaml:5:15: jobs.train.args[1]: '010' reads as a number"),
         (JOB + "    args: [22:22]\n", "c.yaml:5:12: jobs.train.args[0]: '22:22' reads as a number in base 60"),
         ("hosts: [a]\ncluster: 10\n", "c.yaml:2:10: cluster: must be text; quote it"),

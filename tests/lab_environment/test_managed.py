@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uv
 
 from ddpctl.environment.origins import pip_settings
 from tests.conftest import MakeLab
+from tests.environment.support import make_sdist
 from tests.lab import Lab
 from tests.lab.command import Ddpctl
 from tests.lab_environment.scene import BASE
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 SCRIPT = """
 import sys
-import numpy, torch
+import aiohttp, antlr4, boto3, hydra, mine, netifaces, numpy, requests, torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("world", int(total), "torch", torch.__version__, "from", torch.__file__, "numpy", numpy.__version__, flush=True)
+print("world", int(total), "torch", torch.__version__, "from", torch.__file__, "hydra", hydra.__version__, flush=True)
+print("has", mine.greeting, "lo" in netifaces.interfaces(), flush=True)
 dist.destroy_process_group()
 """
+
+
+# A training program's requirements as they are found: hydra-core needs antlr4-python3-runtime, which has no wheel, and
+# netifaces is C without a wheel for this Python.
+PACKAGES = ("torch==2.13.0", "numpy", "boto3", "hydra-core", "requests", "aiohttp", "netifaces")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +54,10 @@ def lab(hosts: Lab) -> Iterator[Lab]:
     hosts.heal()
 
 
-def sources() -> dict[str, object]:
+def sources() -> dict[str, Any]:
     """Where this machine's pip gets its packages: the test brings no address of its own."""
     pip = pip_settings(os.environ)
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "extra_index_urls": pip.get("extra-index-url", []),
         "find_links": pip.get("find-links", []),
     }
@@ -50,32 +66,80 @@ def sources() -> dict[str, object]:
     return found
 
 
+def make_project(folder: Path) -> Path:
+    """The job's own package."""
+    (folder / "mine").mkdir(parents=True)
+    (folder / "mine" / "__init__.py").write_text('greeting = "hello"\n')
+    (folder / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1.0"\n')
+    return folder
+
+
+def versions(lock: Path) -> dict[str, str | None]:
+    return {one["name"]: one.get("version") for one in tomllib.loads(lock.read_text())["packages"]}
+
+
+def resolved_by_uv(folder: Path, project: Path, kept: Path) -> dict[str, str | None]:
+    """The same requirements without ddpctl: same Python, same platform, same sources."""
+    where, (python, machine, glibc) = sources(), kept.name.split(".")[1].split("-")
+    wanted, lock = folder / "wanted.txt", folder / "pylock.toml"
+    wanted.write_text("".join(f"{line}\n" for line in (*PACKAGES, project)))
+    env = {
+        **os.environ,
+        "UV_INDEX": " ".join(where["extra_index_urls"]),
+        "UV_FIND_LINKS": ",".join(where["find_links"]),
+    }
+    if "index_url" in where:
+        env["UV_DEFAULT_INDEX"] = str(where["index_url"])
+    command = [uv.find_uv_bin(), "pip", "compile", str(wanted), "--format", "pylock.toml", "-o", str(lock), "-q"]
+    command += ["--python-version", f"3.{python[3:]}"]
+    command += ["--python-platform", f"{machine}-manylinux_{glibc.removeprefix('glibc')}"]
+    subprocess.run(command, check=True, env=env, cwd=folder)
+    return versions(lock)
+
+
+@pytest.mark.timeout(900)
 def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpctl, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
+    project = make_project(tmp_path / "project")
     path = lab.inventory(
         tmp_path / "inventory.yaml",
         defaults={"python": "/usr/bin/python3", "slots": 1},
-        environment={"mode": "managed", "packages": ["torch==2.13.0", "numpy"], "torch_backend": "cpu", **sources()},
+        environment={
+            "mode": "managed",
+            "packages": list(PACKAGES),
+            "project": str(project),
+            "torch_backend": "cpu",
+            **sources(),
+        },
         jobs={"train": {"script": "train.py", "code": str(code), "env": {"OMP_NUM_THREADS": "1"}}},
     )
     home = lab.home("first")
     for host in lab:
         # No route outside: only the lab's own network is known to the kernel.
         assert "default" not in host.run("ip route").stdout
-    up = ddpctl("up", str(path), "--job", "train", "--deep", home=home, timeout=280).ok()
+    up = ddpctl("up", str(path), "--job", "train", "--deep", home=home, timeout=560).ok()
     assert "rehearsal" in up.stderr
     for name in ("node0", "node1", "node2"):
         lines = [line for line in up.stdout.splitlines() if line.startswith(name) and "world" in line]
         assert len(lines) == 1, up.stdout + up.stderr
         assert "world 3 torch 2.13.0" in lines[0]
         assert f"from {BASE}/envs/" in lines[0]
+        assert "hydra 1." in lines[0]
+    assert up.stdout.count("has hello True") == 3
+    built = next(line for line in up.stderr.splitlines() if line.startswith("build"))
+    for wheel in ("antlr4_python3_runtime-4.9.3-py3-none-any", "netifaces-0.11.0-cp311-cp311-linux", "mine-1.0-py3"):
+        assert wheel in built
+    kept = next(home.rglob("pylock.cp3*.toml"))
+    assert versions(kept) == resolved_by_uv(tmp_path, project, kept)
 
     # The rehearsal comes after the environment and before the launch.
     wrong = "jobs.train.env={GLOO_SOCKET_IFNAME: nope0}"
     stuck = ddpctl("up", str(path), "--deep", "--set", wrong, "--json", home=home, timeout=120)
     assert stuck.rc == 3, stuck.stderr
+    assert "environment   ok" in stuck.stderr
+    assert "build" not in stuck.stderr
     assert "nope0" in stuck.stderr.splitlines()[-1]
     assert {one["check"] for one in stuck.json()["findings"] if one["severity"] == "error"} == {"deep.rehearsal"}
     assert not any(process.argv for host in lab for process in host.processes())
@@ -93,3 +157,19 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     assert third["ok"]
     assert third["bytes"]["sent_by_controller"] < 10_000  # the code of the job at most
     assert third["bytes"]["relayed"] > 190_000_000
+
+    # A build that fails is told before anything is sent: package, host, and the compiler's own words.
+    make_sdist(
+        tmp_path,
+        "broken",
+        files={
+            "setup.py": "from setuptools import Extension, setup\n"
+            "setup(name='broken', version='1.0', ext_modules=[Extension('broken', ['broken.c'])])\n",
+            "broken.c": '#include "no_such_header.h"\n',
+        },
+    )
+    wanted = f"environment.packages=[torch==2.13.0, 'broken @ file://{tmp_path}/broken-1.0.tar.gz']"
+    broken = ddpctl("up", str(path), "--set", wanted, home=home, timeout=200)
+    assert broken.rc == 5, broken.stderr
+    assert broken.stderr.splitlines()[-1].startswith("ddpctl: node0: broken 1.0 has no wheel and cannot be built")
+    assert "no_such_header.h: No such file" in broken.stderr

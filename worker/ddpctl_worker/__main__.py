@@ -34,6 +34,7 @@ VERBS = {
     "firewall": ("ddpctl_worker.firewall", "firewall", False),
     "rehearse": ("ddpctl_worker.rehearse", "rehearse", False),
     "spread": ("ddpctl_worker.spread", "spread", True),
+    "build": ("ddpctl_worker.build", "build", False),
     "install": ("ddpctl_worker.install", "install", False),
     "gc": ("ddpctl_worker.gc", "gc", False),
 }

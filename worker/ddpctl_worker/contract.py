@@ -67,6 +67,7 @@ BAD_REQUEST = "bad_request"
 UNSAFE_PATH = "unsafe_path"
 NO_SPACE = "no_space"
 CORRUPT = "corrupt"
+BUILD = "build"  # a package's own build failed: the message is the end of what it said
 
 # --- what ranks say --------------------------------------------------------------------------------------------------
 # A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,

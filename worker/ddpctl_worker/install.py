@@ -108,7 +108,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dic
     try:
         for attempt in (1, 2):
             try:
-                _fill(uv, place, folder, request)
+                fill(uv, place, folder, request)
                 break
             except UvFailed as failed:
                 _blame(base_dir, wheels, failed, link)
@@ -148,15 +148,16 @@ class Damaged(Exception):
     """An installed file has another size than its package says."""
 
 
-def _fill(uv: Uv, place: str, folder: str, request: Dict[str, Any]) -> None:
+def fill(uv: Uv, place: str, folder: str, request: Dict[str, Any]) -> None:
     """A fresh environment with exactly the lock's packages."""
-    uv.run(["venv", "--relocatable", "--no-project", "--python", sys.executable, place])
+    uv.run(["--quiet", "venv", "--relocatable", "--no-project", "--python", sys.executable, place])
     lock = os.path.join(folder, "pylock.%s.toml" % request["lock_hash"][:40])
     with open(lock + ".part", "w") as file:
         file.write(request["lock"])
     os.rename(lock + ".part", lock)
     python = os.path.join(place, "bin", "python")
-    uv.run(["pip", "sync", "--python", python, "--no-index", "--require-hashes", "--link-mode", "hardlink", lock])
+    sync = ["--quiet", "pip", "sync", "--python", python, "--no-index", "--require-hashes", "--link-mode", "hardlink"]
+    uv.run([*sync, lock])
     check_sizes(site_folder(place))
 
 

@@ -11,17 +11,22 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from typing import Dict, List, Set
+from typing import Dict, List, Optional, Set
 
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
 from ddpctl_worker.link import Link, WorkerError
 from ddpctl_worker.store import blob_path, discard_if_corrupt, open_blob, own_folder
 
+OUTPUT = 3500  # characters of what a program said that are worth sending
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
 
 
 class UvFailed(Exception):
-    """uv ended with an error: ``str()`` is what it said, on one line."""
+    """uv ended with an error: ``str()`` is what it said, on one line; ``output`` is the end of it as it was."""
+
+    def __init__(self, output: str, code: int) -> None:
+        self.output = output[-OUTPUT:]
+        super().__init__(" ".join(output.split())[-1500:] or "exit status %d without a word" % code)
 
 
 class Uv:
@@ -30,15 +35,16 @@ class Uv:
     def __init__(self, program: str, cache: str, link: Link, timeout: float) -> None:
         self._program, self._cache, self._link, self._timeout = program, cache, link, timeout
 
-    def run(self, arguments: List[str]) -> None:
-        """Raises UvFailed, or WorkerError when it hangs or the controller goes away."""
+    def run(self, arguments: List[str], more: Optional[Dict[str, str]] = None) -> None:
+        """Raises UvFailed, or WorkerError when it hangs or the controller goes away. ``more``: variables."""
         env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL") if name in os.environ}
         env.update(UV_CACHE_DIR=self._cache, UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never")
         env.update(UV_NO_PROGRESS="1", UV_PREVIEW_FEATURES="pylock")
-        run_watched([self._program, "--quiet", "--color", "never", *arguments], env, self._link, self._timeout)
+        env.update(more or {})
+        run_watched([self._program, "--color", "never", *arguments], env, self._link, self._timeout)
 
 
-def run_watched(argv: List[str], env: Dict[str, str], link: Link, timeout: float) -> bytes:
+def run_watched(argv: List[str], env: Dict[str, str], link: Link, timeout: float, cwd: str = "/") -> bytes:
     """Run a program to its end, and end it (with everything it started) when the controller goes away.
 
     Returns its stdout. Raises UvFailed with what it said on stderr, or WorkerError.
@@ -46,7 +52,7 @@ def run_watched(argv: List[str], env: Dict[str, str], link: Link, timeout: float
     until = time.monotonic() + timeout
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd="/", start_new_session=True
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=True
         )
         try:
             while child.poll() is None:
@@ -62,8 +68,7 @@ def run_watched(argv: List[str], env: Dict[str, str], link: Link, timeout: float
         out.seek(0)
         err.seek(0)
         if child.returncode != 0:
-            words = " ".join(err.read().decode("utf-8", "replace").split())
-            raise UvFailed(words[-1500:] or "exit status %d without a word" % child.returncode)
+            raise UvFailed(err.read().decode("utf-8", "replace"), child.returncode)
         return out.read()
 
 

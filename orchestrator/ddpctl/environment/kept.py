@@ -12,10 +12,12 @@ from ddpctl.environment.backend import candidates
 from ddpctl.environment.lock import Request, resolve_one
 from ddpctl.environment.locked import Lock, read_lock, same_versions
 from ddpctl.environment.platforms import NodePlatform, Target, targets
+from ddpctl.environment.requirements import metadata_of
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.inventory import Inventory
 
 _INPUTS = "# inputs: sha256:"
+_MADE_FROM = re.compile(re.escape(_INPUTS) + r"([0-9a-f]{64})\n")
 
 
 def lock_folder(inventory: Inventory, root: Path) -> Path:
@@ -35,13 +37,13 @@ def locks_for(
     backends = candidates(request.environment.torch_backend, platforms.values())
     locks: dict[Target, Lock] = {}
     for target in targets(platforms):
-        path = folder / f"pylock.{target.label.replace('.', '_')}.toml"
         inputs = request.inputs(target, backends)
-        kept = _read(path, target, inputs, locked)
+        kept = _read(_path(folder, target), target, inputs, locked)
         if kept is None:
             pins = [pin.partition("+")[0] for lock in list(locks.values())[:1] for pin in lock.pins]
             kept = resolve_one(request, target, backends, pins)
-            _write(path, inputs, kept)
+            _write(_path(folder, target), _all_inputs(inputs, kept), kept.text)
+        _check(kept, request)
         locks[target] = kept
     different = same_versions(list(locks.values()))
     if different:
@@ -52,6 +54,39 @@ def locks_for(
     return locks
 
 
+def keep_built(folder: Path, lock: Lock) -> None:
+    """The lock once its wheels are built, with their hashes: what it was made from stays the same."""
+    path = _path(folder, lock.target)
+    made_from = _MADE_FROM.match(path.read_text(encoding="utf-8"))
+    if made_from:
+        _write(path, made_from[1], lock.text)
+
+
+def _path(folder: Path, target: Target) -> Path:
+    return folder / f"pylock.{target.label.replace('.', '_')}.toml"
+
+
+def _check(lock: Lock, request: Request) -> None:
+    """Raises ProvisionError for a lock that nothing may be installed from."""
+    if lock.version("torch") is None:
+        raise ProvisionError(
+            "the packages bring no torch, and no job runs without one", hint="add torch to environment.packages"
+        )
+    if lock.sources and not request.environment.build:
+        raise ProvisionError(
+            f"environment.build is false, and these have no wheel for {lock.target.label}: "
+            + ", ".join(str(source) for source in lock.sources),
+            hint="allow it with build: true, choose versions that have wheels, or add a folder with wheels to "
+            "environment.find_links",
+        )
+
+
+def _all_inputs(inputs: str, lock: Lock) -> str:
+    """With what the folders of this machine that the lock names say of themselves."""
+    folders = [source.folder for source in lock.sources if source.folder]
+    return hashlib.sha256(f"{inputs} {metadata_of(folders)}".encode()).hexdigest() if folders else inputs
+
+
 def _read(path: Path, target: Target, inputs: str, locked: bool) -> Lock | None:
     try:
         text = path.read_text(encoding="utf-8")
@@ -59,9 +94,11 @@ def _read(path: Path, target: Target, inputs: str, locked: bool) -> Lock | None:
         if locked:
             raise ProvisionError(f"there is no lock for {target.label} yet", hint="run ddpctl push once") from None
         return None
-    made_from = re.match(re.escape(_INPUTS) + r"([0-9a-f]{64})\n", text)
-    if made_from and made_from[1] == inputs:
-        return read_lock(text, target, str(path))
+    made_from = _MADE_FROM.match(text)
+    if made_from:
+        kept = read_lock(text[made_from.end() :], target, str(path))
+        if made_from[1] == _all_inputs(inputs, kept):
+            return kept
     if locked:
         raise ProvisionError(
             f"the lock for {target.label} is out of date: environment, platform or package sources have changed since",
@@ -70,10 +107,10 @@ def _read(path: Path, target: Target, inputs: str, locked: bool) -> Lock | None:
     return None
 
 
-def _write(path: Path, inputs: str, lock: Lock) -> None:
+def _write(path: Path, inputs: str, lock: str) -> None:
     """Aside and renamed, for this user alone: package sources may be nobody else's business."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.touch(mode=0o600)
-    part.write_text(f"{_INPUTS}{inputs}\n{lock.text}", encoding="utf-8")
+    part.write_text(f"{_INPUTS}{inputs}\n{lock}", encoding="utf-8")
     part.replace(path)

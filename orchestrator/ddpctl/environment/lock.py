@@ -12,48 +12,60 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uv
 
 from ddpctl.environment.backend import CPU, is_build
-from ddpctl.environment.locked import Lock, addresses_in, read_lock, scrubbed
+from ddpctl.environment.locked import Lock, addresses_in, anchored, read_lock, scrubbed
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.platforms import NodePlatform, Target
+from ddpctl.environment.requirements import read_requirements, refuse_ignored, uv_settings
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.inventory import Environment
 
 RESOLVE_S = 600.0
 _TORCH = "torch"
-_INCLUDE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)", re.MULTILINE)
+# What is compiled against one build of torch, and so must come with it from one place.
+FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted: requirement lines, or a file of them, or a lock that somebody made already."""
+    """What is wanted: requirement lines, or a file of them, or a lock that somebody made already; and a project.
+
+    ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
+    """
 
     environment: Environment
     origins: Origins
+    folder: Path
 
     @property
     def pylock(self) -> Path | None:
         """The user's own pylock.toml, where that is what `requirements` names."""
         path = self.environment.requirements
-        if path and re.fullmatch(r"pylock(\.[^.]+)?\.toml", Path(path).name):
-            return Path(path)
-        return None
+        return Path(path) if path and self.environment.locked else None
+
+    @property
+    def place(self) -> Path:
+        """Where uv runs: in the folder where a person would run it, for paths and for uv's settings there."""
+        path = self.environment.requirements
+        return Path(path).resolve().parent if path else Path(self.environment.project or self.folder)
 
     def lines(self) -> str:
-        """As a requirements file for uv."""
-        if self.environment.requirements:
-            return f"-r {Path(self.environment.requirements).resolve()}\n"
-        return "".join(f"{line}\n" for line in self.environment.packages)
+        """As a requirements file for uv, beside the one that the inventory names."""
+        project = self.environment.project
+        return "".join(f"{line}\n" for line in (*self.environment.packages, *([_address(project)] if project else ())))
 
     def inputs(self, target: Target, backends: Sequence[str]) -> str:
         """SHA-256 of everything that a lock for ``target`` depends on and that is written down on this machine."""
         known = {
             "packages": list(self.environment.packages),
+            "project": self.environment.project,
             "files": [text for _, text in read_requirements(self.environment.requirements)],
+            "settings": uv_settings(self.place),
             "origins": list(self.origins.all),
             "target": target.label,
             "backends": list(backends),
@@ -61,50 +73,40 @@ class Request:
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def read_requirements(path: str | None) -> list[tuple[str, str]]:
-    """(path, text) of a requirements file and of every file that it includes.
+def _address(project: str) -> str:
+    """A project's folder as a requirement.
 
     Raises:
-        ProvisionError: one of them cannot be read.
+        ProvisionError: it is none.
     """
-    found: list[tuple[str, str]] = []
-    waiting = [Path(path)] if path else []
-    while waiting:
-        file = waiting.pop(0)
-        if any(str(file) == known for known, _ in found):
-            continue
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProvisionError(f"cannot read {file}: {error}", hint="see environment.requirements") from error
-        found.append((str(file), text))
-        if file.suffix != ".toml":
-            waiting += [file.parent / name for name in _INCLUDE.findall(text) if "://" not in name]
-    return found
+    folder = Path(project).resolve()
+    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise ProvisionError(f"{folder} has no pyproject.toml", hint="correct environment.project in the inventory")
+    return folder.as_uri()
 
 
 def resolve_one(request: Request, target: Target, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:
     """The lock for one kind of node. ``backends`` are tried in order; ``pins`` hold versions fixed."""
     if request.pylock is not None:
         text = read_requirements(str(request.pylock))[0][1]
-        folder = request.pylock.resolve().parent
-        return read_lock(scrubbed(text, addresses_in(text)), target, str(request.pylock), folder)
+        text = anchored(scrubbed(text, addresses_in(text)), request.pylock.resolve().parent)
+        return read_lock(text, target, str(request.pylock))
     problem: ProvisionError | None = None
-    if request.origins.own:
-        # Somebody's own sources come first: where they have the right torch, its project's index need not be asked
-        # (and may not even be reachable).
+    # Somebody's own sources come first: where they have the right torch, its project's index need not be asked (and may
+    # not even be reachable).
+    for backend in (*((None,) if request.origins.own else ()), *backends):
         try:
-            lock = _compile(request, target, None, pins)
-        except ProvisionError as error:
-            problem = error
-        else:
-            if _torch_fits(lock, backends):
-                return lock
-    for backend in backends:
-        try:
-            return _compile(request, target, backend, pins)
+            lock = _compile(request, target, backend, pins)
         except ProvisionError as error:
             problem = problem or error
+            continue
+        if (mixed := strangers(lock)) is not None:
+            problem = problem or ProvisionError(
+                f"builds of torch do not fit each other: {mixed}",
+                hint="put all of them into one index, or one folder of environment.find_links",
+            )
+        elif backend is not None or _torch_fits(lock, backends):
+            return lock
     assert problem is not None
     raise problem
 
@@ -118,35 +120,59 @@ def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
     return any(is_build(version, backend, cuda) for backend in backends)
 
 
+def strangers(lock: Lock) -> str | None:
+    """A sentence where the torch family does not come from one index: such builds do not fit each other.
+
+    A server may spread one index over several names (download.pytorch.org, download-r2.pytorch.org).
+    """
+    places: dict[str, list[str]] = {}
+    for wheel in lock.wheels:
+        if wheel.name in FAMILY:
+            parts = urlsplit(wheel.address)
+            place = ".".join(parts.netloc.split(".")[-2:]) or parts.path.rpartition("/")[0]
+            places.setdefault(place, []).append(f"{wheel.name} {wheel.version}")
+    if len(places) < 2:
+        return None
+    return "; ".join(f"{' and '.join(names)} from {place}" for place, names in places.items())
+
+
 def _compile(request: Request, target: Target, backend: str | None, pins: Sequence[str]) -> Lock:
     """One run of uv's resolver."""
     with tempfile.TemporaryDirectory(prefix="ddpctl-lock-") as name:
-        folder = Path(name)
-        (folder / "requirements.in").write_text(request.lines(), encoding="utf-8")
-        (folder / "constraints.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
-        command = [uv.find_uv_bin(), "pip", "compile", "requirements.in", "--constraints", "constraints.txt"]
-        command += ["--format", "pylock.toml", "--output-file", "pylock.toml", "--no-header", "--no-annotate"]
+        folder = Path(name).resolve()  # uv writes paths that count from it
+        wanted, fixed, output = folder / "requirements.in", folder / "constraints.txt", folder / "pylock.toml"
+        wanted.write_text(request.lines(), encoding="utf-8")
+        fixed.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+        command = [uv.find_uv_bin(), "pip", "compile", str(wanted), "--constraints", str(fixed)]
+        if request.environment.requirements:
+            command += [str(Path(request.environment.requirements).resolve())]
+        command += ["--format", "pylock.toml", "--output-file", str(output), "--no-header", "--no-annotate"]
         command += ["--python", sys.executable, "--python-version", target.python_version]
         command += ["--python-platform", target.uv_platform]
-        command += ["--only-binary", ":all:", "--no-sources", "--quiet", "--color", "never"]
+        command += ["--color", "never"]
         if request.origins.no_index:
             command += ["--no-index"]
         if backend is not None:
             command += ["--torch-backend", backend]
-        _run(command, folder, request.origins)
-        text = (folder / "pylock.toml").read_text(encoding="utf-8")
-    text = scrubbed(text, addresses_in(text))
-    return read_lock(text, target, "the resolved lock")
+        refuse_ignored(_run(command, request.place, request.origins), request.environment.requirements)
+        text = output.read_text(encoding="utf-8")
+        text = anchored(scrubbed(text, addresses_in(text)), folder)
+        return read_lock(text, target, "the resolved lock")
 
 
-def _run(command: Sequence[str], folder: Path, origins: Origins) -> None:
+def uv_environment(origins: Origins) -> dict[str, str]:
+    """This process's variables for a uv that looks for packages in ``origins``."""
     env = {name: value for name, value in os.environ.items() if name not in ("UV_TORCH_BACKEND", "UV_PYTHON")}
-    env.update(origins.uv_env())
+    return env | origins.uv_env()
+
+
+def _run(command: Sequence[str], folder: Path, origins: Origins) -> str:
+    """What it said."""
     try:
         done = subprocess.run(
             command,
             cwd=folder,
-            env=env,
+            env=uv_environment(origins),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -163,6 +189,7 @@ def _run(command: Sequence[str], folder: Path, origins: Origins) -> None:
             f"the packages cannot be resolved: {explanation(done.stderr, origins)}",
             hint="change environment.packages (or requirements, index_url, find_links) in the inventory",
         )
+    return done.stderr
 
 
 def explanation(text: str, origins: Origins) -> str:
@@ -171,7 +198,8 @@ def explanation(text: str, origins: Origins) -> str:
         text = text.replace(secret, REDACTED)
     text = re.sub(r"://[^/@\s]+@", "://", text)
     words = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("warning:")]
-    return " ".join(words) or "uv gave no reason"
+    first = next((number for number, word in enumerate(words) if word.startswith(("error:", "×"))), 0)
+    return " ".join(words[first:]) or "uv gave no reason"
 
 
 def backend_note(locks: Mapping[Target, Lock], platforms: Mapping[str, NodePlatform]) -> str | None:

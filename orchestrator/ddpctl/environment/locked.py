@@ -1,17 +1,20 @@
-"""A lock as a value: which wheels, from where, with which hashes; and its text for the node that installs it. Pure."""
+"""A lock as a value: which wheels, from where, with which hashes, what has none and must be built first; and its text
+for the node that installs it. Pure."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os.path
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.pylock import PackageWheel, Pylock
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.pylock import PackageArchive, PackageDirectory, PackageSdist, PackageVcs, PackageWheel, Pylock
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from ddpctl.environment.origins import without_login
 from ddpctl.environment.platforms import Target
@@ -25,7 +28,8 @@ else:  # pragma: no cover
 
 @dataclass(frozen=True)
 class Wheel:
-    """One file of an environment. ``address`` is a URL without login, or a path on the controller."""
+    """One file that a lock names, a wheel or a source distribution. ``address`` is a URL without login, or a path on
+    the controller."""
 
     name: str  # of the package, normalized
     version: str
@@ -36,20 +40,48 @@ class Wheel:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A package without a wheel for the target. ``what`` it is built from: a ``file`` (source distribution), a
+    ``folder`` of this machine, or a ``git`` repository at a commit."""
+
+    name: str
+    version: str  # empty where only the build tells
+    file: Wheel | None = None
+    folder: str = ""
+    git: str = ""
+    commit: str = ""
+    inside: str = ""  # the folder in it that holds the package
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".rstrip()
+
+
+@dataclass(frozen=True)
 class Lock:
-    """What exactly is installed on the nodes of ``target``."""
+    """What exactly is installed on the nodes of ``target``. It can be installed once ``sources`` is empty."""
 
     target: Target
     wheels: tuple[Wheel, ...]
     text: str = field(repr=False)  # the whole pylock.toml, without logins
+    sources: tuple[Source, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [*(wheel.name for wheel in self.wheels), *(source.name for source in self.sources)]
 
     def version(self, name: str) -> str | None:
-        return next((wheel.version for wheel in self.wheels if wheel.name == name), None)
+        packages: tuple[Wheel | Source, ...] = (*self.wheels, *self.sources)
+        return next((package.version for package in packages if package.name == name and package.version), None)
 
     @property
     def pins(self) -> list[str]:
-        """``name==version`` of every package."""
-        return [f"{wheel.name}=={wheel.version}" for wheel in self.wheels]
+        """``name==version`` of every package that an index has."""
+        indexed = [source.file for source in self.sources if source.file]
+        return [f"{file.name}=={file.version}" for file in (*self.wheels, *indexed)]
+
+    def completed(self, built: Sequence[Wheel]) -> Lock:
+        """With the wheels that were built instead of their sources; they and their hashes are in its text too."""
+        return replace(self, wheels=(*self.wheels, *built), text=_with_built(self.text, built), sources=())
 
     @property
     def node_text(self) -> str:
@@ -60,6 +92,8 @@ class Lock:
             'created-by = "ddpctl"',
             f'requires-python = "=={self.target.python_version}.*"',
         ]
+        if not self.wheels:
+            lines.append("packages = []")
         for wheel in sorted(self.wheels, key=lambda wheel: wheel.name):
             lines += [
                 "",
@@ -76,46 +110,83 @@ class Lock:
         return hashlib.sha256(self.node_text.encode()).hexdigest()
 
 
-def read_lock(text: str, target: Target, source: str, folder: PurePath | None = None) -> Lock:
-    """The wheels that a pylock.toml has for ``target``. ``source`` names it in messages; paths count from ``folder``.
+def read_lock(text: str, target: Target, source: str) -> Lock:
+    """What a pylock.toml has for ``target``, its paths absolute (``anchored``). ``source`` names it in messages.
 
     Raises:
-        ProvisionError: it is no pylock, or a package has no wheel with a SHA-256 for these nodes; all are named.
+        ProvisionError: it is no pylock, or a package has neither a wheel nor a source with a SHA-256; all are named.
     """
     try:
         pylock = Pylock.from_dict(tomllib.loads(text))
         chosen = list(pylock.select(environment=target.environment, tags=target.tags))  # type: ignore[arg-type]
     except (tomllib.TOMLDecodeError, ValueError, KeyError, TypeError) as error:
         raise ProvisionError(f"{source} cannot be used for {target.label}: {error}") from error
-    wheels, problems = [], []
-    for package, file in chosen:
-        version = str(package.version or "")
-        if not isinstance(file, PackageWheel):
-            problems.append(f"{package.name} {version}".strip())
+    wheels: list[Wheel] = []
+    sources: list[Source] = []
+    problems: list[str] = []
+    for package, chosen_file in chosen:
+        name, version = str(package.name), str(package.version or "")
+        if isinstance(chosen_file, PackageDirectory):
+            sources.append(Source(name, version, folder=chosen_file.path, inside=chosen_file.subdirectory or ""))
+        elif isinstance(chosen_file, PackageVcs):
+            sources.append(_repository(name, version, chosen_file))
+        elif (file := _file(name, version, chosen_file, problems)) is None:
             continue
-        wheels.append(_wheel(str(package.name), version, file, folder, problems))
+        elif file.filename.endswith(".whl"):
+            wheels.append(file)
+        else:
+            inside = chosen_file.subdirectory if isinstance(chosen_file, PackageArchive) else None
+            sources.append(Source(name, version, file, inside=inside or ""))
     if problems:
         raise ProvisionError(
-            f"no wheel for {target.label} (with a SHA-256) of: {', '.join(problems)}",
-            hint="nothing is built on the nodes: choose versions that have wheels, or add a folder with wheels to "
-            "environment.find_links",
+            f"no usable file (with a SHA-256) for {target.label} of: {', '.join(problems)}",
+            hint="choose versions that have one, or add a folder with wheels to environment.find_links",
         )
-    return Lock(target, tuple(wheel for wheel in wheels if wheel), text)
+    return Lock(target, tuple(wheels), text, tuple(sources))
 
 
-def _wheel(name: str, version: str, file: PackageWheel, folder: PurePath | None, problems: list[str]) -> Wheel | None:
+def _repository(name: str, version: str, vcs: PackageVcs) -> Source:
+    if vcs.type != "git":
+        raise ProvisionError(f"{name} comes from a {vcs.type} repository", hint="only git is supported: fork it there")
+    return Source(name, version, git=vcs.url or vcs.path or "", commit=vcs.commit_id, inside=vcs.subdirectory or "")
+
+
+def _file(
+    name: str, version: str, file: PackageWheel | PackageSdist | PackageArchive, problems: list[str]
+) -> Wheel | None:
     sha256 = str(file.hashes.get("sha256", "")).lower()
-    address = file.url or (str(folder / file.path) if folder and file.path else file.path) or ""
-    filename = file.name or unquote(urlsplit(address).path).rsplit("/", 1)[-1]
-    try:
-        found, wheel_version, _, _ = parse_wheel_filename(filename)
-    except InvalidWheelFilename:
-        problems.append(f"{name} {version} ({filename!r} is no name of a wheel)")
-        return None
-    if len(sha256) != 64 or found != name:
+    address = file.url or file.path or ""
+    own_name = None if isinstance(file, PackageArchive) else file.name
+    filename = own_name or unquote(urlsplit(address).path).rsplit("/", 1)[-1]
+    if len(sha256) != 64 or "/" in filename:
         problems.append(f"{name} {version} ({filename})")
         return None
-    return Wheel(name, version or str(wheel_version), filename, sha256, address, file.size)
+    if isinstance(file, PackageWheel) or filename.endswith(".whl"):
+        try:
+            found, wheel_version, _, _ = parse_wheel_filename(filename)
+        except InvalidWheelFilename:
+            problems.append(f"{name} {version} ({filename!r} is no name of a wheel)")
+            return None
+        if found != name:
+            problems.append(f"{name} {version} ({filename})")
+            return None
+        version = version or str(wheel_version)
+    return Wheel(name, version, filename, sha256, address, file.size)
+
+
+_BUILT = "\n[tool.ddpctl.built]\n"
+
+
+def _with_built(text: str, built: Sequence[Wheel]) -> str:
+    """A pylock's text that also says which wheels were built for it; a tool's own table is where PEP 751 has that."""
+    rows = "".join(f'"{wheel.name}" = {{ name = "{wheel.filename}", sha256 = "{wheel.sha256}" }}\n' for wheel in built)
+    return text.partition(_BUILT)[0] + (_BUILT + rows if rows else "")
+
+
+def built_before(text: str) -> dict[str, str]:
+    """SHA-256 of the wheels that were built for a lock, by package."""
+    tool = tomllib.loads(text).get("tool", {}).get("ddpctl", {}).get("built", {})
+    return {str(canonicalize_name(name)): str(wheel["sha256"]) for name, wheel in tool.items()}
 
 
 def scrubbed(text: str, addresses: Sequence[str]) -> str:
@@ -125,14 +196,27 @@ def scrubbed(text: str, addresses: Sequence[str]) -> str:
     return text
 
 
+def anchored(text: str, folder: PurePath) -> str:
+    """A lock's text whose paths no longer count from ``folder``."""
+    for path in _values(text, ("path",)):
+        absolute = os.path.normpath(str(folder / path))
+        text = text.replace(f"path = {json.dumps(path)}", f"path = {json.dumps(absolute)}")
+    return text
+
+
 def addresses_in(text: str) -> list[str]:
     """Every URL in a pylock's text."""
+    return _values(text, ("url", "index"))
+
+
+def _values(text: str, keys: Sequence[str]) -> list[str]:
+    """What these keys say anywhere in a pylock's text, the longest first."""
     found: list[str] = []
 
     def walk(value: Any) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
-                if key in ("url", "index") and isinstance(inner, str):
+                if key in keys and isinstance(inner, str):
                     found.append(inner)
                 walk(inner)
         elif isinstance(value, list):
@@ -146,7 +230,7 @@ def addresses_in(text: str) -> list[str]:
 def same_versions(locks: Sequence[Lock]) -> list[str]:
     """Packages whose versions differ between locks (other than by their build), as sentences."""
     problems = []
-    for name in sorted({wheel.name for lock in locks for wheel in lock.wheels}):
+    for name in sorted({name for lock in locks for name in lock.names}):
         versions = {lock.version(name) for lock in locks} - {None}
         public = {str(version).partition("+")[0] for version in versions}
         if len(public) > 1:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import platformdirs
 
+from ddpctl.environment.backend import candidates
 from ddpctl.environment.blobs import FileSource
+from ddpctl.environment.build import Builder
 from ddpctl.environment.direct import Holdings, as_provision_error, holdings
-from ddpctl.environment.kept import lock_folder, locks_for
-from ddpctl.environment.lock import Request, backend_note
+from ddpctl.environment.kept import keep_built, lock_folder, locks_for
+from ddpctl.environment.lock import FAMILY, Request, backend_note
 from ddpctl.environment.locked import Lock
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.platforms import QUESTIONS, NodePlatform, read_platform, same_python, targets
@@ -56,28 +59,37 @@ def build(
 ) -> EnvironmentOutcome:
     """See ``stages.provision``."""
     names = [host.name for host in hosts]
+    cache = platformdirs.user_cache_path("ddpctl")
     asked = ask_platforms(fleet, names)
     sources = origins(inventory.environment, os.environ, pip_settings(os.environ))
-    request = Request(inventory.environment, sources)
+    request = Request(inventory.environment, sources, Path(inventory.file).resolve().parent)
     state = _Build(
         fleet,
         tell,
-        Wheelhouse(platformdirs.user_cache_path("ddpctl") / "wheels", sources),
+        Wheelhouse(cache / "wheels", sources),
         _addresses(hosts, facts, open_ports),
         errors=dict(asked.errors),
     )
     locks: dict[str, str] = {}
     if asked.results:
         tell(StageStarted("lock", None))
-        made = locks_for(request, asked.results, lock_folder(inventory, state_dir() / "locks"), locked=locked)
+        folder = lock_folder(inventory, state_dir() / "locks")
+        made = locks_for(request, asked.results, folder, locked=locked)
         tell(StageEnded("lock", True, ", ".join(_described(lock) for lock in made.values())))
         groups = targets(asked.results)
         for sentence in (same_python(groups), backend_note(made, asked.results)):
             if sentence:
                 tell(Note(sentence, "warning"))
+        backends = candidates(inventory.environment.torch_backend, asked.results.values())
+        builder = Builder(request, backends, fleet, tell, state.wheelhouse, cache / "builds", locked)
         for target, members in groups.items():
-            locks[target.label] = made[target].text
-            _provide(state, made[target], uv_for(target, request), members, _imports(made[target]))
+            tool = uv_for(target, request)
+            lock = builder.complete(made[target], tool, members)
+            if lock is not made[target]:
+                keep_built(folder, lock)
+            locks[target.label] = lock.text
+            _provide(state, lock, tool, members, _imports(lock))
+        state.traffic += builder.traffic
         _compare(state)
     return EnvironmentOutcome("managed", state.nodes, state.errors, state.traffic, locks)
 
@@ -103,11 +115,12 @@ def _addresses(hosts: Sequence[Host], facts: Facts, open_ports: Mapping[str, Seq
 
 def _described(lock: Lock) -> str:
     torch = lock.version("torch")
-    return f"{len(lock.wheels)} packages" + (f", torch {torch}" if torch else "")
+    return f"{len(lock.wheels) + len(lock.sources)} packages" + (f", torch {torch}" if torch else "")
 
 
 def _imports(lock: Lock) -> list[str]:
-    return ["torch"] if lock.version("torch") else []
+    """What must work together on the node: a torchvision of another build than its torch fails when it is imported."""
+    return [name for name in FAMILY if lock.version(name)]
 
 
 # --- files, then installation -----------------------------------------------------------------------------------------

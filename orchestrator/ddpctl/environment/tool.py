@@ -38,7 +38,7 @@ def uv_for(target: Target, request: Request) -> Tool:
         source = FileSource(path, hash_file(path), path.stat().st_size, "uv")
         return Tool("binary", source.sha256, source, None)
     environment = request.environment.model_copy(
-        update={"packages": (f"uv=={version('uv')}",), "requirements": None, "torch_backend": "cpu"}
+        update={"packages": (f"uv=={version('uv')}",), "requirements": None, "project": None, "torch_backend": "cpu"}
     )
     lock = resolve_one(replace(request, environment=environment), target, ("cpu",))
     wheel = next(wheel for wheel in lock.wheels if wheel.name == "uv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import threading
 import time
@@ -49,6 +50,15 @@ class Wheelhouse:
                 for job in jobs:
                     job.cancel()
                 raise
+
+    def keep(self, path: Path) -> FileSource:
+        """A file that was made on this machine, kept like those that were downloaded."""
+        sha256, size = hash_file(path), path.stat().st_size
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(f"{self._folder / sha256}.lock"):
+            shutil.copyfile(path, self._folder / f"{sha256}.part")
+            (self._folder / f"{sha256}.part").rename(self._folder / sha256)
+        return FileSource(self._folder / sha256, sha256, size, path.name)
 
     def verify(self, wheels: Sequence[Wheel]) -> list[str]:
         """Read the files again; those that are no longer what their hash says are removed (or, where they are not

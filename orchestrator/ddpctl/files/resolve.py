@@ -89,7 +89,7 @@ def _job(job: JobSpec, folder: Path, faults: list[Fault]) -> JobSpec:
 
 
 def _environment(environment: Environment, folder: Path, faults: list[Fault]) -> Environment:
-    update: Mapping[str, Any] = _paths(environment, ("requirements",), folder, ("environment",), faults)
+    update: Mapping[str, Any] = _paths(environment, ("requirements", "project"), folder, ("environment",), faults)
     links = []
     for index, link in enumerate(environment.find_links):
         try:

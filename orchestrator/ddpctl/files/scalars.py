@@ -1,4 +1,5 @@
-"""What a plain (unquoted) YAML scalar means: text, a plain number or nothing; whatever readers disagree on is refused.
+"""What a plain (unquoted) YAML scalar means: text, a plain number, ``true``, ``false`` or nothing; whatever readers
+disagree on is refused.
 
 ``no`` is False to a YAML 1.1 reader and text to a YAML 1.2 one, ``010`` is 8, 10 or text, ``22:22`` is 1342 or text.
 Nobody who writes such a thing can know what they get, so they are asked to quote it.
@@ -10,9 +11,10 @@ import re
 
 from ddpctl.spec.values import Number
 
-Scalar = str | int | Number | None
+Scalar = str | int | bool | Number | None
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUTH = {"true": True, "false": False}  # so to every reader
 _INT = re.compile(r"-?[1-9][0-9]{0,17}|0")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _BOOLEAN = re.compile(r"(?i:y|yes|n|no|on|off|true|false)")
@@ -47,6 +49,8 @@ def plain_scalar(text: str) -> Scalar:
     """
     if text in _NULL:
         return None
+    if text in _TRUTH:
+        return _TRUTH[text]
     if _INT.fullmatch(text):
         return int(text)
     if _DECIMAL.fullmatch(text):

@@ -64,6 +64,7 @@ _TITLES = {
     "preflight": "preflight",
     "mesh": "network mesh",
     "lock": "lock",
+    "build": "build",
     "wheels": "wheels",
     "environment": "environment",
     "install": "install",

@@ -30,6 +30,7 @@ from ddpctl.spec.values import (
     one_of,
 )
 
+_PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 _BACKEND = re.compile(r"auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*")
 
 
@@ -57,6 +58,12 @@ def suggestion(word: str, words: Iterable[str]) -> str | None:
 def _backend(value: Any) -> str:
     if not isinstance(value, str) or not _BACKEND.fullmatch(value):
         raise bad("must be auto, cpu, or a build such as cu126, rocm6.3 or xpu")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise bad("must be true or false")
     return value
 
 
@@ -100,6 +107,12 @@ class Environment(Strict):
     torch_backend: Backend = Field(
         default="auto", description="auto (what every driver here supports), cpu, cu126, ..."
     )
+    build: Annotated[bool, BeforeValidator(_flag)] = Field(
+        default=True, description="A package that has no wheel is built once; false: it is refused by name."
+    )
+    project: PathText | None = Field(
+        default=None, description="A folder with a pyproject.toml: the job's own package, installed too."
+    )
     index_url: Filled | None = Field(default=None, description="Package index, passed to the resolver.", repr=False)
     extra_index_urls: Words = Field(default=(), description="Further package indexes.", repr=False)
     find_links: Words = Field(default=(), description="Folders and pages with wheels.", repr=False)
@@ -108,9 +121,18 @@ class Environment(Strict):
     def _one_source(self) -> Environment:
         if self.packages and self.requirements:
             raise bad("both packages and requirements are set", "write one of the two")
-        if self.mode == "managed" and not (self.packages or self.requirements):
+        if self.mode == "managed" and not (self.packages or self.requirements or self.project):
             raise bad("mode managed, but no packages", "add packages: [torch] or requirements: FILE")
+        if self.mode == "existing" and self.project:
+            raise bad("project is set, but nothing is installed in mode existing", "write mode: managed")
+        if self.project and self.locked:
+            raise bad("requirements is a lock, and project cannot add to one", "put the project into the lock")
         return self
+
+    @property
+    def locked(self) -> bool:
+        """Whether ``requirements`` names a lock that the user made (PEP 751's two names)."""
+        return bool(self.requirements and _PYLOCK.fullmatch(self.requirements.rpartition("/")[2]))
 
 
 def _host_entry(value: Any) -> Any:
@@ -118,7 +140,7 @@ def _host_entry(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, (Mapping, HostEntry)):
-        raise bad("must be a host's name or a mapping with a name", "quote a name that is a number")
+        raise bad("must be a host's name or a mapping with a name", "quote it if it is a name")
     return value
 
 

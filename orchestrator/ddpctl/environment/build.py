@@ -1,0 +1,289 @@
+"""Wheels that nobody has published: built once, remembered, and from then on like any other.
+
+A package is built on this machine first. A wheel that runs anywhere is taken; one with compiled code must fit the
+nodes' Python and C library, so it is built on one node of the kind that needs it. What the build itself needs is locked
+here and sent along: a node needs no route to an index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from ddpctl.environment.blobs import FileSource, hash_file
+from ddpctl.environment.direct import as_provision_error, holdings, send_missing
+from ddpctl.environment.lock import Request, resolve_one
+from ddpctl.environment.locked import Lock, Source, Wheel, built_before
+from ddpctl.environment.material import (
+    BUILD_S,
+    EPOCH,
+    BuildFailed,
+    BuildSystem,
+    build_here,
+    build_system,
+    content_id,
+    last_lines,
+    obtain,
+)
+from ddpctl.environment.platforms import Target
+from ddpctl.environment.tool import Tool
+from ddpctl.environment.wheelhouse import Wheelhouse
+from ddpctl.errors import ConnectError, ProvisionError, RemoteError
+from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.push import Traffic
+from ddpctl.transport.base import Fleet, Frame, Transport
+from ddpctl_worker import contract
+
+STAGE = "build"
+ROUNDS = 3  # a backend may ask for more once it is there
+MOST = 8 << 30  # bytes of a wheel that a node may send
+_ANYWHERE = "any"
+
+
+@dataclass
+class Builder:
+    """``folder`` is where builds are remembered; ``traffic`` is what they sent to the nodes."""
+
+    request: Request
+    backends: Sequence[str]
+    fleet: Fleet
+    tell: Tell
+    wheelhouse: Wheelhouse
+    folder: Path
+    locked: bool
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def complete(self, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...] = ()) -> Lock:
+        """The lock with a wheel for every package. ``hosts`` are nodes of its kind; ``within`` names the packages whose
+        build needs this one.
+
+        Raises:
+            ProvisionError: a package cannot be built, with its name, the host, and the end of what the build said.
+        """
+        if not lock.sources:
+            return lock
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        built: list[Wheel] = []
+        fresh = 0
+        for number, source in enumerate(lock.sources):
+            identity = content_id(source)
+            with FileLock(self.folder / f"{_key(identity)}.lock"):  # another ddpctl may be at the same package
+                wheel = self._remembered(identity, lock)
+                if wheel is None:
+                    if not fresh:
+                        self.tell(StageStarted(STAGE, len(lock.sources), "packages"))
+                    self.tell(Progress(STAGE, number, len(lock.sources), note=source.name))
+                    fresh += 1
+                    wheel = self._build(source, identity, lock, tool, hosts, within)
+            built.append(self._checked(source, wheel, lock))
+        if fresh:
+            self.tell(StageEnded(STAGE, True, f"{fresh} built: {', '.join(wheel.filename for wheel in built)}"))
+        return lock.completed(built)
+
+    def _checked(self, source: Source, wheel: Wheel, lock: Lock) -> Wheel:
+        """The lock is for this very package; ``--locked`` is for this very wheel, unless it is made of files here."""
+        if wheel.name != source.name or source.version not in ("", wheel.version):
+            raise ProvisionError(
+                f"{source} became {wheel.filename} when it was built", hint="pin another version of it"
+            )
+        before = built_before(lock.text).get(wheel.name)
+        if self.locked and not source.folder and before not in (None, wheel.sha256):
+            raise ProvisionError(
+                f"{wheel.filename} is another build than the one in the lock", hint="run ddpctl push without --locked"
+            )
+        return wheel
+
+    # --- what was built before ----------------------------------------------------------------------------------------
+    def _place(self, identity: str, lock: Lock, kind: str) -> Path:
+        """A compiled extension may be of torch: then it goes with that torch alone."""
+        words = [identity, kind] if kind == _ANYWHERE else [identity, kind, str(lock.version("torch"))]
+        return self.folder / f"{_key(*words)}.json"
+
+    def _remembered(self, identity: str, lock: Lock) -> Wheel | None:
+        for kind in (_ANYWHERE, lock.target.label):
+            try:
+                known = json.loads(self._place(identity, lock, kind).read_text(encoding="utf-8"))
+                wheel = Wheel(**known)
+            except (OSError, ValueError, TypeError):
+                continue
+            if Path(wheel.address).is_file() and _fits(wheel.filename, lock.target):
+                return wheel
+        return None
+
+    def _remember(self, identity: str, lock: Lock, made: Path) -> Wheel:
+        name, version, _, _ = parse_wheel_filename(made.name)
+        kept = self.wheelhouse.keep(made)
+        wheel = Wheel(str(name), str(version), made.name, kept.sha256, str(kept.path), kept.size)
+        place = self._place(identity, lock, _ANYWHERE if _pure(made.name) else lock.target.label)
+        part = place.with_name(f"{place.name}.{os.getpid()}.part")
+        part.write_text(json.dumps(wheel.__dict__), encoding="utf-8")
+        part.replace(place)
+        return wheel
+
+    # --- building -----------------------------------------------------------------------------------------------------
+    def _build(
+        self, source: Source, identity: str, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+    ) -> Wheel:
+        if source.name in within:
+            chain = " needs ".join([*within[within.index(source.name) :], source.name])
+            raise ProvisionError(f"no wheel to begin with: {chain}", hint=f"add a wheel of {source.name} to find_links")
+        with tempfile.TemporaryDirectory(prefix="ddpctl-build-") as name:
+            scratch = Path(name).resolve()
+            what = obtain(source, self.wheelhouse, scratch)
+            here: Path | None = None
+            try:
+                here = build_here(what, "wheel", scratch / "wheel", self.request.origins)
+            except BuildFailed as failed:
+                said = failed
+            if here is not None and _pure(here.name) and _fits(here.name, lock.target):
+                return self._remember(identity, lock, here)
+            try:
+                if what.is_dir():
+                    what = build_here(what, "sdist", scratch / "sdist", self.request.origins)
+            except BuildFailed as failed:
+                raise self._failure(source, said.lines if here is None else failed.lines, None) from None
+            try:
+                made = self._on_a_node(source, what, lock, tool, hosts, within)
+            except ProvisionError as error:
+                if here is None or not _fits(here.name, lock.target) or not _no_newer_than(lock.target):
+                    raise
+                self.tell(Note(f"{error}: the nodes get the wheel that was built on this machine", "warning"))
+                made = here
+            return self._remember(identity, lock, made)
+
+    def _on_a_node(
+        self, source: Source, sdist: Path, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+    ) -> Path:
+        """On the first of ``hosts`` that can be reached."""
+        system = build_system(sdist)
+        for _ in range(ROUNDS):
+            needed = self._needs(system, lock, tool, hosts, (*within, source.name))
+            answer = self._ask(source, sdist, system, needed, tool, hosts)
+            if isinstance(answer, Path):
+                return answer
+            system = replace(system, requires=(*system.requires, *answer))
+        raise ProvisionError(f"{source} asks for other packages each time that it is built", hint="pin another version")
+
+    def _needs(
+        self, system: BuildSystem, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+    ) -> Lock:
+        """What the build needs, for the node; torch, where it is among that, as the nodes will have it."""
+        if not system.requires:
+            return Lock(lock.target, (), "")
+        update = {"packages": tuple(dict.fromkeys(system.requires)), "requirements": None, "project": None}
+        request = replace(self.request, environment=self.request.environment.model_copy(update=update))
+        torch = lock.version("torch")
+        pins = [f"torch=={torch.partition('+')[0]}"] if torch else []
+        try:
+            needed = resolve_one(request, lock.target, self.backends, pins)
+        except ProvisionError as error:
+            raise ProvisionError(f"the build of {within[-1]}: {error.message}", hint=error.hint) from error
+        return self.complete(needed, tool, hosts, within)
+
+    def _ask(
+        self, source: Source, sdist: Path, system: BuildSystem, needed: Lock, tool: Tool, hosts: Sequence[str]
+    ) -> Path | list[str]:
+        """The wheel from a node, or what its backend asks for besides."""
+        files = list(self.wheelhouse.fetch([*needed.wheels, *([tool.wheel] if tool.wheel else [])]).values())
+        files += [tool.source] if tool.source else []
+        files.append(FileSource(sdist, hash_file(sdist), sdist.stat().st_size, sdist.name))
+        request = {
+            "source": {"hash": files[-1].sha256, "name": sdist.name},
+            "lock": needed.node_text,
+            "lock_hash": needed.lock_hash,
+            "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in needed.wheels],
+            "uv": {"hash": tool.sha256, "kind": tool.kind},
+            "requires": list(system.requires),
+            "backend": system.backend,
+            "backend_path": list(system.path),
+            "env": EPOCH,
+        }
+        out = sdist.parent / "from-node"
+
+        def work(transport: Transport) -> Path | list[str]:
+            known = holdings(transport, [file.sha256 for file in files])
+            missing = known.missing(files)
+            send_missing(transport, files, known)
+            sizes = [sum(file.size for file in some) for some in (files, missing)]
+            self.traffic += Traffic(sizes[0], sizes[1], 0, sizes[0] - sizes[1])
+            return _receive(transport, request, out)
+
+        for host in hosts:
+            outcome = self.fleet.map(work, [host])
+            if host in outcome.results:
+                return outcome.results[host]
+            error = outcome.errors[host]
+            if isinstance(error, RemoteError) and error.kind == contract.BUILD:
+                raise self._failure(source, last_lines(error.message), host, error.hint)
+            if not isinstance(error, ConnectError):
+                raise as_provision_error(error, host, str(source)) if isinstance(error, RemoteError) else error
+        raise error  # none of them could be reached
+
+    def _failure(
+        self, source: Source, lines: Sequence[str], host: str | None, hint: str | None = None
+    ) -> ProvisionError:
+        """As an error of one line; the end of what the build said is told before it."""
+        self.tell(StageEnded(STAGE, False, f"{source} on {host or 'this machine'}"))
+        for line in lines:
+            self.tell(Note(f"  | {line}", "warning", host))
+        cause = next((line for line in reversed(lines) if re.search("error", line, re.IGNORECASE)), lines[-1])
+        return ProvisionError(
+            f"{source} has no wheel and cannot be built{'' if host else ' on this machine'}: {cause.strip()[:300]}",
+            hint=hint or "see the end of its build above; or choose a version that has a wheel",
+            host=host,
+        )
+
+
+def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path | list[str]:
+    """The verb, and the wheel that comes in pieces before its answer."""
+    out.mkdir(exist_ok=True)
+    part = out / "part"
+    with part.open("wb") as file:
+
+        def on_frame(frame: Frame) -> None:
+            if file.tell() + len(frame.raw) > MOST:
+                raise RemoteError(f"built a wheel of more than {MOST >> 30} GB", host=transport.host)
+            file.write(frame.raw)
+
+        answer = transport.call("build", request, on_frame=on_frame, timeout=BUILD_S)
+    if "needs" in answer:
+        return [str(line) for line in answer["needs"]]
+    name, sha256 = str(answer.get("name")), str(answer.get("hash"))
+    try:
+        parse_wheel_filename(name)
+    except InvalidWheelFilename:
+        raise RemoteError(f"built {name!r}, which is no wheel", host=transport.host) from None
+    if "/" in name or hash_file(part) != sha256:
+        raise RemoteError(f"{name} arrived changed", hint="run the same command again", host=transport.host)
+    return part.rename(out / name)
+
+
+def _key(*words: str) -> str:
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def _pure(filename: str) -> bool:
+    """Runs wherever its Python does: no compiled code."""
+    return all(tag.platform == "any" and tag.abi == "none" for tag in parse_wheel_filename(filename)[3])
+
+
+def _fits(filename: str, target: Target) -> bool:
+    return not parse_wheel_filename(filename)[3].isdisjoint(target.tags)
+
+
+def _no_newer_than(target: Target) -> bool:
+    """Whether what is compiled here finds its C library there."""
+    version = re.match(r"2\.(\d+)", platform.libc_ver()[1])
+    return sys.platform == "linux" and version is not None and int(version[1]) <= target.glibc

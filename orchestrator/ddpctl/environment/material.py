@@ -1,0 +1,210 @@
+"""What a package without a wheel is built from, and how it is built on this machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uv
+
+from ddpctl.code import pack
+from ddpctl.environment.lock import explanation, uv_environment
+from ddpctl.environment.locked import Source
+from ddpctl.environment.origins import Origins
+from ddpctl.environment.wheelhouse import Wheelhouse
+from ddpctl.errors import ProvisionError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+BUILD_S = 3600.0
+SHOWN = 15
+# Times in an archive count from here, so that the same source gives the same wheel whenever it is built.
+EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+_SET_UP = re.compile(r"\s*(?:Building (?:wheel|source distribution).*|warning: .*)?")
+
+
+@dataclass(frozen=True)
+class BuildSystem:
+    """PEP 517: what a source needs in order to be built, and the object that builds it."""
+
+    requires: tuple[str, ...] = ("setuptools>=40.8.0",)
+    backend: str = "setuptools.build_meta:__legacy__"
+    path: tuple[str, ...] = ()
+
+
+class BuildFailed(Exception):
+    """``lines``: the end of what the build said, cleaned for a terminal."""
+
+    def __init__(self, output: str) -> None:
+        self.lines = last_lines(output)
+        super().__init__(self.lines[-1])
+
+
+def content_id(source: Source) -> str:
+    """The same for the same content: what a build is remembered by."""
+    if source.file:
+        return f"{source.file.sha256} {source.inside}"
+    if source.git:
+        return f"{source.commit} {source.inside}"
+    return pack(_folder(source)).sha256
+
+
+def _folder(source: Source) -> Path:
+    return Path(source.folder) / source.inside
+
+
+def obtain(source: Source, wheelhouse: Wheelhouse, scratch: Path) -> Path:
+    """The source distribution, or a folder that a build may write into; below ``scratch``, which is empty.
+
+    Raises:
+        ProvisionError: it cannot be had, or came with another hash than the lock says.
+    """
+    tree = scratch / "tree"
+    if source.git:
+        _clone(source, tree)
+        return tree / source.inside
+    if source.file is None:
+        with tarfile.open(pack(_folder(source)).path) as archive:
+            _extract(archive, tree)
+        repository = _folder(source) / ".git"
+        if repository.is_dir():  # a version may come from its tags
+            (tree / ".git").write_text(f"gitdir: {repository}\n", encoding="utf-8")
+        return tree
+    path = scratch / source.file.filename
+    path.symlink_to(wheelhouse.fetch([source.file])[source.file.sha256].path.resolve())
+    if not source.inside:
+        return path
+    with tarfile.open(path) as archive:
+        _extract(archive, tree)
+    return next(tree.iterdir()) / source.inside
+
+
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)  # nothing outside; Python 3.10.12 has it
+    archive.extractall(folder)
+
+
+def _clone(source: Source, folder: Path) -> None:
+    """The repository at the commit of the lock: its name is the hash of what comes."""
+    url = source.git.removeprefix("git+")
+    for words in (
+        ["clone", "--quiet", "--no-checkout", "--", url, str(folder)],
+        ["-C", str(folder), "checkout", "--quiet", "--detach", source.commit],
+        ["-C", str(folder), "submodule", "--quiet", "update", "--init", "--recursive"],
+    ):
+        env = uv_environment(Origins()) | {"GIT_TERMINAL_PROMPT": "0"}
+        try:
+            done = subprocess.run(
+                ["git", *words],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=BUILD_S,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise ProvisionError(f"{source} comes from {url}, and there is no git here", hint="install git") from None
+        if done.returncode != 0:
+            said = explanation(done.stderr, Origins())
+            raise ProvisionError(
+                f"{source}: cannot get {source.commit[:12]} of {url}: {said}", hint="try git clone there"
+            )
+
+
+def build_here(what: Path, kind: str, out: Path, origins: Origins) -> Path:
+    """``what`` (a folder or a source distribution) as a ``wheel`` or ``sdist``, by uv and in isolation.
+
+    Raises:
+        BuildFailed: with what it said. ProvisionError: it takes too long.
+    """
+    command = [uv.find_uv_bin(), "build", f"--{kind}", "--out-dir", str(out), "--no-create-gitignore"]
+    command += ["--color", "never", "--python", sys.executable, str(what)]
+    if origins.no_index:
+        command += ["--no-index"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=out.parent,
+            env=uv_environment(origins) | EPOCH | {"GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=BUILD_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildFailed(f"it took longer than {BUILD_S:g} s") from error
+    made = list(out.iterdir()) if out.is_dir() else []
+    if done.returncode != 0 or len(made) != 1:
+        raise BuildFailed(done.stdout)
+    return made[0]
+
+
+def last_lines(output: str) -> list[str]:
+    """The end of a build's output without control characters; never empty. uv's own last words say only that it failed:
+    they count where the build said nothing."""
+    said, _, uv_said = output.replace("\r", "\n").partition("\nerror: Failed to build")
+    for text in (said, uv_said):
+        lines = [_clean(line) for line in text.splitlines() if not _SET_UP.fullmatch(line)]
+        lines = [line for line in lines if line.strip()]
+        if lines:
+            return lines[-SHOWN:]
+    return ["it said nothing"]
+
+
+def _clean(line: str) -> str:
+    return "".join(char for char in _ESCAPE.sub("", line).expandtabs() if char.isprintable()).rstrip()
+
+
+def build_system(source: Path) -> BuildSystem:
+    """What a folder or a source distribution says of its build; setuptools where it says nothing.
+
+    Raises:
+        ProvisionError: its pyproject.toml cannot be read.
+    """
+    text = _pyproject(source)
+    try:
+        table: dict[str, Any] = tomllib.loads(text).get("build-system", {})
+    except tomllib.TOMLDecodeError as error:
+        raise ProvisionError(f"the pyproject.toml of {source.name} is broken: {error}") from None
+    default = BuildSystem()
+    return BuildSystem(
+        tuple(table.get("requires", default.requires)),
+        table.get("build-backend", default.backend),
+        tuple(table.get("backend-path", ())),
+    )
+
+
+def _pyproject(source: Path) -> str:
+    data = b""
+    if source.is_dir():
+        file = source / "pyproject.toml"
+        data = file.read_bytes() if file.is_file() else b""
+    elif zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as packed:
+            name = next((name for name in packed.namelist() if _is_pyproject(name)), None)
+            data = packed.read(name) if name else b""
+    else:
+        with tarfile.open(source) as archive:
+            member = next((member for member in archive if _is_pyproject(member.name)), None)
+            stream = archive.extractfile(member) if member else None
+            data = stream.read() if stream else b""
+    return data.decode("utf-8", "replace")
+
+
+def _is_pyproject(name: str) -> bool:
+    return name.removeprefix("./").count("/") == 1 and name.endswith("/pyproject.toml")
