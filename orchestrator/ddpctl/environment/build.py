@@ -259,8 +259,8 @@ def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path |
 
         answer = transport.call("build", request, on_frame=on_frame, timeout=BUILD_S)
     if "needs" in answer:
-        return [str(line) for line in answer["needs"]]
-    name, sha256 = str(answer.get("name")), str(answer.get("hash"))
+        return list(answer["needs"])
+    name, sha256 = answer.get("name", ""), answer.get("hash")
     try:
         parse_wheel_filename(name)
     except InvalidWheelFilename:

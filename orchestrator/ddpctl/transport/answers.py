@@ -36,6 +36,7 @@ RESULTS: Mapping[str, Any] = {
     "rehearse": preflight.Rehearsed,
     "spread": environment.Spread,
     "install": environment.Installed,
+    "build": environment.Built,
     "gc": environment.Collected,
 }
 # verb -> the key by which a kind of frame is known -> its shape
@@ -45,6 +46,7 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
     "fetch": {"file": runs.FileFrame, "chunk": runs.Chunk},
     "listen": {"listening": preflight.Listening},
     "firewall": {"tool": preflight.Rules},
+    "build": {"piece": environment.Piece},
     "spread": {
         "listening": environment.Joined,
         "progress": environment.Passed,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError, Interrupted, UsageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FILES_PROXIED = 4  # of a host behind a ProxyCommand: two while it starts, two that stay
+USER_CONFIG = "~/.ssh/config"
 _SPARE_FILES = 64  # descriptors besides the connections
 
 
@@ -153,10 +155,11 @@ def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text
     """The way to each host; ssh_config is read once for all, and warned about once."""
     if not names:
         return {}
-    if inventory.ssh_config is None:
-        config = ssh_config.load("~/.ssh/config", system=ssh_config.SYSTEM_CONFIG)
+    named = inventory.ssh_config
+    if named is None or Path(named).expanduser() == Path(USER_CONFIG).expanduser():
+        config = ssh_config.load(USER_CONFIG, system=ssh_config.SYSTEM_CONFIG)
     else:
-        config = ssh_config.load(inventory.ssh_config)
+        config = ssh_config.load(named)
     hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
     ignored = [key for hop in hops.values() for each in with_jumps(hop) for key in each.ignored]
     if left := list(dict.fromkeys((*ignored, *config.unknown))):

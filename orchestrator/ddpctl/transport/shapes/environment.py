@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.transport.shapes.words import IP, Count, File, Hash, Name, Number, Port, Short, as_tuple
+from ddpctl.transport.shapes.words import IP, Count, File, Hash, Name, Number, Place, Port, Short, as_tuple
 
 
 class Nothing(TypedDict):
@@ -54,6 +54,19 @@ class Installed(TypedDict):
     env: Name
     versions: dict[Short, Short | None]
     seconds: Number
+
+
+class Piece(TypedDict):
+    piece: Count
+
+
+class Built(TypedDict):
+    """A wheel, sent before it; or what its build needs besides."""
+
+    needs: NotRequired[list[Short]]
+    name: NotRequired[Place]
+    hash: NotRequired[Hash]
+    size: NotRequired[Count]
 
 
 class Item(TypedDict):
