@@ -205,8 +205,9 @@ def test_the_machines_own_file_comes_second(tmp_path: Path, monkeypatch: pytest.
     assert hops["b"].user_known_hosts == (f"{tmp_path}/.ssh/known_hosts", f"{tmp_path}/.ssh/known_hosts2")
     assert len(said) == 1
     assert "does not follow: BindAddress, Match localnetwork;" in said[0]
-    named = Inventory(hosts=hosts, ssh_config=str(tmp_path / ".ssh" / "config"))
-    assert routes(named, ("b",))["b"].port == 22
+    (tmp_path / "other").write_text("")
+    assert routes(Inventory(hosts=hosts, ssh_config=str(tmp_path / "other")), ("b",))["b"].port == 22
+    assert routes(Inventory(hosts=hosts, ssh_config="~/.ssh/config"), ("b",))["b"].port == 2  # what it is without
 
 
 @pytest.mark.parametrize(

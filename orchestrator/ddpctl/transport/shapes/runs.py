@@ -11,6 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 from ddpctl.transport.shapes.words import (
     Count,
     Digits,
+    Figure,
     Moment,
     Name,
     NodeState,
@@ -80,7 +81,7 @@ class Status(TypedDict):
     candidates: NotRequired[list[Cause] | None]
     last_output_age_s: NotRequired[Number | None]
     dropped_lines: NotRequired[Count | None]
-    metrics: NotRequired[dict[Digits, dict[Short, Number]]]
+    metrics: NotRequired[dict[Digits, dict[Short, Figure]]]
     note: NotRequired[Short | None]
     record: Record
 
@@ -110,7 +111,7 @@ class Stopped(TypedDict):
 
 class RankMetrics(TypedDict):
     offset: Count
-    lines: list[dict[Short, Number]]
+    lines: list[dict[Short, Figure]]
 
 
 class Metrics(TypedDict):

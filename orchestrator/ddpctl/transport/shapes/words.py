@@ -72,6 +72,7 @@ Moment = Annotated[str, AfterValidator(_moment)]
 Count = Annotated[int, Field(ge=0, lt=_MOST)]
 Whole = Annotated[int, Field(gt=-_MOST, lt=_MOST)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+Figure = Whole | Number  # a step stays a whole number
 Small = Annotated[int, Field(ge=0, lt=1 << 20)]  # ranks, cores, attempts
 Port = Annotated[int, Field(ge=1, le=65535)]
 State = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost"]
