@@ -14,9 +14,10 @@ from hypothesis import settings
 from tests.lab import Lab, interpreters, missing
 from tests.lab.command import Ddpctl
 
-# A runner in the background ignores SIGINT and hands that down to every child; what is tested is Ctrl-C as a person
-# presses it.
+# A runner in the background ignores SIGINT, one under nohup SIGHUP, and hands that down to every child; what is tested is
+# Ctrl-C as a person presses it, and a terminal that is closed.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("busy", deadline=None)  # a machine with other work to do is no fault of the code
 settings.load_profile("busy")

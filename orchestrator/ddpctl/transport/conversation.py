@@ -30,6 +30,9 @@ DIED = "died"
 _NOTHING_STAYS = frozenset({"stop", "rehearse"})
 # Verbs after which nothing more is asked of that worker; a tail lives as long as its run, in no more than one process.
 _LAST = _NOTHING_STAYS | {"tail"}
+_READS = frozenset(
+    {"echo", "hello", "probe", "status", "metrics", "tail", "fetch", "store_has", "free_port", "firewall"}
+)
 
 
 class Worker:
@@ -178,10 +181,13 @@ class Waiting:
         worker.pipe.close()
 
     def let_go(self) -> None:
-        """It ends."""
+        """It ends, and its end is waited for: nothing stays on a node once its user has an answer."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
+            with suppress(DdpctlError):
+                worker.pipe.end_input()
+                worker.pipe.exit_code(ENDED_S)
             worker.pipe.close()
 
 
@@ -216,8 +222,9 @@ def call(
         try:
             return _serve(worker, request, watch, waiting, package)
         except DdpctlError as error:
-            # It, or the connection, ended while nobody used it. Every verb may be asked twice.
-            if worker.has_answered or request.body is not None or not has_ended(error):
+            # It, or the connection, ended while nobody used it. What changes anything is not asked twice: a Ctrl-C ends
+            # connections too, and a start must not come after the stop that undoes it.
+            if worker.has_answered or request.verb not in _READS or not has_ended(error):
                 raise
     return _serve(Worker(start(), python), request, watch, waiting, package)
 

@@ -275,4 +275,6 @@ class SSHTransport:
     def close(self) -> None:
         link = self._link
         if link is not None:
+            if link.alive:
+                self._waiting.let_go()
             link.close()
