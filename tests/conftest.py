@@ -14,8 +14,8 @@ from hypothesis import settings
 from tests.lab import Lab, interpreters, missing
 from tests.lab.command import Ddpctl
 
-# A runner in the background ignores SIGINT, one under nohup SIGHUP, and hands that down to every child; what is tested is
-# Ctrl-C as a person presses it, and a terminal that is closed.
+# A runner in the background ignores SIGINT, one under nohup SIGHUP, and hands that down to every child; what is tested
+# is Ctrl-C as a person presses it, and a terminal that is closed.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
