@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ class Connection(paramiko.Transport):
 
     _active_check_timeout = 1.0
     preferred_keys: tuple[str, ...] = ()  # host key algorithms; paramiko would put certificates last, and always
+    active: bool  # paramiko sets it; its stubs leave it out
 
     def __init__(self, sock: Any) -> None:
         self._refusals: dict[int, paramiko.ChannelException] = {}
@@ -49,8 +51,16 @@ class Connection(paramiko.Transport):
         return super().get_exception()
 
     def hang_up(self) -> None:
-        """End the connection at once; harmless twice."""
-        with suppress(OSError, EOFError, paramiko.SSHException):  # it may not be connected any more
-            self.sock.shutdown(2)  # wakes the thread that reads, closing alone does not
-        self.close()
-        self.sock.close()
+        """End the connection at once; harmless twice.
+
+        Its socket may be a channel of another connection that is gone already: then each of these steps can fail, and
+        none keeps the next from being taken.
+        """
+        steps: tuple[Callable[[], object], ...] = (
+            lambda: self.sock.shutdown(2),  # wakes the thread that reads, closing alone does not
+            self.close,
+            self.sock.close,
+        )
+        for step in steps:
+            with suppress(OSError, EOFError, paramiko.SSHException):
+                step()
