@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,43 @@ def test_a_check_that_finds_nothing_is_ok_once_and_one_left_out_is_skipped() -> 
     assert [(one.check, one.severity) for one in found] == [("a.a", Severity.OK), ("b.b", Severity.SKIPPED)]
 
 
+def _exempting(one: Check, exempt: dict[str, str]) -> Check:
+    return replace(one, exempt=lambda view: exempt)
+
+
+def test_where_a_check_does_not_apply_it_is_skipped_and_says_why() -> None:
+    ask = Question("x")
+    view = View(NODES, Want(), {node.name: {"x": Answer(True, 1)} for node in NODES})
+    for exempt, expected in (
+        (
+            {"a": "no GPU found", "c": "no GPU found"},
+            [(Severity.OK, None, ()), (Severity.SKIPPED, None, ("a", "c"))],
+        ),
+        ({"b": "no GPU found"}, [(Severity.OK, None, ()), (Severity.SKIPPED, "b", ("b",))]),
+        (dict.fromkeys("abc", "no GPU found"), [(Severity.SKIPPED, None, ("a", "b", "c"))]),
+    ):
+        found = judge.verdicts([_exempting(check("a.a", ask), exempt)], view)
+        assert [(one.severity, one.host, one.hosts if one.hosts else ()) for one in found] == expected
+        assert found[-1].message == "not applicable: no GPU found"
+
+
+def test_what_was_looked_at_nowhere_is_not_ok() -> None:
+    ask = Question("x")
+    view = View(NODES[:2], Want(), {node.name: {"x": Answer(True, 1)} for node in NODES[:2]})
+    closed = [Finding("a.a", Severity.UNKNOWN, "not looked at: for root only", host) for host in "ab"]
+    everywhere = judge.verdicts([check("a.a", ask, found=tuple(closed))], view)
+    assert [one.severity for one in everywhere] == [Severity.UNKNOWN, Severity.UNKNOWN]
+    on_one = judge.verdicts([check("a.a", ask, found=tuple(closed[:1]))], view)
+    assert [one.severity for one in on_one] == [Severity.UNKNOWN, Severity.OK]
+
+
+def test_a_question_that_fails_is_unknown_there() -> None:
+    view = View(NODES, Want(), {"a": {"x": Answer(True, 1)}, "b": {"x": Answer(False, error="PermissionError")}})
+    found = judge.verdicts([check("a.a", Question("x"))], view)
+    assert [(one.severity, one.host) for one in found] == [(Severity.UNKNOWN, "b"), (Severity.OK, None)]
+    assert found[0].message == "not looked at: PermissionError"
+
+
 def test_a_question_without_an_answer_is_a_warning_on_that_host_alone() -> None:
     view = View(NODES, Want(), {"a": {"x": Answer(True, 1)}, "b": {"x": Answer(False, error="late", timed_out=True)}})
     found = judge.verdicts([check("a.a", Question("x"))], view)
@@ -115,7 +153,8 @@ def test_every_check_survives_a_host_on_which_every_question_fails() -> None:
     failed = Answer(False, error="PermissionError: [Errno 13]")
     answers = {node.name: {one.key: failed for one in judge.questions(CATALOGUE, node, want)} for node in NODES}
     found = judge.verdicts(CATALOGUE, View(NODES, want, answers))
-    assert {one.severity for one in found if one.severity is not Severity.OK} <= {Severity.WARNING, Severity.ERROR}
+    bad = {Severity.WARNING, Severity.ERROR, Severity.UNKNOWN, Severity.SKIPPED}
+    assert {one.severity for one in found if one.severity is not Severity.OK} <= bad
 
 
 @given(st.floats(-1e5, 1e5), st.floats(0, 60), st.floats(0, 30), st.floats(0, 30))

@@ -75,6 +75,27 @@ def test_few_hosts_get_a_fix_each() -> None:
     assert group.where == "node[0-2] (3 hosts)"
 
 
+def test_a_command_is_shown_as_it_is_typed_here() -> None:
+    found = [
+        Finding("host.shm", WARNING, "small", name, command="sudo mount -o 'size=50%' /dev/shm", fix="until the reboot")
+        for name in names(5)
+    ]
+    (group,) = groups.problems(found[:1])
+    assert group.fixes == ("""ssh -t node0 'sudo mount -o '"'"'size=50%'"'"' /dev/shm'""", "until the reboot")
+    (group,) = groups.problems(found)
+    assert group.fixes[0].startswith("ssh -t HOST ")
+    assert "ssh -t HOST" in text(report(5, *found))
+
+
+def test_what_was_not_looked_at_is_told_and_not_among_what_passed() -> None:
+    closed = Finding("gpu.xid", Severity.UNKNOWN, "not looked at: the kernel log is for root only", "node1")
+    one = report(2, closed, Finding("host.shm", OK, "fine"))
+    assert "unknown gpu.xid  node1: not looked at" in text(one)
+    assert "1 checks ok (host)" in text(one)
+    assert "Not looked at" in preflight_html(one)
+    assert one.ok
+
+
 def test_hosts_worst_first_and_the_healthy_in_one_row() -> None:
     found = [
         Finding("a.a", WARNING, "w", "node5"),
@@ -136,17 +157,19 @@ def test_any_text_can_be_drawn_by_any_console(message: str, fix: str) -> None:
 
 def test_without_colour_every_word_is_there() -> None:
     found = (
-        Finding("a.b", ERROR, "broken", "node0", fix="mend it"),
+        Finding("a.b", ERROR, "broken", "node0", fix="repair it"),
         Finding("c.d", WARNING, "odd", "node1"),
         Finding("e.f", INFO, "harmless", "node1"),
         Finding("g.h", OK, "fine"),
-        Finding("i.j", SKIPPED, "left out"),
+        Finding("i.j", SKIPPED, "title: left out on request"),
+        Finding("g.k", SKIPPED, "not applicable: no GPU found", "node2"),
     )
     shown = text(report(3, *found, mesh=mesh(3, {("node0", "node1"): "no_route"})))
     assert "\x1b" not in shown
-    for words in ("1 error, 1 warning", "error   a.b  node0: broken", "info    e.f", "mend it", "no route", "940M"):
+    for words in ("1 error, 1 warning", "error   a.b  node0: broken", "info    e.f", "repair it", "no route", "940M"):
         assert words in shown
-    assert "1 checks ok (g); skipped: i.j" in shown
+    for words in ("1 checks ok (g)", "left out on request: i", "not applicable: no GPU found on node2: g.k"):
+        assert words in shown
 
 
 def test_a_healthy_cluster_is_short() -> None:

@@ -149,12 +149,22 @@ class Doc:
     verified: str = "lab"  # "lab", "recorded output only", ...
 
 
+def everywhere(view: View) -> Mapping[str, str]:
+    """The check applies to every host."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Check:
-    """One entry of the catalogue."""
+    """One entry of the catalogue.
+
+    ``exempt`` says where the check does not apply, host -> why ("no GPU found"). What could not be looked at on a host
+    is an UNKNOWN finding of ``judge``. A host of either kind is not among those that passed.
+    """
 
     id: str
     title: str
     ask: Callable[[Target, Want], Iterable[Question]]
     judge: Callable[[View], Iterable[Finding]]
     doc: Doc
+    exempt: Callable[[View], Mapping[str, str]] = everywhere

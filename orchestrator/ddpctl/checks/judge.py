@@ -73,17 +73,50 @@ def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
 
 
 def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()) -> tuple[Finding, ...]:
-    """Every check's findings, in catalogue order. A check that was asked and found nothing is ``ok``, once; one that a
-    host could not answer is a warning there, unless the check itself already says something about that host."""
+    """Every check's findings, in catalogue order.
+
+    A check that was looked at on some host and found nothing is ``ok``, once. One that a host could not answer is a
+    warning or unknown there, unless the check itself already says something about that host. Where it does not apply it
+    is skipped.
+    """
     findings: list[Finding] = []
     for check in checks:
         own = _judged(check, view)
         own += _unanswered(check, view, {f.host for f in own})
-        if not own and _was_answered(check, view):
-            own = [Finding(check.id, Severity.OK, check.title)]
-        findings += own
-    findings += [Finding(check.id, Severity.SKIPPED, f"{check.title}: left out") for check in left_out]
+        exempt = {host: why for host, why in check.exempt(view).items() if host in view.answers}
+        if _passed(check, view, own, exempt):
+            own = [*own, Finding(check.id, Severity.OK, check.title)]
+        findings += [*own, *_skipped(check, exempt)]
+    findings += [Finding(check.id, Severity.SKIPPED, f"{check.title}: left out on request") for check in left_out]
     return tuple(findings)
+
+
+def _passed(check: Check, view: View, own: Sequence[Finding], exempt: Collection[str]) -> bool:
+    """Whether some host was looked at, and nothing was found on any."""
+    if any(finding.severity is not Severity.UNKNOWN for finding in own):
+        return False
+    unseen = {host for finding in own for host in finding.hosts}
+    return any(
+        target.name not in unseen and target.name not in exempt and _answered(check, view, target)
+        for target in view.targets
+    )
+
+
+def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
+    """One finding for all hosts to which the check does not apply for one reason."""
+    hosts: dict[str, list[str]] = {}
+    for host, why in exempt.items():
+        hosts.setdefault(why, []).append(host)
+    return [
+        Finding(
+            check.id,
+            Severity.SKIPPED,
+            f"not applicable: {why}",
+            host=names[0] if len(names) == 1 else None,
+            evidence={"hosts": names} if len(names) > 1 else {},
+        )
+        for why, names in hosts.items()
+    ]
 
 
 def _judged(check: Check, view: View) -> list[Finding]:
@@ -124,7 +157,7 @@ def _unreadable(check: Check, host: str | None, error: Exception) -> Finding:
         Severity.ERROR,
         f"{check.title} could not be judged: what was answered cannot be read ({type(error).__name__}: {words})",
         host=host,
-        fix=f"ddpctl preflight --only {check.id} --debug",
+        fix=f"run `ddpctl preflight --only {check.id} --debug` to see why",
     )
 
 
@@ -142,19 +175,20 @@ def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[
 
 
 def _no_answer(check: Check, target: Target, question: Question, answer: Answer) -> Finding:
+    """A question that a host does not answer in time is a sign of trouble there; one that fails is only unknown."""
     return Finding(
         check.id,
-        Severity.WARNING,
-        f"{check.title} could not be checked: {answer.error}",
+        Severity.WARNING if answer.timed_out else Severity.UNKNOWN,
+        f"{'could not be checked' if answer.timed_out else 'not looked at'}: {answer.error}",
         host=target.name,
-        fix=f"ddpctl preflight --only {check.id} --debug",
+        fix=f"run `ddpctl preflight --only {check.id} --debug` to see why",
         evidence={"question": question.key, "error": answer.error, "timed_out": answer.timed_out},
     )
 
 
-def _was_answered(check: Check, view: View) -> bool:
+def _answered(check: Check, view: View, target: Target) -> bool:
+    """Whether the host answered one of the check's questions."""
     return any(
         (answer := view.answer(target.name, question)) is not None and answer.ok
-        for target in view.targets
         for question in check.ask(target, view.want)
     )

@@ -12,6 +12,7 @@ from ddpctl.checks.base import View
 from ddpctl.checks.blame import Fault, faults
 from ddpctl.checks.firewall import Block
 from ddpctl.checks.meshwords import dial_json, fine, names
+from ddpctl.checks.use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
@@ -59,22 +60,6 @@ def judge_ports(view: View) -> Iterable[Finding]:
             mesh,
             "{links} links among {hosts} nodes pass on port {port} of {master} and on ephemeral ports{note}",
         )
-
-
-def uses_gloo(view: View) -> bool:
-    """The backend that the job will have: its own word, else NCCL where a node has a GPU."""
-    if view.want.backend:
-        return view.want.backend == "gloo"
-    return not any(
-        _has_gpu(answer.value)
-        for host in view.answers.values()
-        for key, answer in host.items()
-        if answer.ok and key.partition(":")[0] == "network"
-    )
-
-
-def _has_gpu(value: Any) -> bool:
-    return bool(value.get("gpus"))
 
 
 def _never_used(mesh: Mesh, dial: Dial) -> bool:

@@ -23,8 +23,8 @@ from ddpctl.stages.up import refusal
 def preflight(
     inventory: Path | None = session.InventoryArgument,
     deep: bool = typer.Option(False, "--deep", help="A rehearsal too: every rank, the job's interpreter and backend."),
-    only: str = typer.Option(None, "--only", metavar="ID,...", help="Only these checks (docs/checks.md lists them)."),
-    skip: str = typer.Option(None, "--skip", metavar="ID,...", help="All checks but these."),
+    only: str = session.OnlyOption,
+    skip: str = session.SkipOption,
     html: Path = typer.Option(None, "--html", metavar="FILE", help="Write the report as one self-contained page."),
     job: str = typer.Option(None, "--job", help="Check for this job; default: the only one, if there is one."),
     option: Path | None = session.InventoryOption,
@@ -33,7 +33,7 @@ def preflight(
     """Check every host, and every host against every other, before a launch can fail."""
     where = session.load(inventory, option)
     spec = _job(where, job)
-    options = Options(only=_ids(only), skip=_ids(skip), deep=deep)
+    options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep)
     report = _run(where, spec, options)
     if html is not None:
         session.write_page(html, preflight_html(report))
@@ -55,10 +55,6 @@ def _job(inventory: Inventory, name: str | None) -> JobSpec | None:
     if name is not None:
         return inventory.job(name)
     return next(iter(inventory.jobs.values())) if len(inventory.jobs) == 1 else None
-
-
-def _ids(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _run(inventory: Inventory, job: JobSpec | None, options: Options) -> PreflightReport:

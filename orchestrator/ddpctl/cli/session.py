@@ -31,6 +31,8 @@ InventoryArgument = typer.Argument(
     show_default=False,
 )
 InventoryOption = typer.Option(None, "-i", "--inventory", help="Inventory file.", show_default=False)
+OnlyOption = typer.Option(None, "--only", metavar="ID,...", help="Only these checks (docs/checks.md lists them).")
+SkipOption = typer.Option(None, "--skip", metavar="ID,...", help="All checks but these.")
 JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdout.")
 JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest run) or a run id.", show_default=False)
 
@@ -75,6 +77,11 @@ def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterat
 def prompter() -> TerminalPrompter | None:
     """Who can be asked for a passphrase or a password."""
     return TerminalPrompter() if can_ask() else None
+
+
+def ids(text: str | None) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def print_json(document: dict[str, Any]) -> None:

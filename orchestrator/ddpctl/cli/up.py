@@ -53,6 +53,8 @@ def up(
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; contact nothing."),
     skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without the checks."),
     deep: bool = typer.Option(False, "--deep", help="Check with a rehearsal of all ranks too, as in preflight."),
+    only: str = session.OnlyOption,
+    skip: str = session.SkipOption,
     on_interrupt: OnInterrupt = typer.Option(
         OnInterrupt.ASK,
         "--on-interrupt",
@@ -65,8 +67,12 @@ def up(
 
     A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
     """
-    if deep and skip_preflight:
-        raise UsageError("--deep is a part of the preflight that --skip-preflight leaves out", hint="give one of them")
+    if skip_preflight and (
+        given := [name for name, value in (("deep", deep), ("only", only), ("skip", skip)) if value]
+    ):
+        raise UsageError(
+            f"--{given[0]} is about the preflight that --skip-preflight leaves out", hint="give one of them"
+        )
     order = _order(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
     for note in order.notes:
         session.warn(f"warning: {note}")
@@ -79,7 +85,8 @@ def up(
         return 0
     names = [host.name for host in order.hosts]
     with Interrupts() as interrupts, session.fleet_of(order.inventory, names) as fleet:
-        options = FACTS_ONLY if skip_preflight else Options(reuse=True, deep=deep)
+        checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
+        options = FACTS_ONLY if skip_preflight else checks
         run = _start(order, fleet, options, as_json=as_json)
         if detach:
             if as_json:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddpctl.spec.finding import Finding, Severity
@@ -12,7 +13,7 @@ from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.ranges import fold
 
 PROBLEMS = (Severity.ERROR, Severity.WARNING)
-EACH_FIX = 3  # up to so many hosts get a fix each to copy; more share one with HOST in it
+EACH_FIX = 3  # up to this many hosts get a fix each to copy; more share one with HOST in it
 MATRIX_HOSTS = 16
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -53,15 +54,29 @@ class Group:
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """What to copy: one a finding where they are few, else one with HOST in the host's place, else all in one."""
-        each = tuple(dict.fromkeys(one_line(f.fix) for f in self.findings if f.fix))
+        """What to copy: one a finding where they are few, else one with HOST in the host's place, else all in one.
+
+        Commands come first, as a person types them here.
+        """
+        return (*self._shared(_typed), *self._shared(lambda finding: finding.fix))
+
+    def _shared(self, text_of: Callable[[Finding], str | None]) -> tuple[str, ...]:
+        texts = [(finding, one_line(text)) for finding in self.findings if (text := text_of(finding))]
+        each = tuple(dict.fromkeys(text for _, text in texts))
         if len(each) <= EACH_FIX:
             return each
-        shared = tuple(dict.fromkeys(f.nameless(one_line(f.fix)) for f in self.findings if f.fix))
+        shared = tuple(dict.fromkeys(finding.nameless(text) for finding, text in texts))
         if len(shared) == 1:
             return shared
         joined = together(each)
         return (joined,) if joined is not None else shared
+
+
+def _typed(finding: Finding) -> str | None:
+    """The command as it is typed on the controller; a terminal for sudo's password."""
+    if not finding.command or not finding.host:
+        return finding.command
+    return f"ssh -t {finding.host} {shlex.quote(finding.command)}"
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,37 @@ def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRo
         rows.setdefault((errors, len(own) - errors, checks), []).append(host)
     ordered = sorted(rows.items(), key=lambda row: (-row[0][0], -row[0][1]))
     return tuple(HostRow(tuple(names), *key) for key, names in ordered)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Checks that were left out, or do not apply, for one reason; a subject stands for all of its checks."""
+
+    why: str
+    checks: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+
+def left_out(findings: Sequence[Finding]) -> tuple[LeftOut, ...]:
+    """What was skipped, by reason and hosts, in the order of the findings."""
+    every: dict[str, set[str]] = {}
+    for finding in findings:
+        every.setdefault(_subject(finding.check), set()).add(finding.check)
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for finding in findings:
+        if finding.severity is Severity.SKIPPED:
+            why = "left out on request" if finding.message.endswith("left out on request") else finding.message
+            found.setdefault((why, finding.hosts), []).append(finding.check)
+    made = []
+    for (why, hosts), checks in found.items():
+        whole = {subject for subject, ids in every.items() if ids <= set(checks)}
+        names = dict.fromkeys(_subject(one) if _subject(one) in whole else one for one in checks)
+        made.append(LeftOut(why, tuple(names), hosts))
+    return tuple(made)
+
+
+def _subject(check: str) -> str:
+    return check.split(".")[0]
 
 
 # --- the mesh --------------------------------------------------------------------------------------------------------

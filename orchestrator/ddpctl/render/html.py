@@ -19,6 +19,7 @@ _HEAT = ((0.9, "h5"), (0.7, "h4"), (0.5, "h3"), (0.25, "h2"))
 _WORD = {
     Severity.ERROR: "error",
     Severity.WARNING: "warning",
+    Severity.UNKNOWN: "unknown",
     Severity.INFO: "info",
     Severity.SKIPPED: "skipped",
     Severity.OK: "ok",
@@ -29,7 +30,8 @@ def preflight_html(report: PreflightReport) -> str:
     """The page. Every text of the report is escaped; nothing in it can become markup."""
     parts = [
         _head(report),
-        _findings("What is wrong, and how to mend it", groups.problems(report.findings)),
+        _findings("What is wrong, and how to fix it", groups.problems(report.findings)),
+        _findings("Not looked at", groups.of_severity(report.findings, Severity.UNKNOWN)),
         _hosts(report),
         _mesh(report.mesh) if report.mesh is not None and len(report.mesh.hosts) > 1 else "",
         _findings("Worth knowing", groups.of_severity(report.findings, Severity.INFO)),
@@ -179,9 +181,9 @@ def _legend(shown: Matrix) -> str:
 
 
 def _rest(report: PreflightReport) -> str:
-    """The checks that passed or were left out, folded."""
+    """The checks that passed, do not apply or were left out, folded."""
     parts = []
-    for severity, title in ((Severity.OK, "Passed"), (Severity.SKIPPED, "Skipped")):
+    for severity, title in ((Severity.OK, "Passed"), (Severity.SKIPPED, "Not applicable or left out")):
         found = [f for f in report.findings if f.severity is severity]
         if found:
             items = "".join(f"<li><code>{escape(f.check)}</code> {escape(f.message)}</li>" for f in found)

@@ -17,6 +17,7 @@ from ddpctl.spec.preflight import PreflightReport
 STYLE = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "yellow",
+    Severity.UNKNOWN: "magenta",
     Severity.INFO: "cyan",
     Severity.SKIPPED: "dim",
     Severity.OK: "green",
@@ -29,15 +30,16 @@ def report_view(report: PreflightReport) -> RenderableType:
     found = groups.problems(report.findings)
     if found:
         parts += [Text(), _hosts(report), Text(), *(_finding(group) for group in found)]
-    infos = groups.of_severity(report.findings, Severity.INFO)
-    if infos:
-        parts += [Text(), *(_finding(group) for group in infos)]
+    for severity in (Severity.UNKNOWN, Severity.INFO):
+        others = groups.of_severity(report.findings, severity)
+        if others:
+            parts += [Text(), *(_finding(group) for group in others)]
     if report.mesh is not None and len(report.mesh.hosts) > 1:
         parts += [Text(), *_mesh(report.mesh)]
     fixes = [(group, fix) for group in found for fix in group.fixes]
     if fixes:
         parts += [Text(), Text("fixes", style="bold"), *_fixes(fixes)]
-    return Lines(*parts, Text(), _passed(report))
+    return Lines(*parts, Text(), *_rest(report))
 
 
 def _head(report: PreflightReport) -> Text:
@@ -83,17 +85,18 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
     return lines
 
 
-def _passed(report: PreflightReport) -> Text:
-    """All that is well, in one line."""
+def _rest(report: PreflightReport) -> list[Text]:
+    """All that is well, in one line, and what was not looked at, a line a reason."""
     ok = [f.check for f in report.findings if f.severity is Severity.OK]
-    skipped = [f.check for f in report.findings if f.severity is Severity.SKIPPED]
     line = Text(f"{len(set(ok))} checks ok", style="green")
     subjects = list(dict.fromkeys(check.split(".")[0] for check in ok))
     if subjects:
         line.append(f" ({', '.join(subjects)})", style="dim")
-    if skipped:
-        line.append(f"; skipped: {', '.join(skipped)}", style="dim")
-    return line
+    lines = [line]
+    for one in groups.left_out(report.findings):
+        where = f" on {groups.named(one.hosts)}" if one.hosts and len(one.hosts) < len(report.hosts) else ""
+        lines.append(Text(f"{one.why}{where}: {', '.join(one.checks)}", style="dim"))
+    return lines
 
 
 # --- the mesh --------------------------------------------------------------------------------------------------------

@@ -3,16 +3,16 @@
 CSS = """
 :root {
   --paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --soft: #5b6470; --line: #d9dde3;
-  --error: #b3261e; --warning: #8a5a00; --info: #1f5fa8; --ok: #23713b;
-  --error-bg: #fbe4e2; --warning-bg: #fdf0d3; --info-bg: #e3eefb; --ok-bg: #e2f3e6;
+  --error: #b3261e; --warning: #8a5a00; --info: #1f5fa8; --unknown: #6b4a9e; --ok: #23713b;
+  --error-bg: #fbe4e2; --warning-bg: #fdf0d3; --info-bg: #e3eefb; --unknown-bg: #efe7fa; --ok-bg: #e2f3e6;
   --h5: #cfe3f7; --h4: #a5c9ee; --h3: #86b3e4; --h2: #3f7cc2; --h1: #1d4f8f;
   --h-dark: #0f2440; --h-light: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14171c; --card: #1c2128; --ink: #e8eaed; --soft: #a0a8b3; --line: #343b45;
-    --error: #ff9a92; --warning: #f2c063; --info: #8fc0ff; --ok: #82d39a;
-    --error-bg: #47201d; --warning-bg: #423310; --info-bg: #1b3150; --ok-bg: #183823;
+    --error: #ff9a92; --warning: #f2c063; --info: #8fc0ff; --unknown: #cbb2f5; --ok: #82d39a;
+    --error-bg: #47201d; --warning-bg: #423310; --info-bg: #1b3150; --unknown-bg: #32264a; --ok-bg: #183823;
     --h5: #1c3a5c; --h4: #285382; --h3: #3b74b0; --h2: #6ba3dc; --h1: #b5d6f7;
     --h-dark: #e8eaed; --h-light: #0f1720;
   }
@@ -33,6 +33,7 @@ pre { margin: .6rem 0 0; padding: .6rem .75rem; background: var(--paper); border
 .error.badge { background: var(--error-bg); color: var(--error); }
 .warning.badge { background: var(--warning-bg); color: var(--warning); }
 .info.badge { background: var(--info-bg); color: var(--info); }
+.unknown.badge { background: var(--unknown-bg); color: var(--unknown); }
 .ok.badge { background: var(--ok-bg); color: var(--ok); }
 article { margin: .75rem 0; padding: .85rem 1rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; }
@@ -45,6 +46,7 @@ table { border-collapse: collapse; }
 .cell.error { background: var(--error-bg); color: var(--error); font-weight: 600; }
 .cell.warning { background: var(--warning-bg); color: var(--warning); font-weight: 600; }
 .cell.info { color: var(--info); }
+.cell.unknown { color: var(--unknown); }
 .cell.ok { color: var(--ok); }
 .cell.none { color: var(--soft); }
 .heat { font-size: .8rem; font-variant-numeric: tabular-nums; }

@@ -10,10 +10,15 @@ from typing import Any
 
 
 class Severity(str, Enum):
-    """How bad; the order of the members is worst first."""
+    """How bad; the order of the members is worst first.
+
+    ``unknown``: it could not be looked at (root only, not measured). ``skipped``: it does not apply here, or was left
+    out on request. Neither is ever counted among what passed; the message says why.
+    """
 
     ERROR = "error"
     WARNING = "warning"
+    UNKNOWN = "unknown"
     INFO = "info"
     SKIPPED = "skipped"
     OK = "ok"
@@ -25,9 +30,10 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict of one check: where (``host``, and ``peer`` for a pair), what, how to mend it, and the evidence.
+    """One verdict of one check: where (``host``, and ``peer`` for a pair), what, how to fix it, and the evidence.
 
-    ``fix`` is a command or a sentence that a person can copy; ``evidence`` is JSON-able.
+    ``command`` is shell text that runs on ``host`` as it is; ``fix`` is a sentence for a person: what a command cannot
+    do, what it costs, and what does not survive a reboot. ``evidence`` is JSON-able.
     """
 
     check: str
@@ -36,6 +42,7 @@ class Finding:
     host: str | None = None
     peer: str | None = None
     fix: str | None = None
+    command: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,5 +66,6 @@ class Finding:
             "peer": self.peer,
             "message": self.message,
             "fix": self.fix,
+            "command": self.command,
             "evidence": dict(self.evidence),
         }
