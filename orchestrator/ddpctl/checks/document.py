@@ -20,7 +20,8 @@ Made from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; 
 harmless. What could not be looked at is **unknown** (rules that only root may read), what does not apply is **skipped**
 (no GPU found); neither counts as passed.
 
-A finding has a `command`, which runs on the host as it is and is shown as `ssh -t HOST '...'`, a `fix` in words, or both.
+A finding has a `command`, which runs on the host as it is and is shown as `ssh -t HOST '...'`, a `fix` in words, or
+both.
 
 Every check marked *on real hosts* was seen to find its fault, injected for real, on hosts with an sshd, a network and a
 file system of their own. The others were judged on recorded output only.
