@@ -394,6 +394,19 @@ def test_a_rank_that_ended_before_its_victims_failed_is_suspected() -> None:
     assert [one.rank for one in asked] == [4]
 
 
+def test_a_rank_that_its_launcher_collected_first_and_does_not_report_had_ended_with_exit_code_0() -> None:
+    block, _, root = REPORT.partition("Failures:")[2].partition("Root Cause")
+    only = REPORT.replace(block, "\n  <NO_OTHER_FAILURES>\n").format(code=1)
+    assert "rank      : 4" not in only
+    assert root
+    deaths = {0: (None, 980.0), 1: (256, 990.0)}
+    early, victim = found_in(None, launcher=only, ranks={1: VICTIM}, deaths=deaths)
+    assert (early.rank, early.exit_code, early.early) == (4, 0, True)
+    assert (victim.rank, victim.victim) == (5, True)
+    reported = found_in(None, launcher=REPORT.format(code=1), ranks={1: VICTIM}, deaths=deaths)
+    assert not any(one.early for one in reported)
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -120,7 +120,7 @@ def test_a_lost_supervisor_is_the_cause_of_its_victims() -> None:
     made = council()
     made.closed("b", 101.0)
     made.report(failure("a", victim=True), 0.0, 101.2)
-    assert decided(made, 101.0 + VICTIMS_S + 0.5) is None
+    assert decided(made, 101.0 + REJOIN_S - 0.1) is None
     assert decided(made, 101.0 + REJOIN_S + 0.1) is None  # found lost just now
     verdict = made.tick(101.0 + REJOIN_S + 0.1 + CULPRIT_S)
     assert verdict is not None

@@ -143,7 +143,9 @@ def test_a_rank_that_ends_too_early_is_named_not_its_victims(pair: Pair) -> None
     pair.start(SUM.format(then=LESS))
     for status in pair.ended():
         cause = status["cause"]
-        assert (cause["host"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node1", 2, 0, "exited"), cause
+        assert (cause["host"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node1", 2, 0, "exited"), (
+            json.dumps([cause, status["candidates"]])
+        )
         assert cause["message"].startswith("rank 2 on node1 ended with exit code 0 at "), cause
         assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
         assert status["state"] == "failed"

@@ -86,6 +86,7 @@ def candidates(seen: Evidence) -> List[Verdict]:
 
     Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
     """
+    seen = seen._replace(deaths=_completed(seen))
     failed = _failed_ranks(seen)
     made = [(_of_death(one, seen), one.root) for one in failed] or [(one, True) for one in _of_launcher(seen)]
     if failed or not seen.status:
@@ -94,6 +95,16 @@ def candidates(seen: Evidence) -> List[Verdict]:
         made += [(one, False) for one in _ended_early(seen)]
     made.sort(key=lambda one: (one[0].victim, one[0].suspect, _or_late(one[0].when), not one[1]))
     return [verdict for verdict, _ in made]
+
+
+def _completed(seen: Evidence) -> Dict[int, Tuple[Optional[int], float]]:
+    """The deaths; a rank that its launcher collected before its wait status could be read had ended with 0 when the
+    launcher's report names others only."""
+    reported = {local for _, local, _, _ in report.failures(seen.tails.get((None, STDERR), ""))}
+    return {
+        local: (0 if status is None and reported and local not in reported else status, at)
+        for local, (status, at) in seen.deaths.items()
+    }
 
 
 def _or_late(when: Optional[float]) -> float:

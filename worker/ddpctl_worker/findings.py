@@ -93,7 +93,7 @@ class Findings:
 
     def _first_failure(self) -> float:
         """When the first rank failed, here or, for all that is known here, elsewhere (wall clock)."""
-        return min([one.at for one in self._roster.deaths.values() if one.status != 0], default=time.time())
+        return min([one.at for one in self._roster.deaths.values() if one.status], default=time.time())
 
     def outcome(self, told: Verdict) -> Outcome:
         when = told.when or time.time()
