@@ -8,6 +8,7 @@ from ddpctl.checks import (
     gpu,
     gpu_health,
     host,
+    identity,
     infiniband,
     job,
     kernel_log,
@@ -23,6 +24,7 @@ from ddpctl.checks.base import Check
 
 CATALOGUE: tuple[Check, ...] = (
     *connection.CHECKS,
+    *identity.CHECKS,
     *host.CHECKS,
     *login.CHECKS,
     *python.CHECKS,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.compare import differences
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl_worker.contract import SCRUB_NAMES, SCRUB_PREFIXES
 
@@ -17,6 +19,11 @@ ENVIRONMENT = Question("environment")
 SLOW_SHELL_S = 2.0
 SYSTEM_UIDS = 1000  # logind leaves the shared memory of system users alone
 RECORDED = "recorded output only: the test machine runs no systemd"
+_KEEP = (
+    "mkdir -p /etc/systemd/logind.conf.d"
+    " && printf '%s\\n' '[Login]' 'KillUserProcesses=no' > /etc/systemd/logind.conf.d/90-ddpctl.conf"
+    " && systemctl kill -s HUP systemd-logind"
+)
 
 
 def _ask_login(target: Target, want: Want) -> Iterable[Question]:
@@ -58,19 +65,20 @@ def in_session(value: Mapping[str, Any]) -> bool:
 
 
 def _judge_kill(view: View) -> Iterable[Finding]:
+    """A lingering user's own manager stays, but logind ends the session's scope all the same, and the job is in it."""
     for host, value in view.values_of(LOGIN).items():
         known, user = manager(value), value["user"]
         if not known.get("kill") or user in known["exclude"] or (known["only"] and user not in known["only"]):
             continue
-        if in_session(value) and not value["linger"]:
+        if in_session(value):
             yield Finding(
                 "login.kill",
                 Severity.ERROR,
-                f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes): a "
-                "detached job would die with the connection",
+                f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
+                "lingering or not: a detached job would die with the connection",
                 host,
-                fix=f"ssh {host} sudo loginctl enable-linger {user}, and KillUserProcesses=no in "
-                "/etc/systemd/logind.conf",
+                fix="this is for every user; KillExcludeUsers= is for one. Lingering does not help",
+                command=as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
                 evidence=known,
             )
 
@@ -86,7 +94,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
             f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login is "
             "no session that would keep it",
             host,
-            fix=f"ssh {host} sudo loginctl enable-linger {value['user']}",
+            command=as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
             evidence=known,
         )
 
@@ -96,7 +104,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
 
 def _judge_profile(view: View) -> Iterable[Finding]:
     for host, value in view.values_of(SHELL).items():
-        fix = f"in ~/.bashrc of {host}: put what is meant for people behind `case $- in *i*) ;; *) return;; esac`"
+        fix = "in ~/.bashrc, put what is meant for people after `case $- in *i*) ;; *) return;; esac`"
         if value.get("timed_out"):
             message = f"{value['shell']} did not start within {value['seconds']:.0f} s: its profile waits for something"
             yield Finding("login.profile", Severity.WARNING, message, host, fix=fix, evidence=value)
@@ -188,7 +196,8 @@ CHECKS = (
             cause="systemd-logind with KillUserProcesses=yes ends every process of a user when the session ends, "
             "however well it is detached.",
             symptom="the job is gone some seconds after `up -d`, without a traceback",
-            fix="`loginctl enable-linger USER`, and KillUserProcesses=no in /etc/systemd/logind.conf.",
+            fix="KillUserProcesses=no in /etc/systemd/logind.conf. `loginctl enable-linger` keeps the user's services, "
+            "not what a login started.",
             verified=RECORDED,
         ),
     ),
@@ -214,7 +223,7 @@ CHECKS = (
         Doc(
             cause="~/.bashrc prints or waits also when nobody sits there. bash reads it for every command over SSH.",
             symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
-            fix="Put it behind `case $- in *i*) ;; *) return;; esac`.",
+            fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
         ),
     ),
     Check(
