@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpctl.checks import (
     connection,
     disk,
+    env,
     gpu,
     gpu_health,
     host,
@@ -27,6 +28,7 @@ CATALOGUE: tuple[Check, ...] = (
     *identity.CHECKS,
     *host.CHECKS,
     *login.CHECKS,
+    *env.CHECKS,
     *python.CHECKS,
     *torch.CHECKS,
     *disk.CHECKS,

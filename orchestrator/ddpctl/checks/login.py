@@ -1,4 +1,4 @@
-"""What the login does to a job: the session's end, the profile, the variables and libraries it leaves behind."""
+"""What the login does to a job: the session's end and the profile."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.compare import differences
 from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl_worker.contract import SCRUB_NAMES, SCRUB_PREFIXES
 
 LOGIN = Question("login", deadline=6.0)
 SHELL = Question("shell", deadline=10.0)
-ENVIRONMENT = Question("environment")
 SLOW_SHELL_S = 2.0
 SYSTEM_UIDS = 1000  # logind leaves the shared memory of system users alone
 RECORDED = "recorded output only: the test machine runs no systemd"
@@ -32,11 +29,6 @@ def _ask_login(target: Target, want: Want) -> Iterable[Question]:
 
 def _ask_shell(target: Target, want: Want) -> Iterable[Question]:
     return () if target.local else (SHELL,)
-
-
-def _ask_environment(target: Target, want: Want) -> Iterable[Question]:
-    path = target.env.get("LD_LIBRARY_PATH")
-    return (Question("environment", {"library_path": path}) if path else ENVIRONMENT,)
 
 
 # --- systemd-logind --------------------------------------------------------------------------------------------------
@@ -119,73 +111,6 @@ def _judge_profile(view: View) -> Iterable[Finding]:
             yield Finding("login.profile", Severity.INFO, message, host, fix=fix, evidence=value)
 
 
-# --- variables and libraries -----------------------------------------------------------------------------------------
-
-
-def scrubbed(name: str) -> bool:
-    """Whether ddpctl keeps the variable from the job."""
-    return name in SCRUB_NAMES or name.startswith(SCRUB_PREFIXES)
-
-
-def _environments(view: View) -> dict[str, dict[str, Any]]:
-    return view.values(lambda target, want: next(iter(_ask_environment(target, want))))
-
-
-def _judge_variables(view: View) -> Iterable[Finding]:
-    found = _environments(view)
-    for host, value in found.items():
-        gone = {name: text for name, text in value["variables"].items() if scrubbed(name)}
-        if gone:
-            listed = ", ".join(f"{name}={text}" for name, text in sorted(gone.items()))
-            yield Finding(
-                "env.variables",
-                Severity.INFO,
-                f"the login sets {listed}; harmless, ddpctl takes them out of the job's environment",
-                host,
-                fix=f"remove them from the profile of {host}: other launchers obey them",
-                evidence=gone,
-            )
-    names = sorted({name for value in found.values() for name in value["variables"] if not scrubbed(name)})
-    for name in names:
-        overridden = {target.name for target in view.targets if name in target.env}
-        values = {host: v["variables"].get(name) for host, v in found.items() if host not in overridden}
-        yield from differences(
-            "env.variables",
-            values,
-            what=f"{name}:",
-            severity=Severity.WARNING if steers(name) else Severity.INFO,
-            fix=f"set {name} in the inventory (`env:`), or in the profile of every host",
-            show=lambda value: "not set" if value is None else repr(value),
-        )
-
-
-def steers(name: str) -> bool:
-    """Whether a difference between nodes can change how they talk or what they load, not just how fast they are."""
-    return name.startswith(("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_")) or name in ("LD_PRELOAD", "PYTHONPATH")
-
-
-def _judge_nccl(view: View) -> Iterable[Finding]:
-    found = _environments(view)
-    yield from differences(
-        "env.nccl",
-        {host: value["nccl_conf"] for host, value in found.items()},
-        what="NCCL's own settings file:",
-        severity=Severity.WARNING,
-        fix="make /etc/nccl.conf and ~/.nccl.conf equal, unless they name interfaces that differ",
-        show=lambda value: "none" if not value else "; ".join(line for lines in value.values() for line in lines),
-    )
-    for host, value in found.items():
-        if value["libnccl"]:
-            yield Finding(
-                "env.nccl",
-                Severity.WARNING,
-                f"LD_LIBRARY_PATH puts {', '.join(value['libnccl'])} before the NCCL that torch brings",
-                host,
-                fix=f"take that folder out of LD_LIBRARY_PATH on {host}, unless torch was built against it",
-                evidence={"libnccl": value["libnccl"]},
-            )
-
-
 CHECKS = (
     Check(
         "login.kill",
@@ -224,30 +149,6 @@ CHECKS = (
             cause="~/.bashrc prints or waits also when nobody sits there. bash reads it for every command over SSH.",
             symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
             fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
-        ),
-    ),
-    Check(
-        "env.variables",
-        "no variables in the way",
-        _ask_environment,
-        _judge_variables,
-        Doc(
-            cause="A profile on one node sets NCCL_*, GLOO_*, CUDA_VISIBLE_DEVICES, or PET_*, RANK, MASTER_ADDR, which "
-            "torch's launcher takes for its defaults.",
-            symptom="one node uses another interface, sees other GPUs, or waits for another master",
-            fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and their like; set the others in the inventory.",
-        ),
-    ),
-    Check(
-        "env.nccl",
-        "no other NCCL in the way",
-        _ask_environment,
-        _judge_nccl,
-        Doc(
-            cause="A libnccl of the system, a module or an MPI comes before torch's own through LD_LIBRARY_PATH, or "
-            "/etc/nccl.conf differs between hosts.",
-            symptom="Mismatched NCCL version detected; Message truncated: received N bytes instead of M",
-            fix="Unset LD_LIBRARY_PATH for the job.",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 from ddpctl_worker.facts import read_text
 
-_PREFIXES = ("PET_", "NCCL_", "GLOO_", "TORCH", "MASTER_", "CUDA_", "OMP_", "MKL_", "KMP_", "UCX_")
+_PREFIXES = ("PET_", "NCCL_", "GLOO_", "TORCH", "MASTER_", "CUDA_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_")
 _NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
     | {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}
@@ -23,9 +23,10 @@ def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, An
         name: value[:_TEXT_LIMIT] for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)
     }
     path = params.get("library_path") or os.environ.get("LD_LIBRARY_PATH", "")
+    own = params.get("conf_file") or os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"
     return {
         "variables": variables,
-        "nccl_conf": {name: settings(name) for name in ("/etc/nccl.conf", "~/.nccl.conf") if settings(name)},
+        "nccl_conf": {name: settings(name) for name in ("/etc/nccl.conf", own) if settings(name)},
         "libnccl": libnccl(path),
     }
 
