@@ -12,15 +12,18 @@ import pytest
 from tests.worker.node import WORKER, Node
 
 
-def test_ranks_get_as_many_open_files_as_the_user_may_have(node: Node) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+def test_ranks_get_as_many_open_files_and_as_much_locked_memory_as_the_user_may_have(node: Node) -> None:
+    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
+    before = {kind: resource.getrlimit(kind) for kind in kinds}
+    for kind, low in zip(kinds, (1024, 65536), strict=True):
+        resource.setrlimit(kind, (low, before[kind][1]))
     try:
-        run = node.start("import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+        run = node.start(f"import resource\nprint(*[resource.getrlimit(kind)[0] for kind in {kinds}])")
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for kind in kinds:
+            resource.setrlimit(kind, before[kind])
     node.wait_state(run)
-    assert node.text(run, 0).strip() == str(hard).encode()
+    assert [int(word) for word in node.text(run, 0).split()] == [before[kind][1] for kind in kinds]
 
 
 @pytest.mark.parametrize("user", [0, 65534], ids=["root", "other"])

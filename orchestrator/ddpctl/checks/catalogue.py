@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpctl.checks import (
+    acs,
     connection,
     disk,
     env,
@@ -18,7 +19,9 @@ from ddpctl.checks import (
     network,
     port,
     python,
+    rdma,
     rehearsal,
+    tables,
     torch,
 )
 from ddpctl.checks.base import Check
@@ -33,10 +36,13 @@ CATALOGUE: tuple[Check, ...] = (
     *torch.CHECKS,
     *disk.CHECKS,
     *limits.CHECKS,
+    *tables.CHECKS,
     *gpu.CHECKS,
     *gpu_health.CHECKS,
     *kernel_log.CHECKS,
+    *acs.CHECKS,
     *infiniband.CHECKS,
+    *rdma.CHECKS,
     *job.CHECKS,
     *port.CHECKS,
     *network.CHECKS,

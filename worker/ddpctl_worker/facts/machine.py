@@ -192,6 +192,17 @@ def _pids_max(folder: str) -> Optional[List[float]]:
     return None if value is None else [value, _number(folder + "/pids.current") or 0.0]
 
 
+def tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """Tables of the kernel's network that may be full; None: there is no such table here."""
+    folder = "/proc/sys/net/"
+    return {
+        "uid": os.getuid(),
+        "conntrack": _number(folder + "netfilter/nf_conntrack_count"),
+        "conntrack_max": _number(folder + "netfilter/nf_conntrack_max"),
+        "somaxconn": _number(folder + "core/somaxconn"),
+    }
+
+
 def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """What systemd-logind does at the end of a session: busctl's own words, and whether the user lingers."""
     user = user_name()

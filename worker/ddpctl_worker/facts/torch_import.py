@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.facts import command, read_text
-from ddpctl_worker.facts.environment import libnccl
+from ddpctl_worker.facts.environment import libraries
 from ddpctl_worker.facts.versions import site_folders
 
 KEEP = 8  # environments remembered
@@ -126,7 +126,7 @@ def fingerprint(env: Dict[str, str]) -> str:
         parts.append([folder, _stamp(folder), sorted(n for n in os.listdir(folder) if n.endswith("-info"))])
         parts.append([_stamp(os.path.join(folder, m, "version.py")) for m in ("torch", "torchvision")])
     path = env.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
-    parts.append([path, [[name, _stamp(name)] for name in libnccl(path)], _stamp("/etc/ld.so.cache")])
+    parts.append([path, [[name, _stamp(name)] for name in libraries(path, "libnccl.so*")], _stamp("/etc/ld.so.cache")])
     parts.append(read_text("/proc/driver/nvidia/version"))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
