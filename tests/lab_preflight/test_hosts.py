@@ -138,12 +138,29 @@ def test_a_chatty_profile_is_harmless(lab3: Lab) -> None:
 
 
 def test_variables_of_one_profile(lab3: Lab) -> None:
-    lab3[1].bashrc("export NCCL_SOCKET_IFNAME=docker0 MASTER_ADDR=10.0.0.1")
+    lab3[1].bashrc("export TORCH_DISTRIBUTED_DEBUG=DETAIL NCCL_SOCKET_IFNAME=docker0 MASTER_ADDR=10.0.0.1")
     wrong, quiet = found(lab3)
     assert where(wrong) == [("env.variables", "warning", "node1", None)]
-    assert "NCCL_SOCKET_IFNAME: 'docker0'" in wrong[0].message
+    assert "TORCH_DISTRIBUTED_DEBUG: 'DETAIL'" in wrong[0].message
     assert [(finding.check, finding.host) for finding in quiet] == [("env.variables", "node1")]
-    assert "MASTER_ADDR=10.0.0.1" in quiet[0].message
+    assert "MASTER_ADDR=10.0.0.1, NCCL_SOCKET_IFNAME=docker0; harmless" in quiet[0].message
+
+
+def test_after_the_printed_commands_the_preflight_is_clean(lab3: Lab) -> None:
+    """Faults of three hosts at once: each command on its host, as it stands, and the next preflight finds nothing."""
+    queue, box, limits = lab3
+    queue.run("sysctl -qw net.core.somaxconn=1")
+    box.small_tmpfs("/tmp", "64m", "mode=1777,noexec")
+    limits.write("/etc/security/limits.d/20-site.conf", "root - nofile 1024\nroot - cpu 60\n")
+    limits.sshd_config("UsePAM yes")
+    wrong, _ = found(lab3)
+    expected = [("host.limits", "node2"), ("host.limits", "node2"), ("host.network", "node0"), ("host.tmp", "node1")]
+    assert sorted((finding.check, str(finding.host)) for finding in wrong) == expected
+    hosts = {host.name: host for host in lab3}
+    for finding in wrong:
+        run_fix(finding, hosts[str(finding.host)])
+    assert found(lab3) == ([], [])
+    limits.run("rm /etc/security/limits.d/*")
 
 
 def test_a_rank_that_outlived_its_launcher(lab3: Lab) -> None:
