@@ -8,7 +8,7 @@ from typing import Any
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.env import RECORDED, nccl_settings, question, without_nccl
 from ddpctl.checks.limits import ranks
-from ddpctl.checks.nvidia import KERNEL, SMI, smis
+from ddpctl.checks.nvidia import KERNEL, SMI, Smi, smis
 from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
@@ -24,15 +24,13 @@ def _ask(target: Target, want: Want) -> Iterable[Question]:
 
 def _exempt(view: View) -> dict[str, str]:
     """Where GPUs do not talk to each other over PCI Express, or where a guest cannot see how."""
-    reasons = {target.name: _why_not(view, target) for target in view.targets}
+    paths, kernels, every = view.values_of(PATHS), view.values_of(KERNEL), smis(view)
+    asked = [t for t in view.targets if t.name in paths and t.name in kernels and t.name in every]
+    reasons = {t.name: _why_not(view, t, paths[t.name], kernels[t.name], every[t.name]) for t in asked}
     return {**{host: why for host, why in reasons.items() if why}, **without_nccl(view)}
 
 
-def _why_not(view: View, target: Target) -> str | None:
-    paths, kernel = view.values_of(PATHS).get(target.name), view.values_of(KERNEL).get(target.name)
-    smi = smis(view).get(target.name)
-    if paths is None or kernel is None or smi is None:
-        return None
+def _why_not(view: View, target: Target, paths: Any, kernel: Any, smi: Smi) -> str | None:
     if len(paths["gpus"]) < 2 or (target.nproc is not None and ranks(target) < 2):
         return "fewer than two GPUs work together"
     if paths["virtual"]:
@@ -46,9 +44,9 @@ def _why_not(view: View, target: Target) -> str | None:
 
 
 def _judge(view: View) -> Iterable[Finding]:
-    away = _exempt(view)
+    away, every = _exempt(view), smis(view)
     for host, paths in view.values_of(PATHS).items():
-        if host in away:
+        if host in away or host not in every:
             continue
         redirecting = [bridge for bridge, control in paths["acs"].items() if (control or 0) & REDIRECTS]
         translated = sorted({gpu["iommu"] for gpu in paths["gpus"].values() if str(gpu["iommu"]).startswith("DMA")})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpctl.checks import (
     acs,
+    cgroup,
     connection,
     disk,
     env,
@@ -36,6 +37,7 @@ CATALOGUE: tuple[Check, ...] = (
     *torch.CHECKS,
     *disk.CHECKS,
     *limits.CHECKS,
+    *cgroup.CHECKS,
     *tables.CHECKS,
     *gpu.CHECKS,
     *gpu_health.CHECKS,

@@ -31,6 +31,12 @@ def environments(view: View) -> dict[str, dict[str, Any]]:
     return view.values(lambda target, want: question(target))
 
 
+def _login(view: View, target: Target) -> dict[str, Any]:
+    """What one host's login has; empty where it did not answer."""
+    answer = view.answer(target.name, question(target))
+    return answer.value if answer is not None and answer.ok else {}
+
+
 def scrubbed(name: str) -> bool:
     """Whether ddpctl keeps the variable from the job."""
     return name in SCRUB_NAMES or name.startswith(SCRUB_PREFIXES)
@@ -38,14 +44,14 @@ def scrubbed(name: str) -> bool:
 
 def final(view: View, target: Target) -> dict[str, str]:
     """What the job finds there, as far as anybody but ddpctl sets it: the inventory goes before the login."""
-    login = environments(view).get(target.name, {}).get("variables", {})
+    login = _login(view, target).get("variables", {})
     kept = {name: text for name, text in login.items() if not scrubbed(name) and name not in OWN}
     return {**kept, **target.env}
 
 
 def nccl_settings(view: View, target: Target) -> dict[str, str]:
     """What NCCL goes by there. Of its files the user's own counts before /etc/nccl.conf, and a variable before both."""
-    files = environments(view).get(target.name, {}).get("nccl_conf", {})
+    files = _login(view, target).get("nccl_conf", {})
     lines = [line for name in sorted(files, key=lambda name: name != "/etc/nccl.conf") for line in files[name]]
     settings = {key.strip(): text.strip() for key, mark, text in (line.partition("=") for line in lines) if mark}
     return {**settings, **final(view, target)}
@@ -76,11 +82,12 @@ def _judge_variables(view: View) -> Iterable[Finding]:
             )
     ends = {target.name: final(view, target) for target in view.targets if target.name in found}
     for name in sorted(_from_logins(view, found)):
+        values = {host: variables.get(name) for host, variables in ends.items()}
         yield from differences(
             "env.variables",
-            {host: variables.get(name) for host, variables in ends.items()},
+            values,
             what=f"{name}:",
-            severity=_severity(view, name, [variables.get(name) for variables in ends.values()]),
+            severity=_severity(view, name, values),
             fix=f"set {name} in the inventory (`env:`), or in the profile of every host",
             show=lambda value: "not set" if value is None else repr(value),
         )
@@ -96,9 +103,9 @@ def _from_logins(view: View, found: Mapping[str, dict[str, Any]]) -> set[str]:
     }
 
 
-def _severity(view: View, name: str, values: list[str | None]) -> Severity:
+def _severity(view: View, name: str, values: Mapping[str, str | None]) -> Severity:
     unused = name.startswith("NCCL_") and uses_gloo(view)
-    meant = name in PER_HOST and None not in values
+    meant = name in PER_HOST and None not in values.values()
     return Severity.WARNING if steers(name) and not (unused or meant) else Severity.INFO
 
 
@@ -120,9 +127,10 @@ def _ask_nccl(target: Target, want: Want) -> Iterable[Question]:
 def _judge_nccl(view: View) -> Iterable[Finding]:
     if uses_gloo(view):
         return
+    found = environments(view)
     yield from differences(
         "env.nccl",
-        {target.name: _file_settings(view, target) for target in view.targets if target.name in environments(view)},
+        {target.name: _file_settings(view, target) for target in view.targets if target.name in found},
         what="NCCL's own settings file:",
         severity=Severity.WARNING,
         fix="make /etc/nccl.conf and ~/.nccl.conf equal, or set the variables in the inventory (`env:`)",
@@ -147,9 +155,10 @@ def _file_settings(view: View, target: Target) -> dict[str, str]:
 
 def _in_the_way(view: View) -> Iterable[Finding]:
     """Each libnccl on LD_LIBRARY_PATH. torch's wheels find their own first, through their RPATH."""
+    imports, versions = torch.imports(view), torch.versions(view)
     for host, value in environments(view).items():
-        loaded = torch.imports(view).get(host, {}).get("nccl_path")
-        wheel = torch.versions(view).get(host, {}).get("nccl")
+        loaded = imports.get(host, {}).get("nccl_path")
+        wheel = versions.get(host, {}).get("nccl")
         if not value["libnccl"] or view.want.managed or wheel or (loaded and loaded not in value["libnccl"]):
             continue
         taken = loaded or ", ".join(value["libnccl"])

@@ -103,14 +103,14 @@ def used_and_up(view: View) -> dict[str, list[Port]]:
 def unused(view: View) -> dict[str, str]:
     """Hosts whose ports the job does not use -> why."""
     ports, settings = ports_of(view), settings_of(view)
-    gone = env.without_nccl(view)
+    gone, mine = env.without_nccl(view), used(view)
     found: dict[str, str] = {}
     for host in ports:
         if not ports[host]:
             found[host] = "no InfiniBand, RoCE or EFA adapter found"
         elif host in gone:
             found[host] = gone[host]
-        elif host not in used(view):
+        elif host not in mine:
             found[host] = f"{switch(settings[host]) or 'NCCL_IB_HCA'} keeps NCCL off the adapters"
     return found
 
@@ -121,11 +121,12 @@ def unused_or_down(view: View) -> dict[str, str]:
     return {host: gone.get(host, "no port that the job uses is up") for host in ports_of(view) if host not in up}
 
 
-def nccl_version(view: View, host: str) -> tuple[int, ...] | None:
-    """The version of the NCCL that torch loads there, as far as it is known."""
-    loaded = torch.imports(view).get(host, {}).get("nccl_runtime")
-    text = loaded or torch.versions(view).get(host, {}).get("nccl")
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3]) if text else None
+def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
+    """host -> the version of the NCCL that torch loads there, where it is known."""
+    loaded = {host: value.get("nccl_runtime") for host, value in torch.imports(view).items()}
+    installed = {host: value["nccl"] for host, value in torch.versions(view).items()}
+    texts = {host: loaded.get(host) or installed.get(host) for host in {**installed, **loaded}}
+    return {host: tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for host, text in texts.items() if text}
 
 
 def summary(ports: Iterable[Port]) -> str:

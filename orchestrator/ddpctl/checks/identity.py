@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.compare import differences, where
@@ -12,6 +13,7 @@ from ddpctl.checks.python import PYTHON
 from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
+Machines = Mapping[str, Mapping[str, Any]]
 _NEW_MACHINE_ID = "rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup"
 
 
@@ -36,15 +38,14 @@ def _judge_identity(view: View) -> Iterable[Finding]:
         if len(hosts) > 1:
             yield _one_machine(key[1], hosts, all(host in local for host in hosts))
     for hostname, hosts in named.items():
-        yield from _namesakes(view, hostname, hosts)
-    yield from _cloned(view, [hosts[0] for hosts in same.values()])
+        yield from _namesakes(view, machines, hostname, hosts)
+    yield from _cloned(view, machines, [hosts[0] for hosts in same.values()])
 
 
-def _namesakes(view: View, hostname: str, hosts: list[str]) -> Iterable[Finding]:
+def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) -> Iterable[Finding]:
     """Different machines with one hostname. NCCL takes two ranks for neighbours by hostname and boot id."""
     if len(hosts) < 2:
         return
-    machines = view.values_of(MACHINE)
     one_boot = len({machines[host]["boot_id"] for host in hosts}) < len(hosts)
     c10d = view.want.rendezvous == "c10d"
     harm = (
@@ -67,9 +68,8 @@ def _namesakes(view: View, hostname: str, hosts: list[str]) -> Iterable[Finding]
         )
 
 
-def _cloned(view: View, hosts: list[str]) -> Iterable[Finding]:
+def _cloned(view: View, machines: Machines, hosts: list[str]) -> Iterable[Finding]:
     """Machines that were copied with their /etc/machine-id. Images of containers may well have one in common."""
-    machines = view.values_of(MACHINE)
     known: dict[str, list[str]] = {}
     for host in hosts:
         if machines[host].get("machine_id") and not machines[host].get("container"):

@@ -4,6 +4,7 @@ that do not reach each other."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import hca, torch
@@ -150,18 +151,27 @@ def _judge_memlock(view: View) -> Iterable[Finding]:
 # --- RoCE addresses --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The entry of its RoCE ports' address tables that NCCL takes on a host, and by whose word."""
+
+    index: int
+    why: str
+
+
 def _judge_gid(view: View) -> Iterable[Finding]:
-    """The entry of each RoCE port's address table that NCCL takes. It must be there, and be of one kind everywhere."""
-    kinds: dict[str, set[str]] = {}
+    """The entry that NCCL takes must be there, and be of one kind everywhere."""
+    kinds: dict[str, str] = {}
+    choices = _choices(view)
     for host, ports in hca.used_and_up(view).items():
-        index = _index(view, host)
-        for port in ports if index is not None else ():
-            if not hca.is_roce(port):
-                continue
-            entry = next((gid for gid in port["gids"] if gid["index"] == index), None)
-            kinds.setdefault(host, set()).add(_kind(entry))
-            yield from _entry(view, host, port, int(index or 0), entry)
-    told = groups({host: ", ".join(sorted(kind)) for host, kind in kinds.items()})
+        roce = [port for port in ports if hca.is_roce(port)]
+        if host not in choices or not roce:
+            continue
+        taken = [_taken(port, choices[host].index) for port in roce]
+        kinds[host] = ", ".join(sorted({_kind(entry) for entry in taken}))
+        for port, entry in zip(roce, taken, strict=True):
+            yield from _entry(host, port, choices[host], entry)
+    told = groups(kinds)
     if len(told) > 1:
         sides = ", ".join(f"{where(hosts)}: {kind}" for kind, hosts in told)
         yield Finding(
@@ -169,17 +179,25 @@ def _judge_gid(view: View) -> Iterable[Finding]:
             Severity.ERROR,
             f"NCCL takes RoCE addresses of different kinds, which do not reach each other: {sides}",
             fix="take NCCL_IB_GID_INDEX out (NCCL 2.21 and newer find the entry), or set it for each host (`env:`)",
-            evidence={"kinds": {host: sorted(kind) for host, kind in kinds.items()}},
+            evidence={"kinds": kinds},
         )
 
 
-def _index(view: View, host: str) -> int | None:
-    """The index that counts there: the setting, else 0 for an NCCL that does not look for it; None: NCCL finds it."""
-    wanted = hca.settings_of(view)[host].get("NCCL_IB_GID_INDEX", "")
-    if wanted.isdigit():
-        return int(wanted)
-    version = hca.nccl_version(view, host)
-    return 0 if version is not None and version < FINDS_GID and not wanted else None
+def _choices(view: View) -> dict[str, Choice]:
+    """host -> what counts there: the setting, else entry 0 for an NCCL that does not look for one by itself."""
+    found: dict[str, Choice] = {}
+    versions = hca.nccl_versions(view)
+    for host, settings in hca.settings_of(view).items():
+        wanted, version = settings.get("NCCL_IB_GID_INDEX", ""), versions.get(host, FINDS_GID)
+        if wanted.isdigit():
+            found[host] = Choice(int(wanted), f"NCCL_IB_GID_INDEX={wanted}")
+        elif not wanted and version < FINDS_GID:
+            found[host] = Choice(0, f"NCCL {'.'.join(map(str, version))} takes index 0 where none is set, which")
+    return found
+
+
+def _taken(port: Port, index: int) -> dict[str, Any] | None:
+    return next((gid for gid in port["gids"] if gid["index"] == index), None)
 
 
 def _kind(entry: dict[str, Any] | None) -> str:
@@ -199,18 +217,15 @@ def _good(port: Port) -> list[int]:
     return [gid["index"] for gid in usable if _is_v4(gid)] or [gid["index"] for gid in usable]
 
 
-def _entry(view: View, host: str, port: Port, index: int, entry: dict[str, Any] | None) -> Iterable[Finding]:
+def _entry(host: str, port: Port, choice: Choice, entry: dict[str, Any] | None) -> Iterable[Finding]:
     good = _good(port)
-    if index in good:
+    if choice.index in good:
         return
-    chosen = hca.settings_of(view)[host].get("NCCL_IB_GID_INDEX")
-    version = ".".join(map(str, hca.nccl_version(view, host) or ()))
-    who = f"NCCL_IB_GID_INDEX={chosen}" if chosen else f"NCCL {version} takes index 0 where none is set, which"
-    what = "names no address" if entry is None else f"is a {entry['type']} address ({entry['gid']})"
+    what = "names no address" if entry is None else f"is of type {entry['type']} ({entry['gid']})"
     yield Finding(
         "ib.gid",
         Severity.ERROR if entry is None else Severity.WARNING,
-        f"{who} {what} of {hca.label(port)}; RoCE v2 with an address that is routed: {good or 'none'}",
+        f"{choice.why} {what} of {hca.label(port)}; RoCE v2 with an address that is routed: {good or 'none'}",
         host,
         fix=f"set NCCL_IB_GID_INDEX={good[0]} for it in the inventory (`env:`); NCCL 2.21 and newer find it themselves"
         if good

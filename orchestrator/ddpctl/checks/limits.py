@@ -14,7 +14,6 @@ from ddpctl.spec.finding import Finding, Severity
 
 SHM = Question("disk", {"path": "/dev/shm"}, 8.0)
 TMP = Question("disk", {"path": "/tmp"}, 8.0)
-CGROUP = Question("cgroup")
 
 MIB = 1 << 20
 SHM_LEAST = 32 * MIB  # NCCL alone takes about 10 MB for each pair of ranks on a node
@@ -23,7 +22,6 @@ TMP_LEAST = 16 * MIB
 FILES_LEAST = 4096
 PROCESSES_LEAST = 1024
 MEMORY_A_RANK = 512 * MIB
-PIDS_A_RANK = 64
 MOST_FILES = 1048576  # the kernel's own maximum (fs.nr_open) where nobody raised it
 
 REMOUNT = "mount -o remount,size=50% /dev/shm"
@@ -41,12 +39,12 @@ def ranks(target: Target) -> int:
     return max(1, target.nproc or 1)
 
 
-def _targets(view: View) -> dict[str, Target]:
+def targets_by_name(view: View) -> dict[str, Target]:
     return {target.name: target for target in view.targets}
 
 
 def _judge_shm(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
+    targets = targets_by_name(view)
     for host, fs in view.values_of(SHM).items():
         found = _shm_fault(fs, ranks(targets[host]))
         if found is not None:
@@ -156,7 +154,7 @@ def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
 
 
 def _judge_memory(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
+    targets = targets_by_name(view)
     for host, value in view.values_of(MACHINE).items():
         memory, need = value["memory"], MEMORY_A_RANK * ranks(targets[host])
         if memory["available"] < need:
@@ -172,45 +170,8 @@ def _judge_memory(view: View) -> Iterable[Finding]:
             )
 
 
-def _judge_cgroup(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
-    for host, value in view.values_of(CGROUP).items():
-        many = ranks(targets[host])
-        for message, limit, lift in _tight(value, many):
-            unit = limit["folder"].rpartition("/")[2]
-            yield Finding(
-                "host.cgroup",
-                Severity.WARNING,
-                f"{message} ({limit['folder']})",
-                host,
-                fix="give the container more (`docker run --memory --cpus --pids-limit`), or fewer processes here",
-                command=as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
-                if unit.endswith(".slice")
-                else None,
-                evidence=value,
-            )
-
-
-def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, Any], str]]:
-    """(what, the limit, the property that lifts it) for each that is too low. The page cache is given back when
-    memory is asked for: it is not in use."""
-    memory, cpus, pids = value["memory"], value["cpus"], value["pids"]
-    used = memory["used"] - memory.get("cache", 0) if memory else 0
-    if memory and memory["limit"] - used < MEMORY_A_RANK * many:
-        message = (
-            f"a control group allows {size(memory['limit'])} of memory, {size(used)} are in use: the kernel kills what "
-            "goes beyond"
-        )
-        yield message, memory, "MemoryMax=infinity"
-    if cpus and cpus["limit"] < many:
-        yield f"a control group allows {cpus['limit']:g} processors for {many} process(es)", cpus, "CPUQuota="
-    if pids and pids["limit"] - pids["used"] < PIDS_A_RANK * many:
-        message = f"a control group allows {pids['limit']:.0f} processes and threads, {pids['used']:.0f} are in use"
-        yield message, pids, "TasksMax=infinity"
-
-
 def _judge_cpus(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
+    targets = targets_by_name(view)
     for host, value in view.values_of(MACHINE).items():
         target, cores = targets[host], value["cores"]
         threads = target.env.get("OMP_NUM_THREADS", "")
@@ -278,19 +239,6 @@ CHECKS = (
             cause="Other processes have taken nearly all of the memory.",
             symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
             fix="End what uses it, or fewer processes here.",
-            verified="recorded output only",
-        ),
-    ),
-    Check(
-        "host.cgroup",
-        "control groups leave room",
-        _ask(CGROUP),
-        _judge_cgroup,
-        Doc(
-            cause="The container or slice that the login lives in is limited in memory, processors or number of "
-            "processes.",
-            symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
-            fix="Raise the limits of the container or slice.",
             verified="recorded output only",
         ),
     ),

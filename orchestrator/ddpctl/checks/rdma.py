@@ -33,23 +33,25 @@ def _ask_gpudirect(target: Target, want: Want) -> Iterable[Question]:
 def _judge_use(view: View) -> Iterable[Finding]:
     if uses_gloo(view):
         return
-    for host, value in view.values_of(hca.PORTS).items():
-        up = [port for port in value["ports"] if hca.is_active(port)]
-        mine = hca.used_and_up(view).get(host, [])
-        yield from _switched_off(view, host, up)
-        blocked = _blocked(host, value, mine)
+    found, up, logins = view.values_of(hca.PORTS), hca.used_and_up(view), env.environments(view)
+    for target in view.targets:
+        host = target.name
+        if host not in found:
+            continue
+        settings, mine = env.nccl_settings(view, target), up.get(host, [])
+        yield from _switched_off(target, settings, found[host]["ports"])
+        blocked = _blocked(host, found[host], mine)
         if blocked is not None:
             yield blocked
-        elif any(hca.is_efa(port) for port in mine):
-            yield from _plugin(view, host, mine)
+        elif any(hca.is_efa(port) for port in mine) and "/" not in settings.get("NCCL_NET_PLUGIN", ""):
+            yield from _plugin(host, logins.get(host, {}), mine)
 
 
-def _switched_off(view: View, host: str, up: list[Port]) -> Iterable[Finding]:
+def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]) -> Iterable[Finding]:
     """Ports that are up and that a setting keeps NCCL from; what the inventory says was meant so."""
-    settings = hca.settings_of(view)[host]
-    ports = [port for port in up if not hca.is_efa(port)]
+    host, meant = target.name, target.env
+    ports = [port for port in every if hca.is_active(port) and not hca.is_efa(port)]
     chosen, switch = settings.get("NCCL_IB_HCA", ""), hca.switch(settings)
-    meant = next(target for target in view.targets if target.name == host).env
     if not ports:
         return
     if switch is not None:
@@ -110,9 +112,8 @@ def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding |
     )
 
 
-def _plugin(view: View, host: str, mine: list[Port]) -> Iterable[Finding]:
-    found = env.environments(view).get(host, {})
-    if found.get("net_plugins") or "/" in hca.settings_of(view)[host].get("NCCL_NET_PLUGIN", ""):
+def _plugin(host: str, found: Mapping[str, Any], mine: list[Port]) -> Iterable[Finding]:
+    if found.get("net_plugins"):
         return
     elsewhere = found.get("plugins_elsewhere") or []
     folder = elsewhere[0].rpartition("/")[0] if elsewhere else ""
@@ -135,13 +136,13 @@ def _plugin(view: View, host: str, mine: list[Port]) -> Iterable[Finding]:
 
 
 def _judge_gpudirect(view: View) -> Iterable[Finding]:
-    kernels = view.values_of(KERNEL)
+    kernels, pythons, versions = view.values_of(KERNEL), view.values_of(PYTHON), hca.nccl_versions(view)
+    found = view.values_of(hca.PORTS)
     for host in _with_gpus(view):
-        value = view.values_of(hca.PORTS)[host]
-        version = hca.nccl_version(view, host)
-        if "peermem" not in value or _has_dmabuf(view, host, version):
+        version, release = versions.get(host), pythons.get(host, {}).get("kernel", "")
+        marks = found[host].get("peermem")
+        if marks is None or _has_dmabuf(kernels[host].get("version", ""), release, version):
             continue
-        marks = value["peermem"]
         if not marks and not {"nvidia_peermem", "nv_peer_mem"} & set(kernels[host].get("modules", ())):
             yield Finding(
                 "ib.gpudirect",
@@ -172,10 +173,8 @@ def _with_gpus(view: View) -> list[str]:
     return [host for host in ports if kernels.get(host, {}).get("gpus") and not all(map(hca.is_efa, ports[host]))]
 
 
-def _has_dmabuf(view: View, host: str, version: tuple[int, ...] | None) -> bool:
+def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> bool:
     """Whether NCCL gets there by the kernel's own way. An NCCL of unknown version is taken for a new one."""
-    driver = view.values_of(KERNEL)[host].get("version", "")
-    release = view.values_of(PYTHON).get(host, {}).get("kernel", "")
     linux = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
     return "Open Kernel Module" in driver and linux >= DMABUF[0] and (version or DMABUF[1]) >= DMABUF[1]
 
