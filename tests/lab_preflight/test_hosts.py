@@ -60,7 +60,9 @@ def test_a_hostname_on_loopback_is_no_joke_with_c10d(lab3: Lab) -> None:
     lab3[1].hosts_file("127.0.0.1 localhost\n127.0.1.1 node1\n")
     for host in lab3:
         host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")
-    one(lab3, "host.hostname", "warning", "node1", jobs={"train": {**TRAIN["train"], "rendezvous": "c10d"}})
+    jobs = {"train": {**TRAIN["train"], "rendezvous": "c10d"}}
+    run_fix(one(lab3, "host.hostname", "warning", "node1", jobs=jobs), lab3[1])
+    assert found(lab3, jobs=jobs) == ([], [])
 
 
 def test_another_torch_on_one_host(lab3: Lab, python113: str, python213: str) -> None:

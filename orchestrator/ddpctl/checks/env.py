@@ -1,4 +1,4 @@
-"""The variables and libraries that the job has in the end, whoever set them: login, inventory, ddpctl, NCCL's files."""
+"""The variables and libraries that the job has in the end: of the login, the inventory, ddpctl and NCCL's files."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import re
 import shlex
 import statistics
 from collections.abc import Iterable
@@ -31,9 +33,11 @@ def _ask_names(target: Target, want: Want) -> Iterable[Question]:
 
 
 def _judge_hostname(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(NAMES).items():
-        fault = name_fault(value)
-        if fault is None:
+    found = view.values_of(NAMES)
+    for target in view.targets:
+        host, value = target.name, found.get(target.name)
+        fault = None if value is None else name_fault(value)
+        if value is None or fault is None:
             continue
         c10d = view.want.rendezvous == "c10d"
         harm = (
@@ -46,10 +50,31 @@ def _judge_hostname(view: View) -> Iterable[Finding]:
             Severity.WARNING if c10d else Severity.INFO,
             f"its name {value['hostname']} {fault}; {harm}",
             host,
-            fix=f"in /etc/hosts, replace the line of {value['hostname']} by one with its real address",
-            command=f"grep -n {shlex.quote(value['hostname'])} /etc/hosts",
+            fix="cloud-init may write /etc/hosts anew at the next boot (manage_etc_hosts)",
+            command=_name_it(view, target, value["hostname"]),
             evidence=value,
         )
+
+
+def _name_it(view: View, target: Target, name: str) -> str:
+    """Take the name off the loopback lines of /etc/hosts and give it the address that the other nodes use."""
+    address = _address(view, target)
+    if address is None:
+        return f"grep -n {shlex.quote(name)} /etc/hosts"
+    dotted = re.escape(name)
+    strip = f"sed -i -E '/^(127\\.|::1)/ s/[[:space:]]{dotted}([[:space:]]|$)/\\1/' /etc/hosts"
+    line = shlex.quote(f"{address} {name}")
+    return f"{as_root(view, target.name, strip)} && echo {line} | {as_root(view, target.name, 'tee -a /etc/hosts')}"
+
+
+def _address(view: View, target: Target) -> str | None:
+    """The host's own address as the inventory or its network has it."""
+    network = (a.value for key, a in view.answers.get(target.name, {}).items() if key.startswith("network") and a.ok)
+    for address in (target.fabric_address, *(value.get("ssh_address") for value in network)):
+        with contextlib.suppress(ValueError):
+            if address and not ipaddress.ip_address(address).is_loopback:
+                return str(address)
+    return None
 
 
 def name_fault(value: dict[str, Any]) -> str | None:
