@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpctl.checks import env, torch
@@ -115,10 +116,26 @@ def unused(view: View) -> dict[str, str]:
     return found
 
 
-def unused_or_down(view: View) -> dict[str, str]:
-    """As ``unused``, and hosts on which none of the used ports is up."""
-    up, gone = used_and_up(view), unused(view)
-    return {host: gone.get(host, "no port that the job uses is up") for host in ports_of(view) if host not in up}
+def in_use(view: View) -> dict[str, list[Port]]:
+    """host -> the ports that carry the job: up, opened by libibverbs, and of those the fastest. A slower one beside
+    them is a virtual machine's Ethernet, or the way to the storage."""
+    opened = {host: value.get("verbs") for host, value in view.values_of(PORTS).items()}
+    found = {
+        host: fastest([port for port in ports if opened[host] is None or port["device"] in opened[host]["devices"]])
+        for host, ports in used_and_up(view).items()
+    }
+    return {host: ports for host, ports in found.items() if ports}
+
+
+def not_in_use(view: View) -> dict[str, str]:
+    """Hosts without a port in ``in_use`` -> why."""
+    mine, up, gone = in_use(view), used_and_up(view), unused(view)
+    return {
+        host: gone.get(host)
+        or ("NCCL cannot open the adapters, see ib.use" if host in up else "no port that the job uses is up")
+        for host in ports_of(view)
+        if host not in mine
+    }
 
 
 def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
@@ -129,16 +146,19 @@ def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
     return {host: tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for host, text in texts.items() if text}
 
 
+def rate(port: Port) -> float:
+    """Gb/s; 0 where the kernel does not tell it."""
+    match = re.match(r"[\d.]+", port["rate"])
+    return float(match.group()) if match else 0.0
+
+
+def fastest(ports: Sequence[Port]) -> list[Port]:
+    """Those that NCCL prefers."""
+    most = max(map(rate, ports), default=0.0)
+    return [port for port in ports if rate(port) == most]
+
+
 def summary(ports: Iterable[Port]) -> str:
     """``8x400 + 1x100 Gb/s``."""
-    kinds: dict[float, int] = {}
-    for port in ports:
-        match = re.match(r"[\d.]+", port["rate"])
-        rate = float(match.group()) if match else 0.0
-        kinds[rate] = kinds.get(rate, 0) + 1
-    return " + ".join(f"{count}x{rate:g}" for rate, count in sorted(kinds.items(), reverse=True)) + " Gb/s"
-
-
-def fastest(ports: Iterable[Port]) -> str:
-    """``8x400``: what NCCL prefers."""
-    return summary(ports).split()[0]
+    kinds = Counter(map(rate, ports))
+    return " + ".join(f"{count}x{speed:g}" for speed, count in sorted(kinds.items(), reverse=True)) + " Gb/s"

@@ -39,7 +39,7 @@ def _judge_ports(view: View) -> Iterable[Finding]:
     tainted = {finding.host for finding in down}
     up = {host: ports for host, ports in hca.used_and_up(view).items() if host not in tainted}
     yield from _rates(up)
-    yield from _mtus(view, up)
+    yield from _mtus(view, {host: ports for host, ports in hca.in_use(view).items() if host not in tainted})
 
 
 def _down(view: View) -> Iterable[Finding]:
@@ -77,7 +77,7 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
     rates = {host: hca.summary(ports) for host, ports in up.items()}
     (most, most_hosts), *others = groups(rates) or [("", [])]
     for slower, hosts in others:
-        aside = hca.fastest(up[hosts[0]]) == hca.fastest(up[most_hosts[0]])
+        aside = hca.summary(hca.fastest(up[hosts[0]])) == hca.summary(hca.fastest(up[most_hosts[0]]))
         yield Finding(
             "ib.port",
             Severity.INFO if aside else Severity.WARNING,
@@ -90,11 +90,11 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
         )
 
 
-def _mtus(view: View, up: dict[str, list[Port]]) -> Iterable[Finding]:
+def _mtus(view: View, mine: dict[str, list[Port]]) -> Iterable[Finding]:
     """The size of RDMA packets, as libibverbs tells it; NCCL takes the smaller one of two ends."""
     told = {host: (value.get("verbs") or {}).get("mtus", {}) for host, value in view.values_of(hca.PORTS).items()}
     values: dict[tuple[str, str], dict[str, int]] = {}
-    for host, ports in up.items():
+    for host, ports in mine.items():
         for port in ports:
             if port["device"] in told[host]:
                 alike = (port["device"], port["link_layer"])
@@ -129,7 +129,7 @@ def _small_mtu(view: View, host: str, device: str, mtu: int, most: int) -> Findi
 def _judge_memlock(view: View) -> Iterable[Finding]:
     """The hard limit counts: ddpctl raises the soft one for the job."""
     machines = view.values_of(MACHINE)
-    for host in hca.used_and_up(view):
+    for host in hca.in_use(view):
         machine = machines.get(host)
         if machine is None or machine.get("locks_memory", machine["uid"] == 0):
             continue
@@ -163,7 +163,7 @@ def _judge_gid(view: View) -> Iterable[Finding]:
     """The entry that NCCL takes must be there, and be of one kind everywhere."""
     kinds: dict[str, str] = {}
     choices = _choices(view)
-    for host, ports in hca.used_and_up(view).items():
+    for host, ports in hca.in_use(view).items():
         roce = [port for port in ports if hca.is_roce(port)]
         if host not in choices or not roce:
             continue
@@ -263,7 +263,7 @@ CHECKS = (
             "--cap-add IPC_LOCK` for a container.",
             verified=RECORDED,
         ),
-        exempt=hca.unused_or_down,
+        exempt=hca.not_in_use,
     ),
     Check(
         "ib.gid",
@@ -278,6 +278,6 @@ CHECKS = (
             fix="The index of the entry with type RoCE v2 and an IPv4 address, which may differ by host.",
             verified=RECORDED,
         ),
-        exempt=hca.unused_or_down,
+        exempt=hca.not_in_use,
     ),
 )

@@ -10,7 +10,7 @@ from ddpctl.checks import env, hca, torch
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.env import RECORDED
 from ddpctl.checks.hca import Port
-from ddpctl.checks.nvidia import KERNEL
+from ddpctl.checks.nvidia import KERNEL, SMI, smis
 from ddpctl.checks.python import PYTHON
 from ddpctl.checks.shell import as_root
 from ddpctl.checks.use import uses_gloo
@@ -18,13 +18,14 @@ from ddpctl.spec.finding import Finding, Severity
 
 BOTH_PEERMEM = (2, 23)  # from here on NCCL knows nvidia_peermem by its new name as well
 DMABUF = ((5, 12), (2, 13))  # Linux and NCCL that reach GPU memory without a module, with NVIDIA's open driver
+FAST_ETHERNET = 100  # Gb/s; a slower adapter that knows RoCE as well is seldom meant for it
 PLUGIN = "aws-ofi-nccl"
 _WHERE_SET = "/etc/nccl.conf /etc/environment /etc/profile.d/* ~/.nccl.conf ~/.bashrc ~/.profile"
 _BOX = "a container: `docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1`; "
 
 
 def _ask_gpudirect(target: Target, want: Want) -> Iterable[Question]:
-    return (*hca.ask(target, want), *torch.ask_import(target, want), KERNEL, PYTHON)
+    return (*hca.ask(target, want), *torch.ask_import(target, want), KERNEL, PYTHON, SMI)
 
 
 # --- from here to the adapter ----------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ def _judge_use(view: View) -> Iterable[Finding]:
         host = target.name
         if host not in found:
             continue
-        settings, mine = env.nccl_settings(view, target), up.get(host, [])
+        settings, mine = env.nccl_settings(view, target), hca.fastest(up.get(host, []))
         yield from _switched_off(target, settings, found[host]["ports"])
         blocked = _blocked(host, found[host], mine)
         if blocked is not None:
@@ -48,7 +49,8 @@ def _judge_use(view: View) -> Iterable[Finding]:
 
 
 def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]) -> Iterable[Finding]:
-    """Ports that are up and that a setting keeps NCCL from; what the inventory says was meant so."""
+    """Ports that are up and that a setting keeps NCCL from; what the inventory says was meant so. A port of Ethernet
+    need not have a network below it that is made for RoCE."""
     host, meant = target.name, target.env
     ports = [port for port in every if hca.is_active(port) and not hca.is_efa(port)]
     chosen, switch = settings.get("NCCL_IB_HCA", ""), hca.switch(settings)
@@ -58,7 +60,7 @@ def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]
         name = switch.partition("=")[0]
         yield Finding(
             "ib.use",
-            Severity.INFO if name in meant else Severity.WARNING,
+            Severity.INFO if name in meant or all(map(hca.is_roce, ports)) else Severity.WARNING,
             f"{switch} keeps NCCL on TCP, while {hca.summary(ports)} are up"
             + ("; as the inventory says" if name in meant else ""),
             host,
@@ -103,7 +105,9 @@ def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding |
         return None
     return Finding(
         "ib.use",
-        Severity.WARNING,
+        Severity.INFO
+        if all(hca.is_roce(port) and hca.rate(port) < FAST_ETHERNET for port in mine)
+        else Severity.WARNING,
         f"{hca.summary(mine)} are up, but NCCL cannot use them from where the job runs and takes TCP: {why}",
         host,
         fix=fix,
@@ -138,7 +142,8 @@ def _plugin(host: str, found: Mapping[str, Any], mine: list[Port]) -> Iterable[F
 def _judge_gpudirect(view: View) -> Iterable[Finding]:
     kernels, pythons, versions = view.values_of(KERNEL), view.values_of(PYTHON), hca.nccl_versions(view)
     found = view.values_of(hca.PORTS)
-    for host in _with_gpus(view):
+    gone = _without_gpudirect(view)
+    for host in [host for host in found if host not in gone and host in kernels]:
         version, release = versions.get(host), pythons.get(host, {}).get("kernel", "")
         marks = found[host].get("peermem")
         if marks is None or _has_dmabuf(kernels[host].get("version", ""), release, version):
@@ -166,13 +171,6 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
             )
 
 
-def _with_gpus(view: View) -> list[str]:
-    """Hosts with used adapters (but for EFA, which has a way of its own) and GPUs of NVIDIA's."""
-    kernels = view.values_of(KERNEL)
-    ports = hca.used_and_up(view)
-    return [host for host in ports if kernels.get(host, {}).get("gpus") and not all(map(hca.is_efa, ports[host]))]
-
-
 def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> bool:
     """Whether NCCL gets there by the kernel's own way. An NCCL of unknown version is taken for a new one."""
     linux = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
@@ -180,12 +178,15 @@ def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> b
 
 
 def _without_gpudirect(view: View) -> Mapping[str, str]:
-    why, kernels = hca.unused_or_down(view), view.values_of(KERNEL)
-    for host, ports in hca.used_and_up(view).items():
+    why, kernels, every = hca.not_in_use(view), view.values_of(KERNEL), smis(view)
+    for host, ports in hca.in_use(view).items():
+        names = [gpu.name or "" for gpu in every[host].gpus] if host in every else []
         if not kernels.get(host, {}).get("gpus"):
             why[host] = "no GPU found"
         elif all(map(hca.is_efa, ports)):
             why[host] = "EFA reaches GPU memory by its own driver"
+        elif names and all("GeForce" in name for name in names):
+            why[host] = "GeForce has no GPUDirect RDMA"
     return why
 
 
