@@ -139,11 +139,19 @@ def _judge_nccl(view: View) -> Iterable[Finding]:
     yield from _in_the_way(view)
     yield from differences(
         "env.nccl",
-        {host: value["nccl_runtime"] for host, value in torch.imports(view).items() if value.get("nccl_runtime")},
+        _loaded(view),
         what="NCCL that torch really loads:",
         severity=Severity.ERROR,
         fix=f"LD_LIBRARY_PATH and LD_PRELOAD may put another one first; {torch.MANAGED}",
     )
+
+
+def _loaded(view: View) -> dict[str, str]:
+    """host -> the version of the NCCL that torch loads; empty where torch.versions already says that they differ."""
+    builds = {((value["torch"] or {}).get("version"), value["nccl"]) for value in torch.versions(view).values()}
+    if len(builds) > 1:
+        return {}
+    return {host: value["nccl_runtime"] for host, value in torch.imports(view).items() if value.get("nccl_runtime")}
 
 
 def _file_settings(view: View, target: Target) -> dict[str, str]:

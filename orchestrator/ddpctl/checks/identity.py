@@ -11,6 +11,7 @@ from ddpctl.checks.compare import differences, where
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.python import PYTHON
 from ddpctl.checks.shell import as_root
+from ddpctl.checks.use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 
 Machines = Mapping[str, Mapping[str, Any]]
@@ -59,7 +60,7 @@ def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) 
     for host in [host for host in hosts if host != hostname]:
         yield Finding(
             "host.identity",
-            Severity.WARNING if one_boot or c10d else Severity.INFO,
+            Severity.WARNING if c10d or (one_boot and not uses_gloo(view)) else Severity.INFO,
             f"{where(hosts)} are different machines with the same hostname {hostname}; {harm}",
             host,
             fix="a container gets its name from `docker run --hostname`",
