@@ -85,7 +85,7 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
             + ("; harmless, NCCL takes the fastest" if aside else ""),
             host=hosts[0] if len(hosts) == 1 else None,
             fix="a link that came up slower than its peers has a bad cable or a wrong port",
-            command="ibstat || ibv_devinfo",
+            command="ibstat || ibv_devinfo" if len(hosts) == 1 else None,
             evidence={"rates": rates, "hosts": hosts},
         )
 

@@ -89,6 +89,9 @@ def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding |
         return None
     shut = {device: fault for device in devices if (fault := value.get("access", {}).get(device))}
     lost = [device for device in devices if device not in verbs["devices"]]
+    what = "NCCL cannot use them and takes TCP" if lost == devices else f"NCCL cannot use {', '.join(lost)}"
+    if not lost:
+        return None
     if verbs["error"]:
         why = verbs["error"]
         fix = "install libibverbs1 and ibverbs-providers (Debian, Ubuntu), or libibverbs (RHEL), where the job runs"
@@ -97,18 +100,16 @@ def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding |
         why = next(iter(shut.values()))
         fix = _BOX + "elsewhere rdma-core's udev rules open the nodes to everybody"
         command = "ls -l /dev/infiniband"
-    elif lost:
+    else:
         why = f"libibverbs does not open {', '.join(lost)}: the adapter's driver for it is missing"
         fix = "install ibverbs-providers (Debian, Ubuntu), libibverbs (RHEL), or the vendor's own"
         command = "ls /etc/libibverbs.d; ibv_devices"
-    else:
-        return None
     return Finding(
         "ib.use",
         Severity.INFO
         if all(hca.is_roce(port) and hca.rate(port) < FAST_ETHERNET for port in mine)
         else Severity.WARNING,
-        f"{hca.summary(mine)} are up, but NCCL cannot use them from where the job runs and takes TCP: {why}",
+        f"{hca.summary(mine)} are up, but {what} from where the job runs: {why}",
         host,
         fix=fix,
         command=command,
