@@ -105,7 +105,7 @@ def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     for controllers, folder in _cgroup_folders():
         for level in _upward(folder, controllers[1]):
             if controllers[0] & {"memory", ""}:
-                _tighter(found, "memory", _memory_max(level), level)
+                _tighter(found, "memory", memory_limit(level), level)
             if controllers[0] & {"cpu", ""}:
                 _tighter(found, "cpus", _cpu_max(level), level)
             if controllers[0] & {"pids", ""}:
@@ -162,7 +162,8 @@ def _number(path: str) -> Optional[float]:
         return None
 
 
-def _memory_max(folder: str) -> Optional[List[float]]:
+def memory_limit(folder: str) -> Optional[List[float]]:
+    """[limit, in use, page cache] of one group, bytes; None without a limit."""
     for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         value = _number(folder + "/" + most)
         if value is not None and value < 1 << 60:  # version 1 spells "no limit" as a huge number
