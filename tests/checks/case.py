@@ -7,7 +7,8 @@ answers   host or "*" -> question key -> the value; {"!": text} is an error, {"!
           What stands under "*" holds for every host; a host's own values are laid over it, key by key
 errors    host -> [class of ddpctl.errors, message, kind or null]
 timings   host -> [asked, received, sent, answered]
-findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix}; no others but ok ones
+findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix, "command": words of it};
+          no others but ok ones
 """
 
 from __future__ import annotations

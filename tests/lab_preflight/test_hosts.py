@@ -10,7 +10,7 @@ import pytest
 
 from ddpctl.spec.finding import Finding
 from tests.lab import Host, Lab
-from tests.lab_preflight.preflight import PORT, infos, measured, preflight, trouble, where
+from tests.lab_preflight.preflight import PORT, infos, measured, preflight, run_fix, trouble, where
 
 # All subjects but the network's own, which test_ports and test_links are about.
 HOSTS = ("ssh", "host", "login", "env", "python", "torch", "gpu", "ib", "job", "port")
@@ -60,7 +60,9 @@ def test_a_hostname_on_loopback_is_no_joke_with_c10d(lab3: Lab) -> None:
     lab3[1].hosts_file("127.0.0.1 localhost\n127.0.1.1 node1\n")
     for host in lab3:
         host.write("/root/train.py", "import torch.distributed as dist\ndist.init_process_group()\n")
-    one(lab3, "host.hostname", "warning", "node1", jobs={"train": {**TRAIN["train"], "rendezvous": "c10d"}})
+    jobs = {"train": {**TRAIN["train"], "rendezvous": "c10d"}}
+    run_fix(one(lab3, "host.hostname", "warning", "node1", jobs=jobs), lab3[1])
+    assert found(lab3, jobs=jobs) == ([], [])
 
 
 def test_another_torch_on_one_host(lab3: Lab, python113: str, python213: str) -> None:
@@ -98,9 +100,7 @@ def test_tiny_shared_memory(lab3: Lab) -> None:
     lab3[2].small_tmpfs("/dev/shm", "64k", "mode=1777")
     fault = one(lab3, "host.shm", "error", "node2")
     assert "65.5 KB" in fault.message
-    prefix = "ssh node2 sudo "
-    assert (fault.fix or "").startswith(prefix)
-    lab3[2].run((fault.fix or "")[len(prefix) :])
+    run_fix(fault, lab3[2])
     assert found(lab3) == ([], [])
 
 
@@ -140,12 +140,29 @@ def test_a_chatty_profile_is_harmless(lab3: Lab) -> None:
 
 
 def test_variables_of_one_profile(lab3: Lab) -> None:
-    lab3[1].bashrc("export NCCL_SOCKET_IFNAME=docker0 MASTER_ADDR=10.0.0.1")
+    lab3[1].bashrc("export TORCH_DISTRIBUTED_DEBUG=DETAIL NCCL_SOCKET_IFNAME=docker0 MASTER_ADDR=10.0.0.1")
     wrong, quiet = found(lab3)
     assert where(wrong) == [("env.variables", "warning", "node1", None)]
-    assert "NCCL_SOCKET_IFNAME: 'docker0'" in wrong[0].message
+    assert "TORCH_DISTRIBUTED_DEBUG: 'DETAIL'" in wrong[0].message
     assert [(finding.check, finding.host) for finding in quiet] == [("env.variables", "node1")]
-    assert "MASTER_ADDR=10.0.0.1" in quiet[0].message
+    assert "MASTER_ADDR=10.0.0.1, NCCL_SOCKET_IFNAME=docker0; harmless" in quiet[0].message
+
+
+def test_after_the_printed_commands_the_preflight_is_clean(lab3: Lab) -> None:
+    """Faults of three hosts at once: each command on its host, as it stands, and the next preflight finds nothing."""
+    queue, box, limits = lab3
+    queue.run("sysctl -qw net.core.somaxconn=1")
+    box.small_tmpfs("/tmp", "64m", "mode=1777,noexec")
+    limits.write("/etc/security/limits.d/20-site.conf", "root - nofile 1024\nroot - cpu 60\n")
+    limits.sshd_config("UsePAM yes")
+    wrong, _ = found(lab3)
+    expected = [("host.limits", "node2"), ("host.limits", "node2"), ("host.network", "node0"), ("host.tmp", "node1")]
+    assert sorted((finding.check, str(finding.host)) for finding in wrong) == expected
+    hosts = {host.name: host for host in lab3}
+    for finding in wrong:
+        run_fix(finding, hosts[str(finding.host)])
+    assert found(lab3) == ([], [])
+    limits.run("rm /etc/security/limits.d/*")
 
 
 def test_a_rank_that_outlived_its_launcher(lab3: Lab) -> None:

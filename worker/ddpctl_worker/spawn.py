@@ -211,7 +211,7 @@ class BeforeExec:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(self._umask)
-        raise_open_files()
+        raise_limits()
         if self._oom_score is not None:
             with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write(self._oom_score)
@@ -222,12 +222,14 @@ class BeforeExec:
             os._exit(1)
 
 
-def raise_open_files() -> None:
-    """As many open files as this user may have: many ranks and data loaders pass the usual soft limit of 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # a limit above the kernel's own maximum stays as it was
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_limits() -> None:
+    """As many open files and as much locked memory as this user may have: many ranks and data loaders pass the usual
+    soft limit of 1024 files, and RDMA pins more than 64 KiB."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
+        soft, hard = resource.getrlimit(kind)
+        if soft != hard:
+            with contextlib.suppress(OSError, ValueError):  # a limit above the kernel's own maximum stays as it was
+                resource.setrlimit(kind, (hard, hard))
 
 
 def protect_from_oom() -> Optional[str]:

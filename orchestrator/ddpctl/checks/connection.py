@@ -155,7 +155,7 @@ SHELL = _check(
         cause="The login works, but the account's shell is nologin, or its profile ends the shell, waits for input, or "
         "starts another program before our command runs.",
         symptom="This account is currently not available. / a command over ssh prints nothing and ends with 1",
-        fix="In ~/.bashrc put whatever is meant for people behind `case $- in *i*) ;; *) return;; esac`.",
+        fix="In ~/.bashrc put whatever is meant for people after `case $- in *i*) ;; *) return;; esac`.",
     ),
 )
 

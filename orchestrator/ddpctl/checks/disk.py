@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.compare import size
 from ddpctl.checks.connection import DISK_KINDS, FOLDER_KINDS, judge_errors
+from ddpctl.checks.shell import as_root
 from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.finding import Finding, Severity
 
@@ -16,6 +18,10 @@ LOW = 1_000_000_000
 GB = 1_000_000_000
 LEAST_INODES = 1000
 DEADLINE_S = 8.0
+_FIX_READ_ONLY = (
+    "a disk that fails turns read-only: look into the kernel log first. A remount lasts until the next reboot: see "
+    "/etc/fstab. Or set `base_dir:` to another disk"
+)
 
 
 def base_dir(target: Target) -> Question:
@@ -41,14 +47,15 @@ def _judge_room(view: View) -> Iterable[Finding]:
     wanted = (view.want.free_disk_gb or 0) * GB
     for host, fs in values(view).items():
         free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
-        fix = f"ssh {host} 'du -xh {fs['mount']} 2>/dev/null | sort -h | tail -20'; `ddpctl gc` removes old runs"
+        fix = "`ddpctl gc` removes old runs and environments; or set `base_dir:` to another disk"
+        command = f"du -xh {shlex.quote(fs['mount'])} 2>/dev/null | sort -h | tail -20"
         if free < max(LEAST, wanted):
             need = f"the job wants {view.want.free_disk_gb:g} GB" if wanted > LEAST else f"{size(LEAST)} is the least"
             message = f"{size(free)} free for {place}, {need}"
-            yield Finding("host.disk", Severity.ERROR, message, host, fix=fix, evidence=fs)
+            yield Finding("host.disk", Severity.ERROR, message, host, fix=fix, command=command, evidence=fs)
         elif free < LOW:
             message = f"only {size(free)} free for {place}"
-            yield Finding("host.disk", Severity.WARNING, message, host, fix=fix, evidence=fs)
+            yield Finding("host.disk", Severity.WARNING, message, host, fix=fix, command=command, evidence=fs)
 
 
 def _judge_inodes(view: View) -> Iterable[Finding]:
@@ -60,7 +67,8 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
                 f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be made, whatever "
                 "room is left",
                 host,
-                fix=f"ssh {host} 'du --inodes -x {fs['mount']} 2>/dev/null | sort -n | tail -20'",
+                fix="remove or pack the folder with the many small files, or set `base_dir:` to another disk",
+                command=f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20",
                 evidence=fs,
             )
 
@@ -75,21 +83,32 @@ def _judge_folder(view: View) -> Iterable[Finding]:
                 Severity.ERROR,
                 f"{fs['path']} cannot be written: {fs['write_error']}",
                 host,
-                fix=f"make it writable there, or set `base_dir:` of {host} to a folder that is",
+                fix=_FIX_READ_ONLY
+                if fs["read_only"]
+                else f"give it to the login, or set `base_dir:` of {host} to a folder that it may write",
+                command=_writable(view, host, fs),
                 evidence=fs,
             )
         elif fs["noexec"]:
-            yield _noexec(host, fs, managed=view.want.managed)
+            yield _noexec(view, host, fs)
 
 
-def _noexec(host: str, fs: dict[str, Any], *, managed: bool) -> Finding:
+def _writable(view: View, host: str, fs: dict[str, Any]) -> str | None:
+    """A read-only file system is mounted again; whose folder it is nobody but a person decides."""
+    return as_root(view, host, f"mount -o remount,rw {shlex.quote(fs['mount'])}") if fs["read_only"] else None
+
+
+def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
+    managed = view.want.managed
     harm = "an environment cannot run from there" if managed else "output there cannot be told apart by rank"
     return Finding(
         "host.base_dir",
         Severity.ERROR if managed else Severity.INFO,
         f"{fs['path']} lies on {fs['mount']}, mounted noexec: {harm}",
         host,
-        fix=f"mount -o remount,exec {fs['mount']}, or set `base_dir:` of {host} to another disk",
+        fix="a remount lasts until the next reboot: take noexec out of /etc/fstab as well; or set `base_dir:` to "
+        "another disk",
+        command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
         evidence=fs,
     )
 
@@ -128,7 +147,7 @@ FOLDER = Check(
     _judge_folder,
     Doc(
         cause="The folder for ddpctl's files on the node (by default below the home folder) is read-only, belongs to "
-        "somebody else, is a symbolic link, or cannot hold programs (noexec): an error where an environment shall run "
+        "somebody else, is a symbolic link, or cannot hold programs (noexec): an error where an environment is to run "
         "from it; otherwise only the ranks' outputs are not told apart.",
         symptom="Read-only file system / Permission denied at the very first step",
         fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",

@@ -1,8 +1,11 @@
-"""Who a host is: its name, its identity, its clock."""
+"""A host's name and its clock."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import re
+import shlex
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -10,17 +13,16 @@ from typing import Any
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.compare import where
 from ddpctl.checks.connection import ask_nothing
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
 MACHINE = Question("machine")
 NAMES = Question("names", deadline=12.0)  # a dead DNS server answers nothing for 5 s or more
 SLOW_NAMES_S = 2.0
 SKEW_S = 5.0
+SURE_S = 1.0  # clocks that are known better than this are told by their difference
+_FIX_NAMES = "put the nodes into /etc/hosts, or a DNS server that answers into /etc/resolv.conf"
 C10D_SKEW_S = 15.0  # its heartbeats are wall-clock times and expire after 3 x 5 s
-
-
-def _ask_machine(target: Target, want: Want) -> Iterable[Question]:
-    return (MACHINE,)
 
 
 def _ask_names(target: Target, want: Want) -> Iterable[Question]:
@@ -31,9 +33,11 @@ def _ask_names(target: Target, want: Want) -> Iterable[Question]:
 
 
 def _judge_hostname(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(NAMES).items():
-        fault = name_fault(value)
-        if fault is None:
+    found = view.values_of(NAMES)
+    for target in view.targets:
+        host, value = target.name, found.get(target.name)
+        fault = None if value is None else name_fault(value)
+        if value is None or fault is None:
             continue
         c10d = view.want.rendezvous == "c10d"
         harm = (
@@ -46,9 +50,31 @@ def _judge_hostname(view: View) -> Iterable[Finding]:
             Severity.WARNING if c10d else Severity.INFO,
             f"its name {value['hostname']} {fault}; {harm}",
             host,
-            fix=f"in /etc/hosts of {host}, replace the line of {value['hostname']} by one with its real address",
+            fix="cloud-init may write /etc/hosts anew at the next boot (manage_etc_hosts)",
+            command=_name_it(view, target, value["hostname"]),
             evidence=value,
         )
+
+
+def _name_it(view: View, target: Target, name: str) -> str:
+    """Take the name off the loopback lines of /etc/hosts and give it the address that the other nodes use."""
+    address = _address(view, target)
+    if address is None:
+        return f"grep -n {shlex.quote(name)} /etc/hosts"
+    dotted = re.escape(name)
+    strip = f"sed -i -E '/^(127\\.|::1)/ s/[[:space:]]{dotted}([[:space:]]|$)/\\1/' /etc/hosts"
+    line = shlex.quote(f"{address} {name}")
+    return f"{as_root(view, target.name, strip)} && echo {line} | {as_root(view, target.name, 'tee -a /etc/hosts')}"
+
+
+def _address(view: View, target: Target) -> str | None:
+    """The host's own address as the inventory or its network has it."""
+    network = (a.value for key, a in view.answers.get(target.name, {}).items() if key.startswith("network") and a.ok)
+    for address in (target.fabric_address, *(value.get("ssh_address") for value in network)):
+        with contextlib.suppress(ValueError):
+            if address and not ipaddress.ip_address(address).is_loopback:
+                return str(address)
+    return None
 
 
 def name_fault(value: dict[str, Any]) -> str | None:
@@ -72,7 +98,8 @@ def _judge_resolver(view: View) -> Iterable[Finding]:
                 f"looking up a name takes {value['seconds']:.0f} s there: a DNS server in /etc/resolv.conf does not "
                 "answer; slow, not wrong: each process start waits for it",
                 host,
-                fix=f"put the nodes into /etc/hosts of {host}, or mend /etc/resolv.conf",
+                fix=_FIX_NAMES,
+                command="cat /etc/resolv.conf",
                 evidence=value,
             )
     for target in view.targets:
@@ -84,50 +111,9 @@ def _judge_resolver(view: View) -> Iterable[Finding]:
                 "looking up a name does not end there: no DNS server answers; slow, not wrong, since ddpctl uses "
                 "addresses",
                 target.name,
-                fix=f"put the nodes into /etc/hosts of {target.name}, or mend /etc/resolv.conf",
+                fix=_FIX_NAMES,
+                command="cat /etc/resolv.conf",
             )
-
-
-# --- identity --------------------------------------------------------------------------------------------------------
-
-
-def _judge_identity(view: View) -> Iterable[Finding]:
-    machines = view.values_of(MACHINE)
-    local = {target.name for target in view.targets if target.local}
-    same: dict[tuple[str, str, str], list[str]] = {}
-    named: dict[str, list[str]] = {}
-    for host, value in machines.items():
-        key = (value["boot_id"], value["hostname"], value["network_namespace"])
-        same.setdefault(key, []).append(host)
-    for key, hosts in same.items():
-        named.setdefault(key[1], []).append(hosts[0])
-        if len(hosts) > 1:
-            yield _one_machine(key[1], hosts, all(host in local for host in hosts))
-    for hostname, hosts in named.items():
-        if len(hosts) > 1:
-            yield Finding(
-                "host.identity",
-                Severity.WARNING,
-                f"{where(hosts)} are different machines with the same hostname {hostname}: NCCL may take them for one, "
-                "and logs cannot be told apart",
-                fix=f"ssh {hosts[-1]} sudo hostnamectl set-hostname {hosts[-1]}",
-                evidence={"hostname": hostname, "hosts": hosts},
-            )
-
-
-def _one_machine(hostname: str, hosts: list[str], wanted: bool) -> Finding:
-    if wanted:
-        message = (
-            f"{where(hosts)} are this one machine, as the inventory says: good for trying things out, not for speed"
-        )
-        return Finding("host.identity", Severity.INFO, message, evidence={"hosts": hosts})
-    return Finding(
-        "host.identity",
-        Severity.ERROR,
-        f"{where(hosts)} are one and the same machine ({hostname}): its GPUs and ports would be used twice",
-        fix=f"keep one of them in the inventory ({', '.join(hosts)}), or correct `address:`",
-        evidence={"hostname": hostname, "hosts": hosts},
-    )
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
@@ -154,12 +140,24 @@ def _judge_clock(view: View) -> Iterable[Finding]:
             Severity.INFO,
             f"the hosts agree with each other, but this machine's clock is {abs(middle):.0f} s "
             f"{'behind' if middle > 0 else 'ahead'}; harmless for the job, confusing in logs",
-            fix="set this machine's clock: sudo timedatectl set-ntp true",
+            fix="set this machine's clock: `sudo timedatectl set-ntp true`",
             evidence={"offset_s": round(middle, 3)},
         )
     if not wrong:
-        spread = max(offsets.values()) - min(offsets.values())
-        yield Finding("host.clock", Severity.OK, f"clocks agree to within {max(spread, 0.1):.1f} s")
+        yield Finding("host.clock", Severity.OK, _agreement(view, offsets))
+
+
+def _agreement(view: View, offsets: dict[str, float]) -> str:
+    """How well the clocks agree, and of which hosts nobody can say so well: a slow login blurs what is measured."""
+    unsure = {host: timing.uncertainty for host, timing in view.timings.items()}
+    sure = [offset for host, offset in offsets.items() if unsure[host] <= SURE_S]
+    blurred = [host for host in offsets if unsure[host] > SURE_S]
+    said = f"clocks agree to within {max(max(sure) - min(sure), 0.1):.1f} s" if sure else "no clock is seen to be off"
+    if not blurred:
+        return said
+    middle = statistics.median_low(sure or offsets.values())
+    worst = max(abs(offsets[host] - middle) + unsure[host] for host in blurred)
+    return f"{said} ({where(blurred)}: known to within {worst:.0f} s only, the login was slow)"
 
 
 def _skewed(view: View, host: str, away: float) -> Finding:
@@ -170,23 +168,13 @@ def _skewed(view: View, host: str, away: float) -> Finding:
         Severity.ERROR if c10d else Severity.WARNING,
         f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}: {harm}",
         host,
-        fix=f"ssh {host} sudo timedatectl set-ntp true",
+        fix="a container has the clock of its machine: set it there",
+        command=as_root(view, host, "timedatectl set-ntp true"),
         evidence={"offset_s": round(away, 3), "uncertainty_s": round(view.timings[host].uncertainty, 3)},
     )
 
 
 CHECKS = (
-    Check(
-        "host.identity",
-        "every host is a machine of its own",
-        _ask_machine,
-        _judge_identity,
-        Doc(
-            cause="Two names of the inventory are the same machine, or two cloned machines have the same hostname.",
-            symptom="Duplicate GPU detected; address already in use; NCCL that tries shared memory between machines",
-            fix="One name a machine; a hostname of its own for each.",
-        ),
-    ),
     Check(
         "host.hostname",
         "the hostname means the host",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.compare import size
 from ddpctl.checks.host import MACHINE
+from ddpctl.checks.shell import as_root, write_as_root
 from ddpctl.spec.finding import Finding, Severity
 
 SHM = Question("disk", {"path": "/dev/shm"}, 8.0)
 TMP = Question("disk", {"path": "/tmp"}, 8.0)
-CGROUP = Question("cgroup")
 
 MIB = 1 << 20
 SHM_LEAST = 32 * MIB  # NCCL alone takes about 10 MB for each pair of ranks on a node
@@ -21,7 +22,12 @@ TMP_LEAST = 16 * MIB
 FILES_LEAST = 4096
 PROCESSES_LEAST = 1024
 MEMORY_A_RANK = 512 * MIB
-PIDS_A_RANK = 64
+MOST_FILES = 1048576  # the kernel's own maximum (fs.nr_open) where nobody raised it
+
+REMOUNT = "mount -o remount,size=50% /dev/shm"
+LARGEST = "ls -lhS /dev/shm | head"
+SHM_FIX = "a remount lasts until the next reboot: see /etc/fstab; a container wants --shm-size=8g or --ipc=host"
+RELOGIN = "it holds from the next login on; in a container, give --ulimit to `docker run` instead"
 
 
 def _ask(*questions: Question) -> Callable[[Target, Want], Iterable[Question]]:
@@ -33,36 +39,47 @@ def ranks(target: Target) -> int:
     return max(1, target.nproc or 1)
 
 
-def _targets(view: View) -> dict[str, Target]:
+def targets_by_name(view: View) -> dict[str, Target]:
     return {target.name: target for target in view.targets}
 
 
 def _judge_shm(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
+    targets = targets_by_name(view)
     for host, fs in view.values_of(SHM).items():
-        if not fs["exists"] or fs["mount"] != "/dev/shm":
-            message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
-            fix = f"ssh {host} sudo mount -t tmpfs -o size=50% tmpfs /dev/shm"
-            yield Finding("host.shm", Severity.ERROR, message, host, fix=fix, evidence=fs)
-            continue
-        fix = f"ssh {host} sudo mount -o remount,size=50% /dev/shm"
-        if fs["write_error"] and "ENOSPC" not in fs["write_error"]:
-            message = f"/dev/shm cannot be written: {fs['write_error']}"
-            fix = f"ssh {host} sudo chmod 1777 /dev/shm"
-            yield Finding("host.shm", Severity.ERROR, message, host, fix=fix, evidence=fs)
-        elif fs["total"] < SHM_LEAST:
-            message = f"/dev/shm has {size(fs['total'])}: DataLoader workers die with a bus error, NCCL cannot start"
-            yield Finding("host.shm", Severity.ERROR, message, host, fix=fix, evidence=fs)
-        elif fs["free"] < SHM_LEAST // 2:
-            message = f"/dev/shm is full: {size(fs['free'])} of {size(fs['total'])} free"
-            fix = f"ssh {host} 'ls -lhS /dev/shm | head' shows whose files they are"
-            yield Finding("host.shm", Severity.ERROR, message, host, fix=fix, evidence=fs)
-        elif fs["total"] < SHM_A_RANK * ranks(targets[host]):
-            message = (
-                f"/dev/shm has {size(fs['total'])} for {ranks(targets[host])} process(es): little for "
-                "DataLoader workers (a container wants --shm-size=8g or --ipc=host)"
+        found = _shm_fault(fs, ranks(targets[host]))
+        if found is not None:
+            severity, message, command = found
+            yield Finding(
+                "host.shm",
+                severity,
+                message,
+                host,
+                fix=SHM_FIX if command.startswith("mount") else None,
+                command=command if command == LARGEST else as_root(view, host, command),
+                evidence=fs,
             )
-            yield Finding("host.shm", Severity.WARNING, message, host, fix=fix, evidence=fs)
+
+
+def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | None:
+    """(how bad, what, what to run as root)."""
+    if not fs["exists"] or fs["mount"] != "/dev/shm":
+        message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
+        return Severity.ERROR, message, "mount -t tmpfs -o size=50%,mode=1777 tmpfs /dev/shm"
+    if fs["write_error"] and "ENOSPC" not in fs["write_error"]:
+        return Severity.ERROR, f"/dev/shm cannot be written: {fs['write_error']}", _writable(fs)
+    total = size(fs["total"])
+    if fs["total"] < SHM_LEAST:
+        message = f"/dev/shm has {total}: DataLoader workers die with a bus error, NCCL cannot start"
+        return Severity.ERROR, message, REMOUNT
+    if fs["free"] < SHM_LEAST // 2:
+        return Severity.ERROR, f"/dev/shm is full: {size(fs['free'])} of {total} free", LARGEST
+    if fs["total"] < SHM_A_RANK * many:
+        return Severity.WARNING, f"/dev/shm has {total} for {many} process(es): little for DataLoader workers", REMOUNT
+    return None
+
+
+def _writable(fs: dict[str, Any]) -> str:
+    return "mount -o remount,rw /dev/shm" if fs["read_only"] else "chmod 1777 /dev/shm"
 
 
 def _judge_tmp(view: View) -> Iterable[Finding]:
@@ -74,7 +91,19 @@ def _judge_tmp(view: View) -> Iterable[Finding]:
                 Severity.WARNING,
                 f"/tmp cannot be used ({why}): torch's launcher and Python's tempfile want it",
                 host,
-                fix=f"clean /tmp of {host}, or set TMPDIR for it (`env:`)",
+                fix="remove what nobody uses, or set TMPDIR to another folder for this host (`env:`)",
+                command="du -xah /tmp 2>/dev/null | sort -h | tail -20",
+                evidence=fs,
+            )
+        elif fs["noexec"]:
+            yield Finding(
+                "host.tmp",
+                Severity.WARNING,
+                "/tmp is mounted noexec: torch.compile and Triton build libraries there and load them",
+                host,
+                fix="a job without torch.compile is not harmed; or set TMPDIR and TRITON_CACHE_DIR to a folder "
+                "elsewhere (`env:`). A remount lasts until the next reboot: take noexec out of /etc/fstab as well",
+                command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
                 evidence=fs,
             )
 
@@ -87,10 +116,19 @@ def _judge_limits(view: View) -> Iterable[Finding]:
                 Severity.WARNING,
                 message,
                 host,
-                fix=f"ssh {host} \"printf '* soft {option} unlimited\\n* hard {option} unlimited\\n' | sudo tee "
-                f'/etc/security/limits.d/90-{option}.conf", then log in again',
+                fix=RELOGIN,
+                command=raise_limit(view, host, value["user"], option),
                 evidence={name: value["limits"][name]},
             )
+
+
+def raise_limit(view: View, host: str, user: str, option: str) -> str:
+    """For this user alone: ``*`` does not stand for root. Never ``nofile unlimited``: until 2021 pam_limits refused
+    the login then."""
+    most = MOST_FILES if option == "nofile" else "unlimited"
+    who = "*" if user.isdigit() else user
+    path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
+    return write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
 
 
 def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
@@ -116,7 +154,7 @@ def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
 
 
 def _judge_memory(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
+    targets = targets_by_name(view)
     for host, value in view.values_of(MACHINE).items():
         memory, need = value["memory"], MEMORY_A_RANK * ranks(targets[host])
         if memory["available"] < need:
@@ -126,43 +164,14 @@ def _judge_memory(view: View) -> Iterable[Finding]:
                 f"{size(memory['available'])} of {size(memory['total'])} memory available for {ranks(targets[host])} "
                 f"process(es): importing torch alone takes about {size(MEMORY_A_RANK)} each",
                 host,
-                fix=f"ssh {host} 'ps aux --sort=-rss | head' shows what uses it",
+                fix="end what is not needed, or fewer processes here (`slots:`)",
+                command="ps aux --sort=-rss | head",
                 evidence=memory,
             )
 
 
-def _judge_cgroup(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
-    for host, value in view.values_of(CGROUP).items():
-        many = ranks(targets[host])
-        for message, limit in _tight(value, many):
-            yield Finding(
-                "host.cgroup",
-                Severity.WARNING,
-                f"{message} ({limit['folder']})",
-                host,
-                fix="give the container or the systemd slice more: `docker run --memory --cpus --pids-limit`, or "
-                "`systemctl set-property user.slice MemoryMax= CPUQuota= TasksMax=`",
-                evidence=value,
-            )
-
-
-def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, Any]]]:
-    memory, cpus, pids = value["memory"], value["cpus"], value["pids"]
-    if memory and memory["limit"] - memory["used"] < MEMORY_A_RANK * many:
-        allowed, used = size(memory["limit"]), size(memory["used"])
-        yield (
-            f"a control group allows {allowed} of memory, {used} are in use: the kernel kills what goes beyond",
-            memory,
-        )
-    if cpus and cpus["limit"] < many:
-        yield f"a control group allows {cpus['limit']:g} processors for {many} process(es)", cpus
-    if pids and pids["limit"] - pids["used"] < PIDS_A_RANK * many:
-        yield f"a control group allows {pids['limit']:.0f} processes and threads, {pids['used']:.0f} are in use", pids
-
-
 def _judge_cpus(view: View) -> Iterable[Finding]:
-    targets = _targets(view)
+    targets = targets_by_name(view)
     for host, value in view.values_of(MACHINE).items():
         target, cores = targets[host], value["cores"]
         threads = target.env.get("OMP_NUM_THREADS", "")
@@ -230,19 +239,6 @@ CHECKS = (
             cause="Other processes have taken nearly all of the memory.",
             symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
             fix="End what uses it, or fewer processes here.",
-            verified="recorded output only",
-        ),
-    ),
-    Check(
-        "host.cgroup",
-        "control groups leave room",
-        _ask(CGROUP),
-        _judge_cgroup,
-        Doc(
-            cause="The container or slice that the login lives in is limited in memory, processors or number of "
-            "processes.",
-            symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
-            fix="Raise the limits of the container or slice.",
             verified="recorded output only",
         ),
     ),

@@ -22,6 +22,7 @@ QUESTIONS = {
     "machine": "machine",
     "names": "machine",
     "cgroup": "machine",
+    "tables": "machine",
     "login": "machine",
     "shell": "machine",
     "network": "network",
@@ -37,6 +38,7 @@ QUESTIONS = {
     "fabric_manager": "nvidia",
     "kernel_log": "kernel_log",
     "infiniband": "infiniband",
+    "gpu_paths": "pci",
 }
 
 

@@ -1,37 +1,113 @@
-"""InfiniBand and RoCE ports, from sysfs."""
+"""InfiniBand, RoCE and EFA adapters: the kernel's word for every port, and whether a process from here may use them."""
 
 from __future__ import annotations
 
+import errno
 import glob
+import json
 import os
-from typing import Any, Dict, List
+import sys
+from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.facts import read_text
+from ddpctl_worker.facts import command, read_text
 
-_MOST_GIDS = 32
+_MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 _ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
+CLASS = "/sys/class/infiniband"
+# NCCL looks for the first two, since 2.23 for the third as well.
+_PEERMEM = (
+    "/sys/kernel/mm/memory_peers/nv_mem/version",
+    "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
+    "/sys/module/nvidia_peermem/version",
+)
+
+# As NCCL does it, in a process of its own: a vendor's library that crashes takes no other answer with it.
+PROGRAM = r"""
+import ctypes, json
+out = {"error": None, "devices": [], "mtus": {}}
+try:
+    verbs = ctypes.CDLL("libibverbs.so.1", use_errno=True)
+except OSError as error:
+    out["error"] = str(error)
+else:
+    verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+    verbs.ibv_get_device_name.restype = ctypes.c_char_p
+    verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+    verbs.ibv_open_device.restype = ctypes.c_void_p
+    verbs.ibv_open_device.argtypes = [ctypes.c_void_p]
+    verbs.ibv_query_port.argtypes = [ctypes.c_void_p, ctypes.c_uint8, ctypes.c_void_p]
+    count = ctypes.c_int(0)
+    devices = verbs.ibv_get_device_list(ctypes.byref(count))
+    for number in range(count.value if devices else 0):
+        name = verbs.ibv_get_device_name(devices[number]).decode()
+        context = verbs.ibv_open_device(devices[number])
+        if not context:
+            continue
+        out["devices"].append(name)
+        attributes = (ctypes.c_int * 256)()  # state, max_mtu, active_mtu, and more
+        if verbs.ibv_query_port(context, 1, attributes) == 0 and 1 <= attributes[2] <= 5:
+            out["mtus"][name] = 128 << attributes[2]
+print(json.dumps(out))
+"""
 
 
 def infiniband(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Every port's own words (``state`` is ``4: ACTIVE`` where it works) and its GID table."""
-    ports = []
-    for folder in sorted(glob.glob("/sys/class/infiniband/*/ports/*")):
-        device = folder.split("/")[4]
-        ports.append(
-            {
-                "device": device,
-                "port": int(os.path.basename(folder)),
-                "state": read_text(folder + "/state").strip(),
-                "phys_state": read_text(folder + "/phys_state").strip(),
-                "rate": read_text(folder + "/rate").strip(),
-                "link_layer": read_text(folder + "/link_layer").strip(),
-                "gids": gids(folder),
-            }
-        )
+    """``ports``: the kernel's own words (``state`` is ``4: ACTIVE`` where it works) with the GID table, the driver and
+    the MTU of the interface. ``access``: for each device why its node in /dev cannot be opened, None where it can.
+    ``verbs``: what libibverbs finds and opens. ``peermem``: the marks of a module that lets an adapter into GPU memory.
+    """
+    ports = [_port(folder) for folder in sorted(glob.glob(CLASS + "/*/ports/*"))]
+    devices = sorted({port["device"] for port in ports})
     return {
         "ports": ports,
-        "verbs": sorted(os.path.basename(path) for path in glob.glob("/dev/infiniband/uverbs*")),
+        "access": {device: access(device) for device in devices},
+        "verbs": libibverbs(context) if devices else None,
+        "peermem": [path for path in _PEERMEM if os.path.exists(path)],
     }
+
+
+def _port(folder: str) -> Dict[str, Any]:
+    device = folder.split("/")[-3]
+    table = gids(folder)
+    interface = next((gid["interface"] for gid in table if gid["interface"]), "")
+    mtu = read_text("/sys/class/net/%s/mtu" % interface).strip() if interface else ""
+    return {
+        "device": device,
+        "port": int(os.path.basename(folder)),
+        "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (CLASS, device))),
+        "state": read_text(folder + "/state").strip(),
+        "phys_state": read_text(folder + "/phys_state").strip(),
+        "rate": read_text(folder + "/rate").strip(),
+        "link_layer": read_text(folder + "/link_layer").strip(),
+        "interface_mtu": int(mtu) if mtu.isdigit() else None,
+        "gids": table,
+    }
+
+
+def access(device: str) -> Optional[str]:
+    """Why the device's node cannot be opened; None where it can. A container sees all of /sys and little of /dev."""
+    for path in glob.glob("/sys/class/infiniband_verbs/uverbs*"):
+        if read_text(path + "/ibdev").strip() == device:
+            node = "/dev/infiniband/" + os.path.basename(path)
+            try:
+                os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+                return None
+            except OSError as error:
+                return "%s: %s (%s)" % (node, error.strerror, errno.errorcode.get(error.errno or 0, "?"))
+    return "no /dev/infiniband/uverbs node (is ib_uverbs loaded?)"
+
+
+def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
+    """``error``: why it cannot be loaded; ``devices``: those that it opens; ``mtus``: the active MTU of their first
+    port."""
+    result = command.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
+    try:
+        found: Dict[str, Any] = json.loads(result["stdout"].splitlines()[-1])
+        return found
+    except (ValueError, IndexError):
+        said = (result["stderr"].strip().splitlines() or ["it ended with status %s" % result["code"]])[-1]
+        error = "libibverbs does not answer" if result["timed_out"] else "libibverbs fails: " + said
+        return {"error": error, "devices": [], "mtus": {}}
 
 
 def gids(folder: str) -> List[Dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import resource
 import socket
 import time
@@ -12,6 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker.facts import boot_id, command, read_text, user_name
 
 _LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
+_CAP_IPC_LOCK = 14
 _LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
 
@@ -20,6 +22,9 @@ def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     return {
         "hostname": os.uname().nodename,
         "boot_id": boot_id(),
+        "machine_id": read_text("/etc/machine-id", limit=64).strip(),
+        "container": in_container(),
+        "locks_memory": may_lock_memory(),
         "network_namespace": os.readlink("/proc/self/ns/net"),
         "user": user_name(),
         "uid": os.getuid(),
@@ -28,6 +33,19 @@ def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         "memory": memory(),
         "limits": {name.lower(): limit(name) for name in _LIMITS},
     }
+
+
+def in_container() -> bool:
+    """Docker, Podman or systemd-nspawn, by the marks that they leave."""
+    return any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"))
+
+
+def may_lock_memory() -> bool:
+    """Whether the limit of locked memory does not count: CAP_IPC_LOCK, in the first user namespace."""
+    status = read_text("/proc/self/status")
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    first = read_text("/proc/self/uid_map").split() == ["0", "0", "4294967295"]
+    return bool(match and int(match.group(1), 16) & 1 << _CAP_IPC_LOCK) and first
 
 
 def memory() -> Dict[str, int]:
@@ -80,13 +98,14 @@ def is_local(address: str) -> bool:
 def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """The tightest limits of the control groups around this process, version 1 or 2; None: no limit.
 
-    ``memory``: [bytes, bytes in use], ``cpus``: cores' worth of time, ``pids``: [most, now], each with its folder.
+    ``memory``: bytes, bytes in use and those of them that are page cache; ``cpus``: cores' worth of time; ``pids``:
+    most and now; each with its folder.
     """
     found: Dict[str, Any] = {"memory": None, "cpus": None, "pids": None}
     for controllers, folder in _cgroup_folders():
         for level in _upward(folder, controllers[1]):
             if controllers[0] & {"memory", ""}:
-                _tighter(found, "memory", _memory_max(level), level)
+                _tighter(found, "memory", memory_limit(level), level)
             if controllers[0] & {"cpu", ""}:
                 _tighter(found, "cpus", _cpu_max(level), level)
             if controllers[0] & {"pids", ""}:
@@ -95,9 +114,17 @@ def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _tighter(found: Dict[str, Any], key: str, value: Optional[List[float]], level: str) -> None:
+    """Keep the level that leaves the least."""
     known = found[key]
-    if value is not None and (known is None or value[0] < known["limit"]):
-        found[key] = {"limit": value[0], "used": value[1], "folder": level}
+    if value is None:
+        return
+    made = {"limit": value[0], "used": value[1], "cache": value[2] if len(value) > 2 else 0.0, "folder": level}
+    if known is None or _room(made) < _room(known):
+        found[key] = made
+
+
+def _room(level: Dict[str, Any]) -> float:
+    return float(level["limit"] - level["used"] + level["cache"])
 
 
 def _cgroup_folders() -> List[Tuple[Tuple[Any, str], str]]:
@@ -135,12 +162,20 @@ def _number(path: str) -> Optional[float]:
         return None
 
 
-def _memory_max(folder: str) -> Optional[List[float]]:
+def memory_limit(folder: str) -> Optional[List[float]]:
+    """[limit, in use, page cache] of one group, bytes; None without a limit."""
     for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         value = _number(folder + "/" + most)
         if value is not None and value < 1 << 60:  # version 1 spells "no limit" as a huge number
-            return [value, _number(folder + "/" + now) or 0.0]
+            return [value, _number(folder + "/" + now) or 0.0, _page_cache(folder)]
     return None
+
+
+def _page_cache(folder: str) -> float:
+    """Bytes of files in memory (tmpfs is not among them). Version 1 counts the groups below under ``total_``."""
+    stat = dict(line.split(" ", 1) for line in read_text(folder + "/memory.stat").splitlines() if " " in line)
+    prefix = "total_" if "total_active_file" in stat else ""
+    return sum(float(stat.get(prefix + name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _cpu_max(folder: str) -> Optional[List[float]]:
@@ -156,6 +191,17 @@ def _cpu_max(folder: str) -> Optional[List[float]]:
 def _pids_max(folder: str) -> Optional[List[float]]:
     value = _number(folder + "/pids.max")
     return None if value is None else [value, _number(folder + "/pids.current") or 0.0]
+
+
+def tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """Tables of the kernel's network that may be full; None: there is no such table here."""
+    folder = "/proc/sys/net/"
+    return {
+        "uid": os.getuid(),
+        "conntrack": _number(folder + "netfilter/nf_conntrack_count"),
+        "conntrack_max": _number(folder + "netfilter/nf_conntrack_max"),
+        "somaxconn": _number(folder + "core/somaxconn"),
+    }
 
 
 def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

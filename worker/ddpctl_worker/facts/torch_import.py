@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.facts import command, read_text
+from ddpctl_worker.facts.environment import libraries
 from ddpctl_worker.facts.versions import site_folders
 
 KEEP = 8  # environments remembered
@@ -24,6 +25,17 @@ begin = time.monotonic()
 out = {"torch": None, "torchvision": None, "error": None, "torchvision_error": None}
 def last(error):
     return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1])
+def runtime_nccl():
+    # The libnccl that torch has loaded and its version; torch itself only knows what it was built with. None: built in.
+    import ctypes
+    with open("/proc/self/maps") as maps:
+        paths = ["/" + line.rstrip().partition("/")[2] for line in maps if "/libnccl.so" in line]
+    if not paths:
+        return None
+    code = ctypes.c_int()
+    ctypes.CDLL(paths[0]).ncclGetVersion(ctypes.byref(code))
+    big = 10000 if code.value >= 10000 else 1000
+    return paths[0], "%d.%d.%d" % (code.value // big, code.value % big // 100, code.value % 100)
 try:
     import torch
     out["torch"] = str(torch.__version__)
@@ -49,6 +61,10 @@ try:
             if isinstance(version, int):
                 version = (version // 1000, version % 1000 // 100, version % 100)
             out["nccl"] = ".".join(str(part) for part in version)
+            try:
+                out["nccl_path"], out["nccl_runtime"] = runtime_nccl() or (None, out["nccl"])
+            except (OSError, AttributeError):
+                out["nccl_path"] = out["nccl_runtime"] = None
 except BaseException as error:
     out["error"] = last(error)
 else:
@@ -109,7 +125,8 @@ def fingerprint(env: Dict[str, str]) -> str:
     for folder in folders:
         parts.append([folder, _stamp(folder), sorted(n for n in os.listdir(folder) if n.endswith("-info"))])
         parts.append([_stamp(os.path.join(folder, m, "version.py")) for m in ("torch", "torchvision")])
-    parts.append(os.environ.get("LD_LIBRARY_PATH"))
+    path = env.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
+    parts.append([path, [[name, _stamp(name)] for name in libraries(path, "libnccl.so*")], _stamp("/etc/ld.so.cache")])
     parts.append(read_text("/proc/driver/nvidia/version"))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -1,0 +1,164 @@
+"""Which InfiniBand, RoCE and EFA ports the job uses, by what NCCL goes by in the end. Nothing here judges."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ddpctl.checks import env, torch
+from ddpctl.checks.base import Question, Target, View, Want
+from ddpctl.checks.use import uses_gloo
+
+PORTS = Question("infiniband", deadline=8.0)
+Port = Mapping[str, Any]
+
+
+def ask(target: Target, want: Want) -> Iterable[Question]:
+    return (PORTS, env.question(target))
+
+
+def is_active(port: Port) -> bool:
+    """``4: ACTIVE``."""
+    return "ACTIVE" in str(port["state"]).upper()
+
+
+def is_efa(port: Port) -> bool:
+    """Amazon's adapter: NCCL uses it through a plugin alone."""
+    return port.get("driver") == "efa" or str(port["link_layer"]) == "Unspecified"
+
+
+def is_roce(port: Port) -> bool:
+    return str(port["link_layer"]) == "Ethernet"
+
+
+def label(port: Port) -> str:
+    return f"{port['device']} port {port['port']}"
+
+
+def selects(chosen: str, port: Port) -> bool:
+    """Whether NCCL_IB_HCA lets NCCL use a port: ``mlx5_0:1,mlx5_1`` are prefixes, ``=`` wants whole names, ``^`` is
+    for all but these."""
+    if not chosen:
+        return True
+    without, exact = chosen.startswith("^"), chosen.lstrip("^").startswith("=")
+    matched = any(_matches(part, port, exact) for part in chosen.lstrip("^").lstrip("=").split(",") if part)
+    return matched != without
+
+
+def _matches(part: str, port: Port, exact: bool) -> bool:
+    name, _, number = part.partition(":")
+    same = port["device"] == name if exact else str(port["device"]).startswith(name)
+    return same and (not number or number == str(port["port"]))
+
+
+def is_named(chosen: str, port: Port) -> bool:
+    """Whether NCCL_IB_HCA names this very device; a prefix such as ``mlx5`` names none."""
+    if chosen.startswith("^"):
+        return False
+    return any(_matches(part, port, exact=True) for part in chosen.lstrip("=").split(",") if part)
+
+
+def switch(settings: Mapping[str, str]) -> str | None:
+    """The setting that keeps NCCL off InfiniBand and RoCE; None where nothing does."""
+    disable = settings.get("NCCL_IB_DISABLE", "")
+    if re.fullmatch(r"\s*[-+]?0*[1-9]\d*.*", disable):
+        return f"NCCL_IB_DISABLE={disable}"
+    if settings.get("NCCL_NET", "").lower() == "socket":
+        return f"NCCL_NET={settings['NCCL_NET']}"
+    return None
+
+
+def settings_of(view: View) -> dict[str, dict[str, str]]:
+    """host -> what NCCL goes by there."""
+    return {target.name: env.nccl_settings(view, target) for target in view.targets}
+
+
+def ports_of(view: View) -> dict[str, list[Port]]:
+    """host -> all of its ports."""
+    return {host: list(value["ports"]) for host, value in view.values_of(PORTS).items()}
+
+
+def used(view: View) -> dict[str, list[Port]]:
+    """host -> the ports, up or down, that NCCL may use for the job; a host without one is not there."""
+    if uses_gloo(view):
+        return {}
+    settings = settings_of(view)
+    found = {host: [port for port in ports if _uses(settings[host], port)] for host, ports in ports_of(view).items()}
+    return {host: ports for host, ports in found.items() if ports}
+
+
+def _uses(settings: Mapping[str, str], port: Port) -> bool:
+    if is_efa(port):  # the plugin knows neither of the two variables
+        return settings.get("NCCL_NET", "").lower() != "socket"
+    return switch(settings) is None and selects(settings.get("NCCL_IB_HCA", ""), port)
+
+
+def used_and_up(view: View) -> dict[str, list[Port]]:
+    """host -> the ports of ``used`` that are active."""
+    found = {host: [port for port in ports if is_active(port)] for host, ports in used(view).items()}
+    return {host: ports for host, ports in found.items() if ports}
+
+
+def unused(view: View) -> dict[str, str]:
+    """Hosts whose ports the job does not use -> why."""
+    ports, settings = ports_of(view), settings_of(view)
+    gone, mine = env.without_nccl(view), used(view)
+    found: dict[str, str] = {}
+    for host in ports:
+        if not ports[host]:
+            found[host] = "no InfiniBand, RoCE or EFA adapter found"
+        elif host in gone:
+            found[host] = gone[host]
+        elif host not in mine:
+            found[host] = f"{switch(settings[host]) or 'NCCL_IB_HCA'} keeps NCCL off the adapters"
+    return found
+
+
+def in_use(view: View) -> dict[str, list[Port]]:
+    """host -> the ports that carry the job: up, opened by libibverbs, and of those the fastest. A slower one beside
+    them is a virtual machine's Ethernet, or the way to the storage."""
+    opened = {host: value.get("verbs") for host, value in view.values_of(PORTS).items()}
+    found = {
+        host: fastest([port for port in ports if opened[host] is None or port["device"] in opened[host]["devices"]])
+        for host, ports in used_and_up(view).items()
+    }
+    return {host: ports for host, ports in found.items() if ports}
+
+
+def not_in_use(view: View) -> dict[str, str]:
+    """Hosts without a port in ``in_use`` -> why."""
+    mine, up, gone = in_use(view), used_and_up(view), unused(view)
+    return {
+        host: gone.get(host)
+        or ("NCCL cannot open the adapters, see ib.use" if host in up else "no port that the job uses is up")
+        for host in ports_of(view)
+        if host not in mine
+    }
+
+
+def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
+    """host -> the version of the NCCL that torch loads there, where it is known."""
+    loaded = {host: value.get("nccl_runtime") for host, value in torch.imports(view).items()}
+    installed = {host: value["nccl"] for host, value in torch.versions(view).items()}
+    texts = {host: loaded.get(host) or installed.get(host) for host in {**installed, **loaded}}
+    return {host: tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for host, text in texts.items() if text}
+
+
+def rate(port: Port) -> float:
+    """Gb/s; 0 where the kernel does not tell it."""
+    match = re.match(r"[\d.]+", port["rate"])
+    return float(match.group()) if match else 0.0
+
+
+def fastest(ports: Sequence[Port]) -> list[Port]:
+    """Those that NCCL prefers."""
+    most = max(map(rate, ports), default=0.0)
+    return [port for port in ports if rate(port) == most]
+
+
+def summary(ports: Iterable[Port]) -> str:
+    """``8x400 + 1x100 Gb/s``."""
+    kinds = Counter(map(rate, ports))
+    return " + ".join(f"{count}x{speed:g}" for speed, count in sorted(kinds.items(), reverse=True)) + " Gb/s"
