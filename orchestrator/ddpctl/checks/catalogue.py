@@ -8,6 +8,7 @@ from ddpctl.checks import (
     gpu,
     gpu_health,
     host,
+    imports,
     infiniband,
     job,
     kernel_log,
@@ -18,6 +19,7 @@ from ddpctl.checks import (
     python,
     rehearsal,
     torch,
+    vision,
 )
 from ddpctl.checks.base import Check
 
@@ -27,6 +29,7 @@ CATALOGUE: tuple[Check, ...] = (
     *login.CHECKS,
     *python.CHECKS,
     *torch.CHECKS,
+    *vision.CHECKS,
     *disk.CHECKS,
     *limits.CHECKS,
     *gpu.CHECKS,
@@ -34,6 +37,7 @@ CATALOGUE: tuple[Check, ...] = (
     *kernel_log.CHECKS,
     *infiniband.CHECKS,
     *job.CHECKS,
+    *imports.CHECKS,
     *port.CHECKS,
     *network.CHECKS,
     *rehearsal.CHECKS,
