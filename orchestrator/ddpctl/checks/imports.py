@@ -40,6 +40,8 @@ def modules_question(target: Target, want: Want) -> Question | None:
     if want.imports is None or not want.imports.tried or (want.managed and target.environment is None):
         return None
     params: dict[str, Any] = {"statements": [one.statement for one in want.imports.tried]}
+    if guards := {one.statement: one.guard for one in want.imports.tried if one.guard}:
+        params["guards"] = guards
     if env := {name: target.env[name] for name in _ENV if name in target.env}:
         params["env"] = env
     if want.script:

@@ -16,6 +16,8 @@ from ddpctl_worker.facts.versions import site_folders
 CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
 _MARK = "DDPCTL-MODULES "
 _AT = "DDPCTL-MODULE "
+# What a guard of a statement catches: ``except ModuleNotFoundError`` and ``except ImportError``.
+_CAUGHT = {"missing": ("missing",), "import": ("missing", "import")}
 
 # Runs in a process of its own. argv: the statements. Says which one it is at, and in the end which failed and how.
 PROGRAM = r"""
@@ -54,10 +56,11 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
     ``params["env"]``: the variables of the job that change what is imported; ``params["beside"]``: folders of the job's
     own code on this node, whose modules are never imported (they may train); ``params["python"]``: the job's
-    interpreter where it is not this one.
+    interpreter where it is not this one; ``params["guards"]``: which failures the script survives.
 
     ``failed`` holds what each said; ``error`` is there when the process did not get to the end, and ``at`` the
-    statement where it was. A success is remembered; a failure is tried again.
+    statement where it was. A success is remembered, also where the script survives what
+    fails; any other failure is tried again.
     """
     beside = params.get("beside") or []
     statements = [one for one in params["statements"] if not any(_lies_in(folder, one.split()[1]) for folder in beside)]
@@ -77,7 +80,9 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         cwd="/",
     )
     value = _value(said, statements)
-    if value["error"] is None and not value["failed"]:
+    guards = params.get("guards") or {}
+    survived = [one["kind"] in _CAUGHT.get(str(guards.get(one["statement"])), ()) for one in value["failed"]]
+    if value["error"] is None and all(survived):
         _remember(cache, known, key, {})
     return dict(value, cached=False)
 
