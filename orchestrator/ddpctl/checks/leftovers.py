@@ -101,8 +101,8 @@ CHECKS = (
             cause="Ranks of an earlier launch live on though their launcher is gone, or the same job is running "
             "already.",
             symptom="out of memory at once; address already in use; a machine that is slow for no reason",
-            fix="`ddpctl kill JOB`, or end the processes that the finding names. A helper that left its parents belongs to "
-            "its run for as long as a rank of that lives.",
+            fix="`ddpctl kill JOB`, or end the processes that the finding names. A helper that left its parents "
+            "belongs to its run for as long as a rank of that lives.",
         ),
     ),
 )
