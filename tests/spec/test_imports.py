@@ -129,7 +129,9 @@ def test_a_program_that_changes_its_path_may_find_more() -> None:
     found = imports(files)
     assert guards(found) == {"import timm": NEEDED, "import elsewhere": NEEDED}
     assert not found.certain
-    assert imports("import timm\n").certain
+    assert imports("import os, sys\nos.path.join('a')\nsys.argv\nimport timm\n").certain
+    for text in ("import site\nsite.addsitedir('x')\n", "from sys import path\npath.append('x')\n"):
+        assert not imports(text).certain
 
 
 def test_a_relative_import_in_a_script_is_a_fault_and_in_a_module_is_none() -> None:

@@ -125,9 +125,9 @@ class _Program:
         self.seen[file] = guard
         text = self.read(file)
         tree = self._parsed(file, text, guard) if text is not None else None
-        if tree is None:
+        if text is None or tree is None:
             return
-        self.certain = self.certain and not any(changes_path(node) for node in ast.walk(tree))
+        self.certain = self.certain and not changes_path(text, tree)
         for node, own in imports_of(tree.body, guard, main):
             if isinstance(node, ast.Import):
                 for alias in node.names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ NEEDED, IF_THERE, IF_IMPORTABLE, OPTIONAL = "", "missing", "import", "optional"
 GUARDS = (NEEDED, IF_THERE, IF_IMPORTABLE, OPTIONAL)
 
 OLDEST = (3, 8)  # the worker's own
+_PATHS = ("path", "meta_path", "path_hooks", "addsitedir")
+_PATH = re.compile(rb"\b(sys|site)\b")  # most files have neither: a look at their text is cheaper than one at the tree
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,15 @@ class Fault:
 def parse(file: str, text: bytes) -> tuple[ast.Module | None, Fault | None]:
     """The file as this Python reads it, or why it does not; a fault too where an older Python would refuse it."""
     here = sys.version_info[:2]
+    fault = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in somebody's script are not our concern
-            tree = ast.parse(text)
+            try:
+                tree = ast.parse(text, feature_version=OLDEST)
+            except SyntaxError:
+                tree = ast.parse(text)
+                fault = _too_new(file, text)
             compile(tree, file, "exec", dont_inherit=True)
     except SyntaxError as error:
         newer = (here[0], here[1] + 1)
@@ -53,20 +61,17 @@ def parse(file: str, text: bytes) -> tuple[ast.Module | None, Fault | None]:
         return None, Fault(file, 1, f"is no valid Python: {error}")
     except (RecursionError, MemoryError):
         return None, None
-    return tree, _too_new(file, text)
+    return tree, fault
 
 
 def _too_new(file: str, text: bytes) -> Fault | None:
-    """What needs a newer Python than the oldest that a node may have, as far as the parser knows versions apart."""
+    """Which Python it needs, as far as the parser knows versions apart."""
     fault = None
     for minor in range(OLDEST[1], sys.version_info[1]):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                ast.parse(text, feature_version=(3, minor))
+            ast.parse(text, feature_version=(3, minor))
         except SyntaxError as error:
-            message = f"needs Python 3.{minor + 1} or newer"
-            fault = Fault(file, error.lineno or 1, message, below=(3, minor + 1))
+            fault = Fault(file, error.lineno or 1, f"needs Python 3.{minor + 1} or newer", below=(3, minor + 1))
         else:
             return fault
     return fault
@@ -147,9 +152,14 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def changes_path(node: ast.AST) -> bool:
+def changes_path(text: bytes, tree: ast.Module) -> bool:
     """Whether the program may look for modules elsewhere: it touches ``sys.path``, or adds a folder like it."""
+    return _PATH.search(text) is not None and any(map(_is_path, ast.walk(tree)))
+
+
+def _is_path(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in _PATHS for alias in node.names) and node.module in ("sys", "site")
     if not isinstance(node, ast.Attribute):
-        return isinstance(node, ast.Name) and node.id == "addsitedir"
-    of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys" and node.attr in ("path", "meta_path")
-    return of_sys or node.attr == "addsitedir"
+        return False
+    return node.attr in _PATHS and _last_name(node.value) in ("sys", "site")
