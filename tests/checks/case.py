@@ -109,6 +109,7 @@ def _imports(given: dict[str, Any]) -> Imports:
         tuple(Import(text, place[0], int(place[2]), *guard) for place, text, *guard in statements),
         tuple(Fault(**one) for one in faults),
         given.get("certain", True),
+        tuple(given.get("unread", [])),
     )
 
 

@@ -51,3 +51,10 @@ def test_a_torch_that_cannot_be_imported_is_one_error_and_hides_nothing_else() -
     ]
     assert "imports lightning, which is not installed" in found[Severity.ERROR][1][2]
     assert found[Severity.INFO] == [("job.imports", "node1", "train.py:1: `import torch` fails with torch's own error")]
+
+
+def test_what_was_not_looked_at_is_not_among_what_passed() -> None:
+    for check, name in (("job.imports", "not-read"), ("job.syntax", "newer-everywhere")):
+        found = told(load(CASES / check / f"{name}.json"))
+        assert check in [one for one, _, _ in found[Severity.UNKNOWN]]
+        assert check not in [one for one, _, _ in found.get(Severity.OK, [])]

@@ -154,6 +154,7 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     assert errors[0]["fix"] == "add timm to `environment.packages`"
     assert "No module named 'timm'" in lab[0].run(errors[0]["command"], check=False).stderr
     assert not any(process.argv for host in lab for process in host.processes())
+    (code / "train.py").write_text(SCRIPT)
 
     second = ddpctl("push", str(path), "--json", home=home, timeout=120).ok().json()
     assert second["ok"]

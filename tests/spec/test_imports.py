@@ -148,6 +148,7 @@ def test_a_syntax_error_names_its_place_and_who_refuses_it() -> None:
     found = imports({"train.py": "import bad\nimport late\n", "bad.py": "x = 1\nprint 'x'\n", "late.py": "return 1\n"})
     assert [one.where for one in found.faults] == ["bad.py:2", "late.py:1"]
     assert all(one.below == (HERE[0], HERE[1] + 1) and one.newer_unknown for one in found.faults)
+    assert found.unread == ("bad.py", "late.py")
 
 
 def test_a_null_byte_is_refused_by_every_python_or_by_this_one() -> None:

@@ -117,7 +117,8 @@ def _syntax(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int
 
 def _unseen(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
     message = f"not looked at: {fault.where} {fault.message}, and {_has(host, pythons)}, which may accept it"
-    return Finding("job.syntax", Severity.UNKNOWN, message, host, evidence={"file": fault.file, "line": fault.line})
+    evidence = {"file": fault.file, "line": fault.line, **({} if host else {"hosts": list(pythons)})}
+    return Finding("job.syntax", Severity.UNKNOWN, message, host, evidence=evidence)
 
 
 def _has(host: str | None, pythons: Mapping[str, tuple[int, int]]) -> str:
@@ -142,7 +143,13 @@ def failures(value: Mapping[str, Any], imports: Imports) -> list[tuple[Import, d
 
 def _judge_imports(view: View) -> Iterable[Finding]:
     imports = view.want.imports
-    if imports is None or not imports.tried:
+    if imports is None:
+        return
+    if imports.unread:
+        why = f"not looked at: what {', '.join(imports.unread[:3])} imports, which could not be read here"
+        evidence = {"hosts": list(view.answers), "files": list(imports.unread[:100])}
+        yield Finding("job.imports", Severity.UNKNOWN, why, evidence=evidence)
+    if not imports.tried:
         return
     if view.want.managed and not any(target.environment for target in view.targets):
         why = "not looked at: `ddpctl up` does it once the managed environment is on the nodes"

@@ -46,7 +46,7 @@ def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
         if one.module.split(".")[0] == "torchvision" and (one.guard == OPTIONAL or not told):
             return Severity.WARNING, f"; {one.where} may import it"
     asked = any(modules_question(target, view.want) for target in view.targets)
-    if asked and (not told or told["error"]):
+    if imports.unread or (asked and (not told or told["error"])):
         return Severity.WARNING, "; whether the script needs it was not seen"
     return Severity.INFO, "; harmless, nothing that the script imports needs it"
 

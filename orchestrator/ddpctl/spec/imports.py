@@ -49,11 +49,12 @@ class Import:
 @dataclass(frozen=True)
 class Imports:
     """``statements`` in the order in which they run. ``certain`` is False where the program changes its search path:
-    what is not found may still be found when it runs."""
+    what is not found may still be found when it runs. ``unread`` are files of it whose imports are not known."""
 
     statements: tuple[Import, ...] = ()
     faults: tuple[Fault, ...] = ()
     certain: bool = True
+    unread: tuple[str, ...] = ()
 
     @property
     def tried(self) -> tuple[Import, ...]:
@@ -88,7 +89,7 @@ def read_imports(
             return None
     except RecursionError:
         return None
-    return Imports(tuple(program.statements.values()), tuple(program.faults), program.certain)
+    return Imports(tuple(program.statements.values()), tuple(program.faults), program.certain, tuple(program.unread))
 
 
 @dataclass
@@ -102,6 +103,7 @@ class _Program:
     statements: dict[str, Import] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     certain: bool = True
+    unread: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folders = {folder for name in self.names or () for folder in _folders(name)}
@@ -120,12 +122,14 @@ class _Program:
     def visit(self, file: str, guard: str, *, main: bool = False, is_script: bool = False) -> None:
         """Take in what this file imports, and follow it."""
         known = self.seen.get(file)
-        if (known is not None and GUARDS.index(known) <= GUARDS.index(guard)) or len(self.seen) >= MAX_FILES:
+        if known is not None and GUARDS.index(known) <= GUARDS.index(guard):
             return
         self.seen[file] = guard
-        text = self.read(file)
+        text = self.read(file) if len(self.seen) <= MAX_FILES else None
         tree = self._parsed(file, text, guard) if text is not None else None
         if text is None or tree is None:
+            if guard != OPTIONAL:
+                self.unread[file] = None
             return
         self.certain = self.certain and not changes_path(text, tree)
         for node, own in imports_of(tree.body, guard, main):
