@@ -43,6 +43,9 @@ def statements(found: Imports | None) -> list[str]:
 def test_links_to_folders_and_a_relative_search_path_are_followed(folder: Path) -> None:
     assert statements(imports(folder)) == ["import timm", "import src_only"]
     assert statements(imports(folder, env={"PYTHONPATH": "/opt/more:src"})) == ["import timm", "import einops"]
+    (folder / "start.py").symlink_to("src/main.py")
+    (folder / "src" / "main.py").write_text("import src_only\n")
+    assert statements(imports(folder, script="start.py")) == ["import einops"]
     assert statements(imports(folder, script="./lib/../train.py")) == ["import timm", "import src_only"]
 
 

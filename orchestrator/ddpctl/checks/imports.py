@@ -16,8 +16,6 @@ from ddpctl.spec.imports import Import, Imports, read_imports
 from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, Fault
 
 DEADLINE_S = 120.0
-# Variables of the job that change what an import finds.
-_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
 # Packages that are not named as their module is.
 _PACKAGES = {
     "cv2": "opencv-python-headless",
@@ -42,8 +40,8 @@ def modules_question(target: Target, want: Want) -> Question | None:
     params: dict[str, Any] = {"statements": [one.statement for one in want.imports.tried]}
     if guards := {one.statement: one.guard for one in want.imports.tried if one.guard}:
         params["guards"] = guards
-    if env := {name: target.env[name] for name in _ENV if name in target.env}:
-        params["env"] = env
+    if target.env:
+        params["env"] = dict(sorted(target.env.items()))  # any of them may decide whether an import works
     if want.script:
         params["beside"] = _own_folders(target, want.script, want.workdir or "~")
     if want.managed:
@@ -233,8 +231,8 @@ def _remedy(want: Want, missing: str | None, package: str) -> str:
 
 
 def _command(target: Target, one: Import) -> str:
-    """The import by hand, with the job's search paths: the whole error."""
-    env = "".join(f"{name}={shlex.quote(target.env[name])} " for name in _ENV if name in target.env)
+    """The import by hand, with the job's variables: the whole error."""
+    env = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(target.env.items()))
     home, _, rest = (target.environment or target.python).partition("/")
     python = f"~/{shlex.quote(rest)}" if home == "~" else shlex.quote(f"{home}/{rest}" if rest else home)
     return f"{env}{python} -c {shlex.quote(one.statement)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ddpctl.code.archive import CodeArchive
@@ -31,7 +31,16 @@ def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
             return None
 
     search = [part or "." for part in job.env.get("PYTHONPATH", "/").split(":") if not part.startswith(("/", "~"))]
-    return read_imports(read, names, script=job.script, module=job.module, search=search)
+    script = _target(root, job.script, names) if job.script else None
+    return read_imports(read, names, script=script, module=job.module, search=search)
+
+
+def _target(root: Path, script: str, names: Collection[str]) -> str:
+    """The file that a script leads to: Python looks for modules beside that, not beside the link."""
+    target = (root / script).resolve()
+    inside = target.is_relative_to(root.resolve())
+    name = target.relative_to(root.resolve()).as_posix() if inside else script
+    return name if name in names else script
 
 
 def _names(archive: CodeArchive, root: Path) -> Iterator[str]:

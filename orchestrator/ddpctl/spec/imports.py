@@ -140,7 +140,8 @@ class _Program:
                 self._absolute(file, node.lineno, node.module or "", [alias.name for alias in node.names], own)
             elif is_script and own == NEEDED:
                 fix = "run it as a module (`module:` instead of `script:`), or import by the full name"
-                self.faults.append(Fault(file, node.lineno, "has a relative import, which fails in a script", fix=fix))
+                what, sure = "has a relative import, which fails in a script", b"__package__" not in text
+                self.faults.append(Fault(file, node.lineno, what, certain=sure, fix=fix))
             elif not is_script:
                 self._relative(file, node, own)
 

@@ -25,6 +25,7 @@ import json, sys, traceback, warnings
 warnings.simplefilter("ignore")
 out, failed = sys.stdout, []
 machinery = ("ddpctl", "importlib", "_frozen_importlib")
+sys.path[:] = [place for place in sys.path if place]  # not the folder in which this happens to run
 sys.stdout = sys.stderr
 def last(error):
     return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1])
@@ -54,13 +55,13 @@ os._exit(0)
 def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """Run the import statements ``params["statements"]`` one after the other, as the script does, and say which fail.
 
-    ``params["env"]``: the variables of the job that change what is imported; ``params["beside"]``: folders of the job's
-    own code on this node, whose modules are never imported (they may train); ``params["python"]``: the job's
-    interpreter where it is not this one; ``params["guards"]``: which failures the script survives.
+    ``params["env"]``: the variables of the job; ``params["beside"]``: folders of the job's own code on this node, whose
+    modules are never imported (they may train); ``params["python"]``: the job's interpreter where it is not this one;
+    ``params["guards"]``: which failures the script survives.
 
     ``failed`` holds what each said; ``error`` is there when the process did not get to the end, and ``at`` the
-    statement where it was. A success is remembered, also where the script survives what
-    fails; any other failure is tried again.
+    statement where it was. A success is remembered, also where the script survives what fails; any other failure is
+    tried again.
     """
     beside = params.get("beside") or []
     statements = [one for one in params["statements"] if not any(_lies_in(folder, one.split()[1]) for folder in beside)]
