@@ -21,7 +21,7 @@ def test_a_torchvision_that_a_package_of_the_script_needs_is_one_error() -> None
     found = told(load(CASES / "torch.vision" / "needed-by-another-package.json"))
     assert [(check, host) for check, host, _ in found[Severity.ERROR]] == [("torch.vision", "node1")]
     assert found[Severity.INFO] == [
-        ("job.imports", "node1", "train.py:2: `import lightning` fails with torchvision's own error")
+        ("job.imports", "node1", "train.py:2: `import lightning` fails with the error of torch.vision")
     ]
     assert "job.imports" not in [check for check, _, _ in found[Severity.OK]]
 
@@ -50,7 +50,9 @@ def test_a_torch_that_cannot_be_imported_is_one_error_and_hides_nothing_else() -
         ("job.imports", "node1"),
     ]
     assert "imports lightning, which is not installed" in found[Severity.ERROR][1][2]
-    assert found[Severity.INFO] == [("job.imports", "node1", "train.py:1: `import torch` fails with torch's own error")]
+    assert found[Severity.INFO] == [
+        ("job.imports", "node1", "train.py:1: `import torch` fails with the error of torch.import")
+    ]
 
 
 def test_what_was_not_looked_at_is_not_among_what_passed() -> None:

@@ -161,20 +161,20 @@ def _judge_imports(view: View) -> Iterable[Finding]:
         if value["error"]:
             yield _unended(target, imports, value)
         for one, failed in failures(value, imports):
-            whose = _already_told(one, failed, torches.get(target.name) or {})
-            if whose:
-                message = f"{one.where}: `{one.statement}` fails with {whose}'s own error"
+            check = _already_told(one, failed, torches.get(target.name) or {})
+            if check:
+                message = f"{one.where}: `{one.statement}` fails with the error of {check}"
                 yield Finding("job.imports", Severity.INFO, message, target.name)
             else:
                 yield _failed(view.want, target, one, failed)
 
 
 def _already_told(one: Import, failed: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
-    """The package of which a check of its own says why it fails: torch or torchvision."""
+    """The check that says why torch or torchvision itself fails."""
     if is_error(failed, tried.get("torchvision_error")):
-        return "torchvision"
+        return "torch.vision"
     by_torch = one.module.split(".")[0] == "torch" or failed["missing"] in (None, "torch")
-    return "torch" if tried.get("error") and by_torch else None
+    return "torch.import" if tried.get("error") and by_torch else None
 
 
 def is_error(failed: Mapping[str, Any], error: str | None) -> bool:
