@@ -17,7 +17,7 @@ def _ask_leftovers(target: Target, want: Want) -> Iterable[Question]:
 
 def _judge_leftovers(view: View) -> Iterable[Finding]:
     for host, value in view.values_of(LEFTOVERS).items():
-        whole = len(value["processes"]) == value["total"]
+        whole = len(value["processes"]) >= value.get("total", 0)
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for process, kind in _kinds(value["processes"]):
             groups.setdefault((kind, process["variables"].get("DDPCTL_JOB", "")), []).append(process)
