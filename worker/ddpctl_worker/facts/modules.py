@@ -28,7 +28,7 @@ machinery = ("ddpctl", "importlib", "_frozen_importlib")
 sys.path[:] = [place for place in sys.path if place]  # not the folder in which this happens to run
 sys.stdout = sys.stderr
 def last(error):
-    return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1])
+    return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1][:500])
 for number, statement in enumerate(sys.argv[1:]):
     out.write("\nDDPCTL-MODULE %d\n" % number)
     out.flush()
