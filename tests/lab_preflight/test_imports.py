@@ -71,6 +71,7 @@ def test_only_what_the_script_imports_is_judged_and_really_imported(lab3: Lab, c
         report = preflight(lab3, only=("torch.vision", "job"), defaults={"python": python213}, jobs=jobs)
         return trouble(report), infos(report)
 
+    preflight(lab3, only=("torch.import",), defaults={"python": python213}, jobs=job(code=None))  # one import at a time
     # What is not there is optional, or no part of the program; the torchvision that does not fit is not needed.
     wrong, quiet = look(train=HARMLESS, net="import torch\n")
     assert where(wrong) == []
