@@ -22,6 +22,8 @@ from ddpctl import errors
 from ddpctl.checks.base import Answer, Check, Target, Timing, View, Want
 from ddpctl.checks.judge import questions, verdicts
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.imports import Import, Imports
+from ddpctl.spec.source import Fault
 
 CASES = Path(__file__).with_name("cases")
 
@@ -94,9 +96,21 @@ def _target(rank: int, given: str | dict[str, Any]) -> Target:
 def _want(given: dict[str, Any]) -> Want:
     tuples = {field.name for field in fields(Want) if "tuple" in str(field.type)}
     made: dict[str, Any] = {key: tuple(value) if key in tuples else value for key, value in given.items()}
-    if isinstance(made.get("imports"), list):
-        made["imports"] = frozenset(made["imports"])
+    if "imports" in made:
+        made["imports"] = _imports(made["imports"])
     return Want(**made)
+
+
+def _imports(given: dict[str, Any]) -> Imports:
+    """``statements``: a list, each ["train.py:3", "import timm", its guard or none]; the rest as its fields."""
+    statements = [(where.rpartition(":"), text, *guard) for where, text, *guard in given.get("statements", [])]
+    faults = [{**one, "below": tuple(one["below"]) if one.get("below") else None} for one in given.get("faults", [])]
+    return Imports(
+        tuple(Import(text, place[0], int(place[2]), *guard) for place, text, *guard in statements),
+        tuple(Fault(**one) for one in faults),
+        given.get("certain", True),
+        tuple(given.get("unread", [])),
+    )
 
 
 def _error(host: str, name: str, message: str, kind: str | None = None) -> errors.DdpctlError:

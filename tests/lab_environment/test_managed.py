@@ -144,6 +144,18 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     assert {one["check"] for one in stuck.json()["findings"] if one["severity"] == "error"} == {"deep.rehearsal"}
     assert not any(process.argv for host in lab for process in host.processes())
 
+    # What the script imports is tried in the environment, before the launch; what it may do without is not missed.
+    (code / "train.py").write_text(f"try:\n    import lightning\nexcept ImportError:\n    pass\nimport timm\n{SCRIPT}")
+    lacking = ddpctl("up", str(path), "--json", home=home, timeout=240)
+    assert lacking.rc == 3, lacking.stderr
+    errors = [one for one in lacking.json()["findings"] if one["severity"] == "error"]
+    assert [(one["check"], one["host"]) for one in errors] == [("job.imports", host.name) for host in lab]
+    assert "train.py:5 imports timm, which is not installed for" in errors[0]["message"]
+    assert errors[0]["fix"] == "add timm to `environment.packages`"
+    assert "No module named 'timm'" in lab[0].run(errors[0]["command"], check=False).stderr
+    assert not any(process.argv for host in lab for process in host.processes())
+    (code / "train.py").write_text(SCRIPT)
+
     second = ddpctl("push", str(path), "--json", home=home, timeout=120).ok().json()
     assert second["ok"]
     assert second["bytes"]["sent_by_controller"] == second["bytes"]["relayed"] == 0

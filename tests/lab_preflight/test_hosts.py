@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddpctl.spec.finding import Finding
+from tests.e2e.site import until
 from tests.lab import Host, Lab
 from tests.lab_preflight.preflight import PORT, infos, measured, preflight, run_fix, trouble, where
 
@@ -170,10 +171,20 @@ def test_a_rank_that_outlived_its_launcher(lab3: Lab) -> None:
     lab3[2].run(f"{rank} setsid sh -c 'sleep 4711 >/dev/null 2>&1 & exec true'")
     fault = one(lab3, "job.leftovers", "warning", "node2")
     assert "sleep 4711" in fault.message
-    prefix = "ssh node2 "
-    assert (fault.fix or "").startswith(prefix)
-    lab3[2].run((fault.fix or "")[len(prefix) :])
+    run_fix(fault, lab3[2])
     assert found(lab3) == ([], [])
+
+
+def test_a_helper_of_a_live_job_is_left_alone(lab3: Lab) -> None:
+    """It is a child of init by now, as every daemon; its rank and the launcher live."""
+    rank = "export TORCHELASTIC_RUN_ID=none RANK=1 MASTER_ADDR=node0 MASTER_PORT=29500;"
+    helper = "setsid sh -c 'sleep 4712 >/dev/null 2>&1 & exec true';"
+    lab3[2].popen(["bash", "-c", f'exec -a torchrun bash -c "({rank} {helper} exec sleep 4713) & wait"'])
+    until(lambda: len(infos(preflight(lab3, only=("job",), **NO_JOB))) == 1)
+    wrong, quiet = found(lab3)
+    assert wrong == []
+    assert "a job of torchrun is running here too" in quiet[0].message
+    assert len(quiet[0].evidence["processes"]) == 2
 
 
 def test_the_master_port_is_taken_and_by_whom(lab3: Lab) -> None:

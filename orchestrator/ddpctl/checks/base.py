@@ -13,6 +13,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.finding import Finding
+from ddpctl.spec.imports import Imports
 from ddpctl.spec.mesh import Mesh
 
 
@@ -59,6 +60,7 @@ class Target:
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
+    environment: str | None = None  # the interpreter of a managed environment, once it is there
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Want:
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
     rendezvous: str = "static"  # static, c10d or etcd-v2
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
-    imports: frozenset[str] | None = None  # top-level modules that the job's code imports; None: not known
+    imports: Imports | None = None  # what the job's program imports; None: not known
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from ddpctl.checks import (
     gpu_health,
     host,
     identity,
+    imports,
     infiniband,
     job,
     kernel_log,
+    leftovers,
     limits,
     login,
     network,
@@ -24,6 +26,7 @@ from ddpctl.checks import (
     rehearsal,
     tables,
     torch,
+    vision,
 )
 from ddpctl.checks.base import Check
 
@@ -35,6 +38,7 @@ CATALOGUE: tuple[Check, ...] = (
     *env.CHECKS,
     *python.CHECKS,
     *torch.CHECKS,
+    *vision.CHECKS,
     *disk.CHECKS,
     *limits.CHECKS,
     *cgroup.CHECKS,
@@ -46,6 +50,8 @@ CATALOGUE: tuple[Check, ...] = (
     *infiniband.CHECKS,
     *rdma.CHECKS,
     *job.CHECKS,
+    *imports.CHECKS,
+    *leftovers.CHECKS,
     *port.CHECKS,
     *network.CHECKS,
     *rehearsal.CHECKS,

@@ -1,4 +1,4 @@
-"""What the job needs on its nodes: packages, script, data; and who is there already."""
+"""What the job needs on its nodes: packages, script, data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ddpctl.checks.compare import differences, size
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.script import read_script
 
-LEFTOVERS = Question("leftovers", deadline=8.0)
 WALK_S = 12.0
 
 
@@ -118,7 +117,7 @@ def _style(value: dict[str, Any]) -> Iterable[Finding]:
             Severity.INFO,
             "nothing in the script calls init_process_group or reads LOCAL_RANK; if no module of it does either, every "
             "process trains alone",
-            fix="see `torch.distributed.init_process_group`",
+            fix="call torch.distributed.init_process_group in it, or leave it to a library such as accelerate",
             evidence={"path": value["path"]},
         )
 
@@ -194,54 +193,6 @@ def _judge_data(view: View) -> Iterable[Finding]:
         )
 
 
-# --- who is there already --------------------------------------------------------------------------------------------
-
-
-def _ask_leftovers(target: Target, want: Want) -> Iterable[Question]:
-    return (LEFTOVERS,)
-
-
-def _judge_leftovers(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(LEFTOVERS).items():
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for process in value["processes"]:
-            kind = "ours" if process["supervised"] else "torchrun" if process["launched"] else "left"
-            groups.setdefault((kind, process["variables"].get("DDPCTL_JOB", "")), []).append(process)
-        for (kind, job), processes in groups.items():
-            yield _present(host, kind, job, processes, view.want.job)
-
-
-def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], wanted: str | None) -> Finding:
-    pids = [process["pid"] for process in processes]
-    first = processes[0]
-    listed = f"pid {', '.join(map(str, pids[:6]))}{', ...' if len(pids) > 6 else ''}"
-    who = f"{listed}: {first['command'][:80]}, user {first['user']}"
-    evidence = {"processes": processes[:20]}
-    if kind == "left":
-        named = f" of the ddpctl job {job}" if job else ""
-        return Finding(
-            "job.leftovers",
-            Severity.WARNING,
-            f"{len(pids)} process(es){named} left over from a launch whose launcher is gone ({who})",
-            host,
-            fix=f"ssh {host} kill -9 {' '.join(map(str, pids))}",
-            evidence=evidence,
-        )
-    if kind == "ours" and job and job == wanted:
-        # Started twice, the name would mean the newer run only, and the older one be forgotten.
-        message = f"the job {job} is running here already ({who}); follow it with ddpctl attach {job}, or end it"
-        return Finding("job.leftovers", Severity.ERROR, message, host, fix=f"ddpctl kill {job}", evidence=evidence)
-    what = f"the ddpctl job {job}" if kind == "ours" else "a job of torchrun"
-    return Finding(
-        "job.leftovers",
-        Severity.INFO,
-        f"{what} is running here too ({who}); slower for both, not wrong",
-        host,
-        fix=f"ddpctl kill {job}" if kind == "ours" else None,
-        evidence=evidence,
-    )
-
-
 CHECKS = (
     Check(
         "python.packages",
@@ -289,18 +240,6 @@ CHECKS = (
             symptom="FileNotFoundError on one node while the others wait; ranks that run out of batches at different "
             "times",
             fix="Copy the data; mount the share.",
-        ),
-    ),
-    Check(
-        "job.leftovers",
-        "nobody is there already",
-        _ask_leftovers,
-        _judge_leftovers,
-        Doc(
-            cause="Ranks of an earlier launch live on though their launcher is gone, or the same job is running "
-            "already.",
-            symptom="out of memory at once; address already in use; a machine that is slow for no reason",
-            fix="`ddpctl kill JOB`, or end the processes that the finding names.",
         ),
     ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ddpctl.checks.base import Target, Want
 from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.host import Host
+from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Environment
 from ddpctl.spec.job import JobSpec
 
@@ -32,9 +33,7 @@ def _target(host: Host, node_rank: int, job: JobSpec | None, nproc: int | None) 
     )
 
 
-def want(
-    environment: Environment, job: JobSpec | None, hosts: Sequence[Host], imports: frozenset[str] | None = None
-) -> Want:
+def want(environment: Environment, job: JobSpec | None, hosts: Sequence[Host], imports: Imports | None = None) -> Want:
     """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
     managed = environment.mode == "managed"
     packages = () if managed else tuple(environment.packages)

@@ -109,32 +109,6 @@ def _judge_import(view: View) -> Iterable[Finding]:
             )
 
 
-def _judge_vision(view: View) -> Iterable[Finding]:
-    severity, what_for = _need_of_vision(view)
-    for host, value in imports(view).items():
-        error = value.get("torchvision_error")
-        if not error:
-            continue
-        vision = ((versions(view).get(host) or {}).get("torchvision") or {}).get("version") or "torchvision"
-        yield Finding(
-            "torch.vision",
-            severity,
-            f"torchvision {vision} cannot be imported beside torch {value['torch']}: {error}{what_for}",
-            host=host,
-            fix=f"install the torchvision build that belongs to this torch, from the same index; {MANAGED}",
-            evidence=value,
-        )
-
-
-def _need_of_vision(view: View) -> tuple[Severity, str]:
-    """How bad it is, and why, by what the job imports; code that lies on the nodes only was not read."""
-    if view.want.imports is None:
-        return Severity.WARNING, "; a job that imports it will fail"
-    if "torchvision" in view.want.imports:
-        return Severity.ERROR, ""
-    return Severity.INFO, "; harmless, the job does not import it"
-
-
 VERSIONS = Check(
     "torch.versions",
     "torch is installed and equal",
@@ -163,18 +137,4 @@ IMPORT = Check(
     ),
 )
 
-VISION = Check(
-    "torch.vision",
-    "torchvision fits its torch",
-    ask_import,
-    _judge_vision,
-    Doc(
-        cause="torchvision's compiled operators belong to one build of torch. A torchvision from the package index "
-        "beside a CPU-only torch, or after torch alone was upgraded, cannot be imported.",
-        symptom="RuntimeError: operator torchvision::nms does not exist",
-        fix="Install torch and torchvision together, from the same index. A job that does not import torchvision is "
-        "not harmed.",
-    ),
-)
-
-CHECKS = (VERSIONS, IMPORT, VISION)
+CHECKS = (VERSIONS, IMPORT)

@@ -67,7 +67,7 @@ class Order:
             plan=self.plan,
             secrets=self.secrets,
             options=options,
-            imports=code_imports(self.archive) if self.archive else None,
+            imports=code_imports(self.archive, self.job),
             nproc=self.nproc,
         )
 

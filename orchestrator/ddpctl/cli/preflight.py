@@ -62,6 +62,6 @@ def _run(inventory: Inventory, job: JobSpec | None, options: Options) -> Preflig
     archive: CodeArchive | None = None
     if job is not None and job.code is not None:
         archive = pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])
-    imports = code_imports(archive) if archive is not None else None
+    imports = code_imports(archive, job) if job is not None else None
     with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
         return run_preflight(inventory, hosts, job, fleet, view.tell, options=options, imports=imports)

@@ -39,6 +39,7 @@ class CodeArchive:
     git_commit: str | None = None
     dirty: bool | None = None
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of its members, folders apart
 
     @property
     def name(self) -> str:
@@ -101,6 +102,7 @@ def _pack(root: Path, listing: Listing, cache: Path) -> CodeArchive:
         git_commit=listing.git.commit if listing.git else None,
         dirty=listing.git.dirty if listing.git else None,
         notes=listing.notes,
+        names=tuple(entry.name for entry in listing.entries if entry.kind != "folder"),
     )
 
 

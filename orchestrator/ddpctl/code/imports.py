@@ -1,26 +1,56 @@
-"""What a job's code says: which modules it imports, so that a check can tell what the job needs from what merely lies
-around, and whether it mentions a name at all."""
+"""What a job's code says: what its program imports, and whether it mentions a name at all."""
 
 from __future__ import annotations
 
+import posixpath
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from ddpctl.code.archive import CodeArchive
-from ddpctl.spec.script import imported_modules
+from ddpctl.spec.imports import Imports, read_imports
+from ddpctl.spec.job import JobSpec
 
 MAX_FILES = 1000
 MAX_BYTES = 4 << 20
 
 
-def code_imports(archive: CodeArchive) -> frozenset[str] | None:
-    """The top-level modules that the archive's Python files import; None where there is too much to read."""
-    found: set[str] = set()
-    for number, text in enumerate(_sources(archive)):
-        if number >= MAX_FILES or text is None:
+def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
+    """What the job's program imports; None where its text is not here, or not what runs (``workdir``)."""
+    if archive is None or job.code is None or job.workdir is not None:
+        return None
+    root = Path(job.code)
+    names = frozenset(_names(archive, root))
+
+    def read(name: str) -> bytes | None:
+        if name not in names:
             return None
-        found |= imported_modules(text)
-    return frozenset(found)
+        try:
+            return (root / name).read_bytes() if (root / name).stat().st_size <= MAX_BYTES else None
+        except OSError:  # gone since it was packed
+            return None
+
+    search = [part or "." for part in job.env.get("PYTHONPATH", "/").split(":") if not part.startswith(("/", "~"))]
+    script = _target(root, job.script, names) if job.script else None
+    return read_imports(read, names, script=script, module=job.module, search=search)
+
+
+def _target(root: Path, script: str, names: Collection[str]) -> str:
+    """The file that a script leads to: Python looks for modules beside that, not beside the link."""
+    target = (root / script).resolve()
+    inside = target.is_relative_to(root.resolve())
+    name = target.relative_to(root.resolve()).as_posix() if inside else script
+    return name if name in names else script
+
+
+def _names(archive: CodeArchive, root: Path) -> Iterator[str]:
+    """What is in the archive, and what its links to folders lead to."""
+    yield from archive.names
+    for name in archive.names:
+        if (root / name).is_symlink() and (root / name).is_dir():
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), str((root / name).readlink())))
+            below = "" if target == "." else f"{target}/"
+            yield from (f"{name}/{one[len(below) :]}" for one in archive.names if one.startswith(below))
 
 
 def code_mentions(archive: CodeArchive, name: str) -> bool:
@@ -34,13 +64,3 @@ def code_mentions(archive: CodeArchive, name: str) -> bool:
             if stream is not None and wanted in stream.read():
                 return True
     return False
-
-
-def _sources(archive: CodeArchive) -> Iterator[str | None]:
-    """The text of every Python file; None for one that is too long to be read."""
-    with tarfile.open(archive.path, "r:gz") as tar:
-        for member in tar:
-            if not member.isfile() or not member.name.endswith(".py"):
-                continue
-            stream = tar.extractfile(member) if member.size <= MAX_BYTES else None
-            yield stream.read().decode("utf-8", "replace") if stream is not None else None

@@ -23,12 +23,14 @@ from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.host import Host
+from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.script import read_script
+from ddpctl.stages.imports import with_script_on_nodes
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
@@ -81,7 +83,7 @@ def run_preflight(
     tell: Tell,
     *,
     options: Options | None = None,
-    imports: frozenset[str] | None = None,
+    imports: Imports | None = None,
     nproc: int | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> PreflightReport:
@@ -113,7 +115,7 @@ def _measure(
     fleet: Fleet,
     tell: Tell,
     options: Options,
-    imports: frozenset[str] | None,
+    imports: Imports | None,
     nproc: int | None,
 ) -> PreflightReport:
     begin = time.monotonic()
@@ -122,6 +124,7 @@ def _measure(
     want = subject.want(inventory.environment, job, hosts, imports)
     asked = _ask(checks, targets, want, inventory.cluster, fleet, tell)
     view = View(targets, want, asked.answers, asked.errors, asked.timings)
+    view = with_script_on_nodes(view, checks, fleet, tell)
     networks = tuple(network for network in map(network_of(view), targets) if network is not None)
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
     if wants_mesh and len(networks) > 1 and asked.ports:
@@ -152,9 +155,14 @@ def _measure(
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
     """``report`` with the verdict on a rehearsal that had to wait for the environment (``run_rehearsal`` says what was
     told)."""
-    findings = tuple(finding for finding in report.findings if finding.check != rehearsal.CHECK)
-    findings += judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told))
-    return replace(report, findings=sorted_findings(findings, report.hosts))
+    findings = judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told))
+    return with_findings(report, rehearsal.CHECK, findings)
+
+
+def with_findings(report: PreflightReport, check: str, findings: Sequence[Finding]) -> PreflightReport:
+    """``report`` with these findings of a check instead of those that it had."""
+    others = tuple(finding for finding in report.findings if finding.check != check)
+    return replace(report, findings=sorted_findings((*others, *findings), report.hosts))
 
 
 def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:

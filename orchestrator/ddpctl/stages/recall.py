@@ -6,11 +6,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import ddpctl
 from ddpctl.errors import DdpctlError
 from ddpctl.files.preflights import recent_preflight, save_preflight
 from ddpctl.spec.host import Host
+from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
@@ -22,16 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 def key_of(
-    inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, imports: frozenset[str] | None, nproc: int | None
+    inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, imports: Imports | None, nproc: int | None
 ) -> str:
-    """The same for the same question only: inventory, hosts in their order, job, modules, processes, this ddpctl."""
+    """The same for the same question only: inventory, hosts in their order, job, imports, processes, this ddpctl."""
     document = inventory.model_dump(mode="json", exclude={"jobs", "file"})
     asked = {
         "ddpctl": ddpctl.__version__,
         "inventory": document,
         "hosts": [host.model_dump(mode="json") for host in hosts],
         "job": job.model_dump(mode="json") if job else None,
-        "imports": sorted(imports) if imports is not None else None,
+        "imports": asdict(imports) if imports is not None else None,
         "nproc": nproc,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,14 +1,18 @@
-"""The way up, in one place: check, provide the environment, rehearse if asked, send the code, start."""
+"""The way up, in one place: check, provide the environment, try it out, rehearse if asked, send the code, start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ddpctl.checks import judge
+from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.imports import IMPORTS
 from ddpctl.code import CodeArchive
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
 from ddpctl.spec.event import Tell
 from ddpctl.spec.finding import Severity
+from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.outcome import KillOutcome, RunStatus
@@ -16,8 +20,9 @@ from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import Delivery, EnvironmentOutcome
 from ddpctl.stages.ahead import Ahead
+from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import launch
-from ddpctl.stages.preflight import Options, run_preflight, with_rehearsal
+from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.provision import provision
 from ddpctl.stages.push import push_code
 from ddpctl.stages.rehearse import run_rehearsal
@@ -33,7 +38,7 @@ UNDO_GRACE_S = 2.0  # of a run that has only just begun
 class Wanted:
     """What shall run: everything that is known before a host is contacted.
 
-    ``plan`` makes the launch from what the nodes tell; ``imports`` are the modules that the job's script needs.
+    ``plan`` makes the launch from what the nodes tell; ``imports`` is what the job's script imports.
     """
 
     inventory: Inventory
@@ -43,7 +48,7 @@ class Wanted:
     plan: Callable[[Facts], Plan]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Options = field(default_factory=Options)
-    imports: frozenset[str] | None = None
+    imports: Imports | None = None
     nproc: int | None = None
     locked: bool = False
 
@@ -133,6 +138,23 @@ def rehearse(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
         raise refusal(way.report)
 
 
+def try_out(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
+    """What the script imports, in a managed environment, which only now stands; an error ends the way.
+
+    Raises:
+        PreflightFailed: an import fails on some host.
+    """
+    checks, _ = judge.chosen(CATALOGUE, wanted.options.only, wanted.options.skip)
+    if wanted.inventory.environment.mode != "managed" or IMPORTS not in checks:
+        return
+    assert way.report is not None
+    assert way.environment is not None
+    found = try_imports(wanted.inventory, wanted.hosts, wanted.job, wanted.imports, way.environment, fleet, tell)
+    way.report = with_findings(way.report, IMPORTS.id, found)
+    if way.report.exit_code:
+        raise refusal(way.report)
+
+
 def _open_ports(way: Way) -> Mapping[str, Sequence[int]]:
     return way.report.open_ports if way.report else {}
 
@@ -173,7 +195,7 @@ def start(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     way.status = launch(plan, fleet, tell, wanted.secrets)
 
 
-STEPS: tuple[Step, ...] = (check, provide_environment, rehearse, provide_code, start)
+STEPS: tuple[Step, ...] = (check, provide_environment, try_out, rehearse, provide_code, start)
 
 
 def go_up(wanted: Wanted, fleet: Fleet, tell: Tell, *, way: Way | None = None) -> Way:

@@ -19,6 +19,7 @@ QUESTIONS = {
     "python": "versions",
     "versions": "versions",
     "torch_import": "torch_import",
+    "modules": "modules",
     "machine": "machine",
     "names": "machine",
     "cgroup": "machine",

@@ -12,7 +12,7 @@ from ddpctl_worker.facts.port import command_line
 
 _MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")
-_SHOWN = ("DDPCTL_JOB", "DDPCTL_RUN", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_SHOWN = ("DDPCTL_JOB", "DDPCTL_RUN", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 # How the worker shows in a command line: started by the bootstrap, or as a module.
 _SUPERVISOR = ("ddpctl=json.loads", "ddpctl_worker")
 

@@ -1,0 +1,236 @@
+"""What a program imports when it starts, read from its text and from those files of its folder that it imports.
+
+A module's body runs when it is imported, so the imports of its body are the program's own. An import that may not run
+(in a function, under a condition) or whose failure is caught is kept with that mark: it is no reason to refuse a
+launch. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ddpctl.spec.source import GUARDS, NEEDED, OPTIONAL, Fault, changes_path, imports_of, parse
+
+MAX_FILES = 1000
+# Modules of the standard library that some Python of a node lacks: removed, added, or built only where a library was.
+# fmt: off
+_NOT_EVERYWHERE = frozenset({
+    "aifc", "asynchat", "asyncore", "audioop", "bz2", "cgi", "cgitb", "chunk", "crypt", "ctypes", "curses", "dbm",
+    "distutils", "graphlib", "imghdr", "imp", "lib2to3", "lzma", "mailcap", "msilib", "nis", "nntplib",
+    "ossaudiodev", "pipes", "readline", "smtpd", "sndhdr", "spwd", "sqlite3", "ssl", "sunau", "telnetlib",
+    "tkinter", "tomllib", "turtle", "uu", "xdrlib", "zoneinfo",
+})
+# fmt: on
+_EVERYWHERE = sys.stdlib_module_names - _NOT_EVERYWHERE | {"__future__", "__main__"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One statement that imports what is not in the folder (``from torch import nn``), and where it stands."""
+
+    statement: str
+    file: str
+    line: int
+    guard: str = NEEDED
+
+    @property
+    def module(self) -> str:
+        return self.statement.split()[1]
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Imports:
+    """``statements`` in the order in which they run. ``certain`` is False where the program changes its search path:
+    what is not found may still be found when it runs. ``unread`` are files of it whose imports are not known."""
+
+    statements: tuple[Import, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    certain: bool = True
+    unread: tuple[str, ...] = ()
+
+    @property
+    def tried(self) -> tuple[Import, ...]:
+        """What will run, one way or another."""
+        return tuple(one for one in self.statements if one.guard != OPTIONAL)
+
+
+def read_imports(
+    read: Callable[[str], bytes | None],
+    names: Collection[str] | None,
+    *,
+    script: str | None = None,
+    module: str | None = None,
+    search: Sequence[str] = (),
+) -> Imports | None:
+    """The imports of ``script``, or of ``module`` run with ``-m``; None where that cannot be said.
+
+    ``read`` gives a file of the folder, ``names`` are all its files (None: not known, then each module may be one).
+    ``search`` are folders in it where modules are looked for besides (PYTHONPATH).
+    """
+    program = _Program(read, names)
+    first = posixpath.dirname(posixpath.normpath(script)) if script else ""
+    program.roots = [first, *(posixpath.normpath(place) for place in search)]
+    program.roots = ["" if root == "." else root for root in program.roots]
+    if script and names is not None and posixpath.normpath(script) not in names:
+        fix = "take it out of .ddpctlignore and .gitignore, or correct `script:`"
+        return Imports(faults=(Fault(script, 1, "is not in the code folder as it is sent", fix=fix),))
+    try:
+        if script:
+            program.visit(posixpath.normpath(script), NEEDED, main=True, is_script=True)
+        elif not program.run_module((module or "").split(".")):
+            return None
+    except RecursionError:
+        return None
+    return Imports(tuple(program.statements.values()), tuple(program.faults), program.certain, tuple(program.unread))
+
+
+@dataclass
+class _Program:
+    """What has been read so far. ``seen``: file -> the guard under which it was read."""
+
+    read: Callable[[str], bytes | None]
+    names: Collection[str] | None
+    roots: list[str] = field(default_factory=list)
+    seen: dict[str, str] = field(default_factory=dict)
+    statements: dict[str, Import] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    certain: bool = True
+    unread: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folders = {folder for name in self.names or () for folder in _folders(name)}
+
+    def run_module(self, parts: list[str]) -> bool:
+        """``python -m a.b``: the packages above it, then the module itself or its ``__main__``."""
+        files = self._files(parts, "")
+        package = f"{posixpath.join(*parts)}/__init__.py"
+        main = f"{posixpath.join(*parts)}/__main__.py"
+        if files and files[-1] == package and main in (self.names or ()):
+            files.append(main)
+        for file in files or ():
+            self.visit(file, NEEDED, main=file == (files or [""])[-1])
+        return bool(files)
+
+    def visit(self, file: str, guard: str, *, main: bool = False, is_script: bool = False) -> None:
+        """Take in what this file imports, and follow it."""
+        known = self.seen.get(file)
+        if known is not None and GUARDS.index(known) <= GUARDS.index(guard):
+            return
+        self.seen[file] = guard
+        text = self.read(file) if len(self.seen) <= MAX_FILES else None
+        tree = self._parsed(file, text, guard) if text is not None else None
+        if text is None or tree is None:
+            if guard != OPTIONAL:
+                self.unread[file] = None
+            return
+        self.certain = self.certain and not changes_path(text, tree)
+        for node, own in imports_of(tree.body, guard, main):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._absolute(file, node.lineno, alias.name, (), own)
+            elif not node.level:
+                self._absolute(file, node.lineno, node.module or "", [alias.name for alias in node.names], own)
+            elif is_script and own == NEEDED:
+                fix = "run it as a module (`module:` instead of `script:`), or import by the full name"
+                what, sure = "has a relative import, which fails in a script", b"__package__" not in text
+                self.faults.append(Fault(file, node.lineno, what, certain=sure, fix=fix))
+            elif not is_script:
+                self._relative(file, node, own)
+
+    def _parsed(self, file: str, text: bytes, guard: str) -> ast.Module | None:
+        tree, fault = parse(file, text)
+        if fault is not None and guard != OPTIONAL:
+            self.faults.append(fault)
+        return tree
+
+    def _absolute(self, file: str, line: int, module: str, names: Sequence[str], guard: str) -> None:
+        parts = module.split(".")
+        for root in self._roots_of(parts):
+            if self._follow(file, line, parts, names, root, guard):
+                return
+        if parts[0] in _EVERYWHERE:
+            return
+        text = f"from {module} import {', '.join(names)}" if names else f"import {module}"
+        known = self.statements.get(text)
+        if known is None or GUARDS.index(guard) < GUARDS.index(known.guard):
+            self.statements[text] = Import(text, file, line, guard)
+
+    def _relative(self, file: str, node: ast.ImportFrom, guard: str) -> None:
+        root = posixpath.dirname(file)
+        for _ in range(node.level - 1):
+            root = posixpath.dirname(root)
+        parts = node.module.split(".") if node.module else []
+        followed = self._follow(file, node.lineno, parts, [alias.name for alias in node.names], root, guard)
+        if parts and not followed and guard == NEEDED:
+            self._lacks(file, node.lineno, posixpath.join(root, *parts).replace("/", "."))
+
+    def _roots_of(self, parts: list[str]) -> list[str]:
+        """Where a module of the folder may lie; anywhere once the program has changed its search path."""
+        if self.certain or self.names is None:
+            return self.roots
+        ends = (f"{parts[0]}.py", f"{parts[0]}/__init__.py")
+        others = [name[: -len(end)].rstrip("/") for name in self.names for end in ends if name.endswith(f"/{end}")]
+        return [*self.roots, *sorted(others)]
+
+    def _follow(self, file: str, line: int, parts: list[str], names: Sequence[str], root: str, guard: str) -> bool:
+        """Read the files of the folder that this import runs; False: it is not in the folder."""
+        found = self._files(parts, root) if parts else []
+        submodules = [files for name in names if (files := self._files([*parts, name], root)) is not None]
+        if found is None and not submodules:
+            return False
+        for one in [*(found or ()), *(one for files in submodules for one in files)]:
+            self.visit(one, guard)
+        if found and not self._whole(parts, root) and guard == NEEDED:
+            self._lacks(file, line, ".".join(parts))
+        return True
+
+    def _lacks(self, file: str, line: int, module: str) -> None:
+        what = f"imports {module}, which is not in the code folder as it is sent"
+        fix = "add the file, or take it out of .ddpctlignore and .gitignore"
+        self.faults.append(Fault(file, line, what, certain=False, fix=fix))
+
+    def _files(self, parts: Sequence[str], root: str) -> list[str] | None:
+        """The files that an import of this module runs, as far as there are any; None: it is not in the folder.
+
+        A folder without ``__init__.py`` is a package only by what lies in it: an installed one of its name wins.
+        """
+        files: list[str] = []
+        place, names = root, self.names or ()
+        for part in parts:
+            place = posixpath.join(place, part)
+            if f"{place}/__init__.py" in names:
+                files.append(f"{place}/__init__.py")
+            elif f"{place}.py" in names:
+                return [*files, f"{place}.py"]
+            elif self._is_compiled(place):
+                return files
+            elif place not in self.folders:
+                return files or None
+        return files or None
+
+    def _whole(self, parts: Sequence[str], root: str) -> bool:
+        """Whether the last part is there too, and not only the packages above it."""
+        place = posixpath.join(root, *parts)
+        names = self.names or ()
+        above = (posixpath.join(root, *parts[: number + 1]) for number in range(len(parts)))
+        if any(f"{one}.py" in names and f"{one}/__init__.py" not in names for one in above):
+            return True  # a module may make names below itself
+        return place in self.folders or self._is_compiled(place)
+
+    def _is_compiled(self, place: str) -> bool:
+        """Whether there is an extension module, or the source of one that is built on the node."""
+        starts = tuple(f"{place}.{end}" for end in ("so", "pyx", "cpython-", "abi3."))
+        return any(name.startswith(starts) for name in self.names or ())
+
+
+def _folders(name: str) -> Iterator[str]:
+    while name := posixpath.dirname(name):
+        yield name

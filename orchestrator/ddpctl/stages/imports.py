@@ -1,0 +1,76 @@
+"""What the job's script imports, tried on the nodes once they have its text, or its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ddpctl.checks import judge, subject
+from ddpctl.checks.base import Answer, Check, Question, View
+from ddpctl.checks.imports import IMPORTS, script_imports
+from ddpctl.errors import DdpctlError
+from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.host import Host
+from ddpctl.spec.imports import Imports
+from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.push import EnvironmentOutcome
+from ddpctl.transport.base import Fleet, Transport
+
+STAGE = "imports"
+SLACK_S = 30.0  # connecting, and the way back, on top of the question's own deadline
+
+
+def with_script_on_nodes(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
+    """``view`` with what a script imports that lies on the nodes only: its text had to come first."""
+    found = script_imports(view) if view.want.imports is None else None
+    return view if found is None else _asked(replace(view, want=replace(view.want, imports=found)), checks, fleet, tell)
+
+
+def try_imports(
+    inventory: Inventory,
+    hosts: Sequence[Host],
+    job: JobSpec,
+    imports: Imports | None,
+    environment: EnvironmentOutcome,
+    fleet: Fleet,
+    tell: Tell,
+) -> tuple[Finding, ...]:
+    """The verdict on the script's imports in a managed environment which stands on all ``hosts``."""
+    targets = tuple(
+        replace(target, environment=environment.python(target.name)) for target in subject.targets(hosts, job)
+    )
+    want = subject.want(inventory.environment, job, hosts, imports)
+    view = View(targets, want, {host.name: {} for host in hosts})
+    return judge.verdicts((IMPORTS,), _asked(view, (IMPORTS,), fleet, tell))
+
+
+def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
+    """The view with the answers that these checks lack; hosts without any were out of reach before."""
+    questions: dict[str, list[Question]] = {}
+    for target in view.targets:
+        known = view.answers.get(target.name)
+        asked = judge.questions(checks, target, view.want) if known is not None else ()
+        if new := [question for question in asked if question.key not in (known or {})]:
+            questions[target.name] = new
+    if not questions:
+        return view
+    tell(StageStarted(STAGE, len(questions)))
+    done = 0
+
+    def ask(transport: Transport) -> Mapping[str, Answer]:
+        own = questions[transport.host]
+        deadline = max(question.deadline for question in own)
+        reply = transport.call("probe", {"questions": judge.as_request(own)}, timeout=deadline + SLACK_S)
+        return judge.as_answers(reply)
+
+    def on_done(host: str, answer: Mapping[str, Answer] | DdpctlError) -> None:
+        nonlocal done
+        done += 1
+        tell(Progress(STAGE, done, len(questions), host, str(answer) if isinstance(answer, DdpctlError) else ""))
+
+    outcome = fleet.map(ask, list(questions), on_done=on_done)
+    tell(StageEnded(STAGE, outcome.ok))
+    answers = {host: {**told, **outcome.results.get(host, {})} for host, told in view.answers.items()}
+    return replace(view, answers=answers, errors={**view.errors, **outcome.errors})

@@ -1,0 +1,133 @@
+"""What the job's script imports, really imported: once for each environment of this node, and remembered."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import sys
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.facts import boot_id, command
+from ddpctl_worker.facts.torch_import import _load, _remember, _stamp, fingerprint
+from ddpctl_worker.facts.versions import site_folders
+
+CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
+_MARK = "DDPCTL-MODULES "
+_AT = "DDPCTL-MODULE "
+# What a guard of a statement catches: ``except ModuleNotFoundError`` and ``except ImportError``.
+_CAUGHT = {"missing": ("missing",), "import": ("missing", "import")}
+
+# Runs in a process of its own. argv: the statements. Says which one it is at, and in the end which failed and how.
+PROGRAM = r"""
+import json, sys, traceback, warnings
+warnings.simplefilter("ignore")
+out, failed = sys.stdout, []
+machinery = ("ddpctl", "importlib", "_frozen_importlib")
+sys.path[:] = [place for place in sys.path if place]  # not the folder in which this happens to run
+sys.stdout = sys.stderr
+def last(error):
+    return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1][:500])
+for number, statement in enumerate(sys.argv[1:]):
+    out.write("\nDDPCTL-MODULE %d\n" % number)
+    out.flush()
+    try:
+        exec(statement, {"__name__": "ddpctl"})
+    except BaseException as error:
+        kinds = ((ModuleNotFoundError, "missing"), (ImportError, "import"))
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        names = [(frame.f_globals.get("__name__") or "").split(".")[0] for frame in frames]
+        failed.append({
+            "statement": statement,
+            "error": last(error),
+            "kind": next((word for kind, word in kinds if isinstance(error, kind)), "other"),
+            "missing": getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None,
+            "through": [name for name in dict.fromkeys(names[1:]) if name and name not in machinery],
+        })
+out.write("\nDDPCTL-MODULES " + json.dumps(failed) + "\n")
+out.flush()
+import os
+os._exit(0)
+"""
+
+
+def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """Run the import statements ``params["statements"]`` one after the other, as the script does, and say which fail.
+
+    ``params["env"]``: the variables of the job; ``params["beside"]``: folders of the job's own code on this node, whose
+    modules are never imported (they may train); ``params["python"]``: the job's interpreter where it is not this one;
+    ``params["guards"]``: which failures the script survives.
+
+    ``failed`` holds what each said; ``error`` is there when the process did not get to the end, and ``at`` the
+    statement where it was. A success is remembered, also where the script survives what fails; any other failure is
+    tried again.
+    """
+    beside = params.get("beside") or []
+    statements = [one for one in params["statements"] if not any(_lies_in(folder, one.split()[1]) for folder in beside)]
+    if not statements:
+        return {"failed": [], "error": None, "cached": True}
+    env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
+    python = str(params.get("python") or sys.executable)
+    key = _key(python, statements, env)
+    cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE % os.uname().nodename)
+    known = _load(cache)
+    if key in known:
+        return {"failed": [], "error": None, "cached": True}
+    said = command.run(
+        [python, "-c", PROGRAM, *statements],
+        timeout=max(1.0, context["deadline"] - 1.0),
+        env=dict(env, OMP_NUM_THREADS="1"),
+        cwd="/",
+    )
+    value = _value(said, statements)
+    guards = params.get("guards") or {}
+    survived = [one["kind"] in _CAUGHT.get(str(guards.get(one["statement"])), ()) for one in value["failed"]]
+    if value["error"] is None and all(survived):
+        _remember(cache, known, key, {})
+    return dict(value, cached=False)
+
+
+def _value(said: Dict[str, Any], statements: List[str]) -> Dict[str, Any]:
+    """What the process told, or how it ended before that."""
+    at: Optional[str] = None
+    for line in said["stdout"].splitlines():
+        if line.startswith(_MARK):
+            return {"failed": json.loads(line[len(_MARK) :]), "error": None, "seconds": said["seconds"]}
+        if line.startswith(_AT):
+            at = statements[int(line[len(_AT) :])]
+    if said["timed_out"]:
+        error = "did not end within %.0f s" % said["seconds"]
+    elif said["code"] is not None and said["code"] < 0:
+        error = "the interpreter was ended by signal %d" % -said["code"]
+    else:
+        lines = [line for line in said["stderr"].splitlines() if line.strip()]
+        error = lines[-1] if lines else "the interpreter ended with status %s" % said["code"]
+    return {"failed": [], "error": error, "at": at, "timed_out": said["timed_out"], "seconds": said["seconds"]}
+
+
+def _key(python: str, statements: List[str], env: Dict[str, str]) -> str:
+    """Changes with the environment, with the modules themselves, and with the machine: its libraries count too."""
+    parts: List[Any] = [python, statements, boot_id(), os.uname().nodename]
+    if python == sys.executable:
+        path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        tops = sorted({one.split()[1].split(".")[0] for one in statements})
+        parts.append(fingerprint(dict(env, PYTHONPATH=path) if path else env))
+        for folder in site_folders(path):
+            parts.append([_stamp(os.path.join(folder, top, "__init__.py")) for top in tops])
+            parts.append([_stamp(os.path.join(folder, top + ".py")) for top in tops])
+    else:  # an environment of ours: named by its content, and never changed
+        parts += [_stamp(python), _stamp(os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg"))]
+        parts.append(sorted(env.items()))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _lies_in(folder: str, module: str) -> bool:
+    """Whether an import there finds this module first, or may."""
+    place = os.path.join(os.path.expanduser(folder), module.split(".")[0])
+    return (
+        os.path.exists(place + ".py")
+        or bool(glob.glob(glob.escape(place) + ".*.so") or glob.glob(glob.escape(place) + ".so"))
+        or os.path.exists(os.path.join(place, "__init__.py"))
+        or bool(glob.glob(os.path.join(glob.escape(place), "*.py")))
+    )
