@@ -71,20 +71,29 @@ def _for_all(recorded: dict[str, Any], host: str, rank: int) -> dict[str, Any]:
     """What stands under "*", with UUIDs of its own for each host's GPUs unless the host names them itself."""
     text = json.dumps(recorded.get("*", {}))
     own = "GPU-" in json.dumps(recorded.get(host, {}))
-    made: dict[str, Any] = json.loads(text if own else re.sub(r"GPU-\w\w", f"GPU-{rank:02x}", text))
+    made: dict[str, Any] = json.loads(text if own else re.sub(r"GPU-[0-9a-f]{2}", f"GPU-{rank:02x}", text))
     return made
 
 
 def _over(base: dict[str, Any], own: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(key, _merged(base.get(key), own.get(key, ...))) for key in {**base, **own}]
+    return [(key, merged(base.get(key), own.get(key, ...))) for key in {**base, **own}]
 
 
-def _merged(base: Any, own: Any) -> Any:
+def merged(base: Any, own: Any) -> Any:
     if own is ...:
         return base
+    if isinstance(own, dict) and "!sub" in own and base is not None:
+        return _changed("".join(f"{line}\n" for line in base) if isinstance(base, list) else base, own["!sub"])
     if isinstance(base, dict) and isinstance(own, dict) and "!" not in own and "!timeout" not in own:
-        return {key: _merged(base.get(key), own.get(key, ...)) for key in {**base, **own}}
+        return {key: merged(base.get(key), own.get(key, ...)) for key in {**base, **own}}
     return own
+
+
+def _changed(text: str, pairs: list[list[str]]) -> str:
+    for old, new in pairs:
+        assert old in text, f"{old!r} is not in {text!r}"
+        text = text.replace(old, new)
+    return text
 
 
 def _answer(value: Any) -> Answer:

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from ddpctl.checks.base import Question, View
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
 GPUS = Question("amd_gpus")
@@ -36,7 +37,7 @@ def target_name(packed: int) -> str:
     return f"gfx{packed // 10000}{packed // 100 % 100:x}{packed % 100:x}"
 
 
-def driver_fault(host: str, value: dict[str, Any], sudo: str) -> Finding | None:
+def driver_fault(view: View, host: str, value: dict[str, Any]) -> Finding | None:
     """What keeps the host's AMD GPUs from a process of this login; None: nothing."""
     if value["pci"] and not value["gpus"]:
         return Finding(
@@ -45,7 +46,7 @@ def driver_fault(host: str, value: dict[str, Any], sudo: str) -> Finding | None:
             f"{len(value['pci'])} AMD GPU(s) on the PCI bus, but the amdgpu driver has none of them: torch would run "
             "on the processor",
             host,
-            command=f"{sudo}modprobe amdgpu",
+            command=as_root(view, host, "modprobe amdgpu"),
             fix="where there is no such module, install AMD's driver (amdgpu-dkms) and reboot",
             evidence=value,
         )
@@ -55,7 +56,7 @@ def driver_fault(host: str, value: dict[str, Any], sudo: str) -> Finding | None:
             Severity.ERROR,
             f"{value['user']} may not open {_some(value['closed'])}: HIP sees no GPU",
             host,
-            command=f"{sudo}usermod -aG render,video {shlex.quote(value['user'])}",
+            command=as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
             fix="it counts from the next login on: end running connections to the host first",
             evidence=value,
         )

@@ -9,6 +9,7 @@ from ddpctl.checks import amd, nvidia, use
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.compare import differences
 from ddpctl.checks.nvidia import KERNEL, Gpu, Smi, labels, smis
+from ddpctl.checks.shell import as_root, write_as_root
 from ddpctl.spec.finding import Finding, Severity
 
 RECORDED = "recorded output only, never run on real hardware here"
@@ -18,14 +19,14 @@ _BROKEN = {
     nvidia.HUNG: (
         "nvidia-smi does not end: the driver or a GPU is stuck",
         "reboot the host: no process that hangs in the driver can be ended",
-        "{sudo}dmesg -T | grep -i nvrm",
+        "dmesg -T | grep -i nvrm",
     ),
     nvidia.MISMATCH: (
         "the driver's library was upgraded and the loaded module was not",
         "reboot the host, or end every process on its GPUs and load the modules again; start a container anew",
         "cat /proc/driver/nvidia/version",
     ),
-    nvidia.LOST: ("a GPU does not answer any more", "reboot the host", "{sudo}dmesg -T | grep -i xid"),
+    nvidia.LOST: ("a GPU does not answer any more", "reboot the host", "dmesg -T | grep -i xid"),
     nvidia.FAILED: ("nvidia-smi fails", None, "nvidia-smi"),
 }
 # How each family of distributions makes its boot image anew.
@@ -57,7 +58,7 @@ def _judge_driver(view: View) -> Iterable[Finding]:
             yield _no_driver(view, host, kernel)
         yield from _recovery(view, host)
     for host, value in view.values_of(amd.GPUS).items():
-        fault = amd.driver_fault(host, value, use.sudo(view, host))
+        fault = amd.driver_fault(view, host, value)
         if fault is not None:
             yield fault
     yield from differences(
@@ -77,7 +78,7 @@ def _broken(view: View, host: str, smi: Smi) -> Finding:
         f"{what}{f': {smi.text}' if smi.text else ''}",
         host,
         fix=fix,
-        command=command.format(sudo=use.sudo(view, host)),
+        command=as_root(view, host, command) if command.startswith("dmesg") else command,
         evidence={"state": smi.state, "text": smi.text, "seconds": smi.seconds},
     )
 
@@ -97,22 +98,21 @@ def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
     cards = len(kernel["gpus"])
     if "nouveau" in kernel["modules"]:
         message = f"{cards} NVIDIA GPU(s), but the nouveau driver holds them: CUDA cannot use them"
-        command = _without_nouveau(use.sudo(view, host), kernel.get("distribution") or ())
+        command = _without_nouveau(view, host, kernel.get("distribution") or ())
         fix = "then install NVIDIA's driver and reboot: nouveau stays loaded until then"
     else:
         message = f"{cards} NVIDIA GPU(s) on the PCI bus, but no driver is loaded: torch would run on the processor"
-        command = use.as_root(view, host, "modprobe nvidia")
+        command = as_root(view, host, "modprobe nvidia")
         fix = "where there is no such module, install NVIDIA's driver"
     severity = Severity.INFO if view.want.backend == "gloo" else Severity.WARNING
     return Finding("gpu.driver", severity, message, host, fix=fix, command=command, evidence=kernel)
 
 
-def _without_nouveau(sudo: str, distribution: Iterable[str]) -> str:
-    write = (
-        f"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' | {sudo}tee /etc/modprobe.d/blacklist-nouveau.conf"
-    )
+def _without_nouveau(view: View, host: str, distribution: Iterable[str]) -> str:
+    lines = ("blacklist nouveau", "options nouveau modeset=0")
+    write = write_as_root(view, host, "/etc/modprobe.d/blacklist-nouveau.conf", *lines)
     image = next((command for name, command in _INITRAMFS.items() if name in distribution), None)
-    return f"{write} && {sudo}{image}" if image else write
+    return f"{write} && {as_root(view, host, image)}" if image else write
 
 
 def _recovery(view: View, host: str) -> Iterable[Finding]:
@@ -149,7 +149,7 @@ def reset_command(view: View, host: str, gpus: Iterable[Gpu]) -> str:
     """nvidia-smi refuses it while a process is on the GPU."""
     numbers = ",".join(gpu.index for gpu in gpus)
     smi = nvidia.smi_of(view, host)
-    return use.as_root(view, host, f"{smi.program if smi else 'nvidia-smi'} --gpu-reset -i {numbers}")
+    return as_root(view, host, f"{smi.program if smi else 'nvidia-smi'} --gpu-reset -i {numbers}")
 
 
 def _no_gpu(view: View) -> Mapping[str, str]:

@@ -43,8 +43,9 @@ def _judge_count(view: View) -> Iterable[Finding]:
 def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> Iterable[Finding]:
     for host, count in found.items():
         smi = smis(view)[host]
-        if count or (smi.count and host not in use.unused(view)):
-            continue  # that torch finds none of those that are there is gpu.cuda's to say
+        broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
+        if count or broken or (smi.count and host not in use.unused(view)):
+            continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
         others = _others(some)
         yield Finding(
             "gpu.count",

@@ -10,6 +10,7 @@ from ddpctl.checks import nvidia, torch, use
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.gpu import RECORDED
 from ddpctl.checks.nvidia import Gpu, labels, smis
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
 FABRIC = Question("fabric_manager", deadline=8.0)
@@ -88,7 +89,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
         Severity.WARNING if starts else Severity.ERROR,
         f"{fault}: {harm}",
         host,
-        command=use.as_root(view, host, "systemctl enable --now nvidia-fabricmanager") if "they" not in fault else None,
+        command=as_root(view, host, "systemctl enable --now nvidia-fabricmanager") if "they" not in fault else None,
         fix=f"the package of nvidia-fabricmanager must have the driver's very version, {driver}",
         evidence=value or {},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ddpctl.checks import nvidia, use
@@ -9,12 +10,15 @@ from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.gpu import RECORDED
 from ddpctl.checks.gpu_health import Verdict, by_host
 from ddpctl.checks.nvidia import App, Gpu, Smi, labels, smis
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
 APP_MIB = 512.0  # a process with less has no more than a context, or is a desktop's
 BUSY_MIB = 1024.0  # a desktop and the driver's own use stay below
 BUSY_SHARE = 0.05
+WINDOWS_SHARE = 0.5  # WSL2 shows no process of Windows, and its desktop takes what it likes
 SHOWN = 3  # owners named
+_SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
 
 
@@ -54,7 +58,7 @@ def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
             evidence={"apps": [{"pid": a.pid, "user": a.user, "memory": a.memory, "gpu": a.uuid} for a in apps]},
         )
     taken = {app.uuid for app in smi.apps if _mib(app) is not None}
-    silent = [gpu for uuid, gpu in used.items() if uuid not in taken and _full(gpu)]
+    silent = [gpu for uuid, gpu in used.items() if uuid not in taken and _full(smi, gpu)]
     if silent:
         yield _invisible(view, host, silent)
 
@@ -87,9 +91,10 @@ def _free(jobs: list[str], others: list[App]) -> str:
     return "; ".join(part for part in (kills, ask) if part)
 
 
-def _full(gpu: Gpu) -> bool:
+def _full(smi: Smi, gpu: Gpu) -> bool:
     used, total = gpu.number("memory.used") or 0, gpu.number("memory.total") or 0
-    return used > max(BUSY_MIB, total * BUSY_SHARE)
+    share = WINDOWS_SHARE if "/wsl/" in smi.program else BUSY_SHARE
+    return used > max(BUSY_MIB, total * share) and not _SHARED.search(gpu.name or "")
 
 
 def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
@@ -105,7 +110,7 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
         f"{labels(gpus)}: {'up to ' if len(gpus) > 1 else ''}{share} by no process that can be seen (another "
         "container, or a process that died badly)",
         host,
-        command=use.as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
+        command=as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
         fix="a process of another container shows on the machine below; memory that nobody holds needs a reset of the "
         "GPU",
         evidence={"gpus": [dict(gpu.cells) for gpu in gpus]},
@@ -134,7 +139,7 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
 
 def _default_mode(view: View, host: str, gpus: list[Gpu]) -> str:
     numbers = ",".join(gpu.index for gpu in gpus)
-    return use.as_root(view, host, f"{smis(view)[host].program} -i {numbers} -c DEFAULT")
+    return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -c DEFAULT")
 
 
 def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
@@ -152,7 +157,7 @@ def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
 
 def _no_mig(view: View, host: str, gpus: list[Gpu]) -> str:
     numbers = ",".join(gpu.index for gpu in gpus)
-    return use.as_root(view, host, f"{smis(view)[host].program} -i {numbers} -mig 0")
+    return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -mig 0")
 
 
 CHECKS = (

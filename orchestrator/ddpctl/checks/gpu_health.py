@@ -10,6 +10,7 @@ from ddpctl.checks import nvidia, use
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.gpu import RECORDED, reset_command
 from ddpctl.checks.nvidia import Gpu, Smi, labels, smis
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
 Command = Callable[[View, str, list[Gpu]], str]
@@ -144,7 +145,7 @@ def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None
 
 
 def _persist(view: View, host: str, gpus: list[Gpu]) -> str:
-    return use.as_root(view, host, f"{smis(view)[host].program} -pm 1")
+    return as_root(view, host, f"{smis(view)[host].program} -pm 1")
 
 
 CHECKS = (

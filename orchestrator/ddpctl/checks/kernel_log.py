@@ -11,6 +11,7 @@ from ddpctl.checks import nvidia, use
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.checks.gpu import RECORDED
 from ddpctl.checks.nvidia import Gpu, bus_of, smis
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
 LOG = Question("kernel_log", deadline=8.0)
@@ -106,7 +107,7 @@ def _judge(view: View) -> Iterable[Finding]:
                 Severity.UNKNOWN,
                 "not looked at: the kernel log is closed to this user, and sudo asks for a password",
                 host,
-                command=use.as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
+                command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
                 fix="the group adm may read the kernel's journal; kernel.dmesg_restrict=0 opens dmesg to everybody "
                 "until the next reboot",
                 evidence={"error": value["error"]},
@@ -152,7 +153,7 @@ def _verdict(view: View, host: str, bus: str, code: int, group: list[Xid], reset
         + (f": {last.rest[:120]}" if last.rest else "")
         + (f"; {note}" if note else ""),
         host,
-        command=use.as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
+        command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
         fix="drain the host and reboot it; if it comes back, have the GPU replaced" if fatal else None,
         evidence={"bus": bus, "xid": code, "count": len(group), "age_s": last.age},
     )
@@ -201,7 +202,7 @@ def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
         Severity.ERROR if fresh else Severity.WARNING,
         f"{len(faults)} fatal NVSwitch error(s) (SXid {codes}), last {_ago(last.age)}: {last.bus}: {last.rest[:120]}",
         host,
-        command=use.as_root(view, host, "dmesg -T") + " | grep -i sxid",
+        command=as_root(view, host, "dmesg -T") + " | grep -i sxid",
         fix="drain the host and reboot it: GPUs behind that switch hang; if it comes back, the baseboard is at fault",
         evidence={"codes": codes, "count": len(faults), "age_s": last.age},
     )

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ddpctl.checks import amd, nvidia, torch
-from ddpctl.checks.base import Question, Target, View
+from ddpctl.checks.base import Target, View
 from ddpctl.checks.nvidia import Gpu, Smi, bus_of
 from ddpctl.spec.finding import Finding, Severity
 
@@ -180,14 +180,3 @@ def _network(view: View, host: str) -> Mapping[str, Any] | None:
     """The question's key has the job's names in it."""
     answers = view.answers.get(host, {})
     return next((a.value for key, a in answers.items() if key.partition(":")[0] == "network" and a.ok), None)
-
-
-def as_root(view: View, host: str, command: str) -> str:
-    """``command``, with sudo where the login is not root."""
-    return f"{sudo(view, host)}{command}"
-
-
-def sudo(view: View, host: str) -> str:
-    """``sudo`` and a blank, or nothing for root."""
-    machine = view.answer(host, Question("machine"))
-    return "" if machine is not None and machine.ok and machine.value.get("uid") == 0 else "sudo "
