@@ -6,10 +6,11 @@ import subprocess
 
 import pytest
 
+from ddpctl.checks import use
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.judge import verdicts
 from ddpctl.spec.finding import Finding, Severity
-from tests.checks.machine import Machine, machines
+from tests.checks.machine import Machine, machines, over, read, view
 
 ALL = machines()
 TROUBLE = (Severity.ERROR, Severity.WARNING)
@@ -46,3 +47,24 @@ def test_its_commands_are_shell_text(findings: tuple[Finding, ...]) -> None:
     commands = "\n".join(one.command for one in findings if one.command)
     assert "ssh " not in commands
     subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("linux", 0),
+        ("cpu-rdma", 0),
+        ("dgx-h100", 8),
+        ("a100-mig", 1),
+        ("a6000-and-k620", 1),
+        ("gh200", 1),
+        ("wsl2", 1),
+        ("mi300x", 8),
+        ("container-a100", 4),
+    ],
+)
+def test_what_torch_sees_decides_on_processes_and_backend(name: str, gpus: int) -> None:
+    for managed in (False, True):  # before the environment is there the driver is asked
+        seen = view(over(read(name), {"want": {"managed": managed}}))
+        assert [use.devices(seen, target) for target in seen.targets] == [gpus, gpus]
+        assert use.uses_gloo(seen) == (gpus == 0)
