@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ddpctl.checks import amd, kernel_log
 from ddpctl.checks.nvidia import Gpu, bus_of, labels
+from ddpctl.checks.subject import backend_of
 
 NUMBERS = st.integers(0, 255)
 
@@ -40,3 +41,19 @@ def test_any_line_of_a_kernel_log_can_be_read(lines: list[str]) -> None:
 )
 def test_the_target_of_an_amd_gpu(packed: int, name: str) -> None:
     assert amd.target_name(packed) == name
+
+
+@pytest.mark.parametrize(
+    ("args", "backend"),
+    [
+        ("--lr 0.1", None),
+        ("--backend gloo", "gloo"),
+        ("--dist_backend=nccl --epochs 3", "nccl"),
+        ("--backend auto", None),
+        ("--backend", None),
+        ("--backend gloo --backend nccl", "nccl"),
+        ("data --backend-threads 4 gloo", None),
+    ],
+)
+def test_the_backend_that_a_scripts_arguments_name(args: str, backend: str | None) -> None:
+    assert backend_of(args.split()) == backend
