@@ -207,8 +207,9 @@ def _ask(
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
     script = script_question(want)
-    live = live_question(target, want)
-    return (network_question(want), versions_question(target), live, *((script,) if script else ()))
+    counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
+    live = (live_question(target, want),) if counted else ()
+    return (network_question(want), versions_question(target), *live, *((script,) if script else ()))
 
 
 def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:
