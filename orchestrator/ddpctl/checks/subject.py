@@ -32,17 +32,6 @@ def _target(host: Host, node_rank: int, job: JobSpec | None, nproc: int | None) 
     )
 
 
-def backend_of(args: Sequence[str]) -> str | None:
-    """The backend that a script's arguments name, as nearly all scripts call it; None: it chooses by itself."""
-    found = None
-    for index, argument in enumerate(args):
-        name, _, value = argument.partition("=")
-        if name.lstrip("-").replace("_", "-") in ("backend", "dist-backend") and name.startswith("--"):
-            value = value or (args[index + 1] if index + 1 < len(args) else "")
-            found = value if value in ("nccl", "gloo") else None
-    return found
-
-
 def want(
     environment: Environment, job: JobSpec | None, hosts: Sequence[Host], imports: frozenset[str] | None = None
 ) -> Want:
@@ -69,3 +58,14 @@ def want(
         fabric_names=names,
         imports=imports,
     )
+
+
+def backend_of(args: Sequence[str]) -> str | None:
+    """The backend that a script's arguments name, as nearly all scripts call it; None: it chooses by itself."""
+    found = None
+    for index, argument in enumerate(args):
+        name, _, value = argument.partition("=")
+        if name.lstrip("-").replace("_", "-") in ("backend", "dist-backend") and name.startswith("--"):
+            value = value or (args[index + 1] if index + 1 < len(args) else "")
+            found = value if value in ("nccl", "gloo") else None
+    return found
