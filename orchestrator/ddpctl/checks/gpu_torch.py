@@ -79,7 +79,10 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
         yield _too_old(host, cards.driver, build, least)
         return
     live = use.live(view, host)
+    told = torch.live(view, host) or {}
     stuck = live.error if live is not None and not live.works else None
+    if cards.api == "cuda" and told and told["api"] is None:  # a container with nvidia-smi and without CUDA's library
+        stuck = told["error"]
     if not stuck and not (real.get("error") is None and "devices" in real):
         return  # it was not asked, or torch.import says why not
     code = f" (error {live.code})" if live and stuck and live.code else ""
