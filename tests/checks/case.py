@@ -4,7 +4,8 @@ why       what the case stands for, in one line
 targets   names, or objects with a Target's fields; left out: node0 and node1
 want      a Want's fields
 answers   host or "*" -> question key -> the value; {"!": text} is an error, {"!timeout": text} a deadline that passed.
-          What stands under "*" holds for every host; a host's own values are laid over it, key by key
+          What stands under "*" holds for every host, with GPUs of its own where it does not name them itself; a host's
+          own values are laid over it, key by key
 errors    host -> [class of ddpctl.errors, message, kind or null]
 timings   host -> [asked, received, sent, answered]
 findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix, "command": words of it};
@@ -14,13 +15,17 @@ findings  each {"severity", "host", "says": [words of the message], "fix": words
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ddpctl import errors
 from ddpctl.checks.base import Answer, Check, Target, Timing, View, Want
+from ddpctl.checks.host import MACHINE
 from ddpctl.checks.judge import questions, verdicts
+from ddpctl.checks.network import network_question
+from ddpctl.checks.torch import live_question, versions_question
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports
 from ddpctl.spec.source import Fault
@@ -41,9 +46,9 @@ def view_of(case: dict[str, Any]) -> View:
     recorded = case.get("answers", {})
     failed = {host: _error(host, *told) for host, told in case.get("errors", {}).items()}
     answers = {
-        target.name: {key: _answer(value) for key, value in _over(recorded.get("*", {}), recorded.get(target.name, {}))}
-        for target in targets
-        if target.name not in failed
+        name: {key: _answer(value) for key, value in _over(_for_all(recorded, name, rank), recorded.get(name, {}))}
+        for rank, name in enumerate(target.name for target in targets)
+        if name not in failed
     }
     timings = {host: Timing(*moments) for host, moments in case.get("timings", {}).items()}
     return View(targets, _want(case.get("want", {})), answers, failed, timings)
@@ -58,19 +63,39 @@ def unasked(check: Check, case: dict[str, Any]) -> set[str]:
     """Recorded answers to questions that the check never asks: a slip in the case."""
     view = view_of(case)
     asked = {question.key for target in view.targets for question in questions([check], target, view.want)}
+    for target in view.targets:  # what is asked whichever checks run, and who asks: any check may read it
+        known = (network_question(view.want), versions_question(target), live_question(target, view.want), MACHINE)
+        asked |= {question.key for question in known}
     return {key for given in view.answers.values() for key in given} - asked
 
 
+def _for_all(recorded: dict[str, Any], host: str, rank: int) -> dict[str, Any]:
+    """What stands under "*", with UUIDs of its own for each host's GPUs unless the host names them itself."""
+    text = json.dumps(recorded.get("*", {}))
+    own = "GPU-" in json.dumps(recorded.get(host, {}))
+    made: dict[str, Any] = json.loads(text if own else re.sub(r"GPU-[0-9a-f]{2}", f"GPU-{rank:02x}", text))
+    return made
+
+
 def _over(base: dict[str, Any], own: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(key, _merged(base.get(key), own.get(key, ...))) for key in {**base, **own}]
+    return [(key, merged(base.get(key), own.get(key, ...))) for key in {**base, **own}]
 
 
-def _merged(base: Any, own: Any) -> Any:
+def merged(base: Any, own: Any) -> Any:
     if own is ...:
         return base
+    if isinstance(own, dict) and "!sub" in own and base is not None:
+        return _changed("".join(f"{line}\n" for line in base) if isinstance(base, list) else base, own["!sub"])
     if isinstance(base, dict) and isinstance(own, dict) and "!" not in own and "!timeout" not in own:
-        return {key: _merged(base.get(key), own.get(key, ...)) for key in {**base, **own}}
+        return {key: merged(base.get(key), own.get(key, ...)) for key in {**base, **own}}
     return own
+
+
+def _changed(text: str, pairs: list[list[str]]) -> str:
+    for old, new in pairs:
+        assert old in text, f"{old!r} is not in {text!r}"
+        text = text.replace(old, new)
+    return text
 
 
 def _answer(value: Any) -> Answer:

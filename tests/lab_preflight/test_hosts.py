@@ -86,7 +86,7 @@ def test_torchvision_of_the_package_index_beside_a_cpu_torch(lab3: Lab, python21
 def test_the_import_is_remembered_until_the_environment_changes(lab3: Lab, python113: str) -> None:
     report = [preflight(lab3, only=("torch",), jobs={}, defaults={"python": python113}) for _ in range(2)]
     assert all(where(trouble(one)) == [] for one in report)
-    remembered = lab3[0].read("/root/.local/state/ddpctl/cache/torch_import.json")
+    remembered = lab3[0].read("/root/.local/state/ddpctl/cache/torch_import.node0.json")
     assert python113 not in remembered  # a fingerprint, no path
     assert '"torch": "1.13' in remembered
 

@@ -104,7 +104,7 @@ class Timing:
         return max(0.0, (self.answered - self.asked) - (self.sent - self.received)) / 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one that is equal to itself alone, so that what is read from it can be kept
 class View:
     """Everything a verdict may look at: the hosts in order, the job's wishes, and each host's answers by question key.
 
@@ -125,6 +125,11 @@ class View:
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
+
+    def value(self, host: str, question: Question) -> Any:
+        """What the host answered; None where it was not asked or could not tell."""
+        answer = self.answer(host, question)
+        return answer.value if answer is not None and answer.ok else None
 
     def values_of(self, question: Question) -> dict[str, Any]:
         """host -> value, for every host that answered this very question well."""

@@ -1,58 +1,93 @@
-"""GPUs that are there but not well, or not free."""
+"""GPUs that are there but not well: memory errors, heat, lanes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
 
-from ddpctl.checks import nvidia
+from ddpctl.checks import nvidia, use
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.gpu import RECORDED
-from ddpctl.checks.nvidia import App, Gpu, Smi, smis
+from ddpctl.checks.gpu import RECORDED, reset_command
+from ddpctl.checks.nvidia import Gpu, Smi, labels, smis
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 
-FABRIC = Question("fabric_manager", deadline=8.0)
-BUSY_MIB = 1024.0  # a desktop and the driver's own use stay below
-BUSY_SHARE = 0.05
+Command = Callable[[View, str, list[Gpu]], str]
+DRAIN = "nothing may run on the GPU meanwhile; where the driver refuses, reboot the host"
 
 
-def _ask_smi(target: Target, want: Want) -> Iterable[Question]:
-    return (nvidia.SMI,)
+@dataclass(frozen=True)
+class Verdict:
+    """What is true of one GPU, to be put together with the same of others: ``what`` follows their names."""
+
+    severity: Severity
+    what: str
+    fix: str | None = None
+    command: Command | None = None
 
 
-def _each_gpu(view: View, judge: Callable[[str, Smi, Gpu], Iterable[Finding]]) -> Iterable[Finding]:
-    for host, smi in smis(view).items():
-        for gpu in smi.gpus:
-            yield from judge(host, smi, gpu)
+Judge = Callable[[View, str, Smi, Gpu], Verdict | None]
+
+
+def by_host(check: str, judge: Judge) -> Callable[[View], Iterable[Finding]]:
+    """One finding for each host and severity, from a verdict on each GPU that the job uses."""
+
+    def judged(view: View) -> Iterable[Finding]:
+        yield from use.unseen(check, view)
+        apart = use.unused(view)
+        for host, smi in smis(view).items():
+            found: dict[Severity, dict[Verdict, list[Gpu]]] = {}
+            for gpu in use.gpus(view, host) if host not in apart else ():
+                verdict = judge(view, host, smi, gpu)
+                if verdict is not None:
+                    found.setdefault(verdict.severity, {}).setdefault(verdict, []).append(gpu)
+            for severity, verdicts in found.items():
+                yield _together(check, view, host, severity, verdicts)
+
+    return judged
+
+
+def _together(check: str, view: View, host: str, severity: Severity, verdicts: dict[Verdict, list[Gpu]]) -> Finding:
+    first = next(iter(verdicts))
+    alike = [gpu for verdict, gpus in verdicts.items() if verdict.command is first.command for gpu in gpus]
+    fixes = dict.fromkeys(verdict.fix for verdict in verdicts if verdict.fix)
+    return Finding(
+        check,
+        severity,
+        "; ".join(f"{labels(gpus)}{verdict.what}" for verdict, gpus in verdicts.items()),
+        host,
+        fix="; ".join(fixes) or None,
+        command=first.command(view, host, alike) if first.command else None,
+        evidence={"gpus": [dict(gpu.cells) for gpus in verdicts.values() for gpu in gpus]},
+    )
+
+
+def _ask(target: Target, want: Want) -> Iterable[Question]:
+    return (nvidia.SMI, nvidia.KERNEL)
 
 
 # --- memory errors ---------------------------------------------------------------------------------------------------
 
 
-def _judge_ecc(view: View) -> Iterable[Finding]:
-    for host, smi in smis(view).items():
-        rows = {row.get("gpu_uuid"): Gpu(row) for row in smi.remapped}
-        for gpu in smi.gpus:
-            yield from _ecc_of(host, gpu, rows.get(gpu.cells.get("uuid"), Gpu({})))
-
-
-def _ecc_of(host: str, gpu: Gpu, remapped: Gpu) -> Iterable[Finding]:
-    evidence = {"gpu": dict(gpu.cells), "remapped": dict(remapped.cells)}
+def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+    rows = {row.get("gpu_uuid"): Gpu(row) for row in smi.remapped}
+    remapped = rows.get(gpu.cells.get("uuid"), Gpu({}))
     uncorrected = gpu.number("ecc.errors.uncorrected.volatile.total") or 0
-    reset = f"drain {host}, then `nvidia-smi --gpu-reset -i {gpu.index}` or reboot it"
     if remapped.is_on("remapped_rows.failure"):
-        message = f"{gpu.label}: row remapping failed, its memory can no longer mend itself"
-        yield Finding("gpu.ecc", Severity.ERROR, message, host, fix=f"replace the GPU of {host}", evidence=evidence)
-    elif remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
-        message = f"{gpu.label}: bad memory is to be set aside at the next reset"
-        yield Finding("gpu.ecc", Severity.WARNING, message, host, fix=reset, evidence=evidence)
-    elif uncorrected > 0:
-        message = f"{gpu.label}: {uncorrected:.0f} uncorrected memory error(s) since the driver was loaded"
-        yield Finding("gpu.ecc", Severity.WARNING, message, host, fix=reset, evidence=evidence)
-    elif (gpu.cells.get("gpu_recovery_action") or "None") != "None":
-        message = f"{gpu.label}: the driver asks for: {gpu.cells['gpu_recovery_action']}"
-        yield Finding("gpu.ecc", Severity.WARNING, message, host, fix=reset, evidence=evidence)
+        what = ": row remapping failed, and bad memory stays in use"
+        return Verdict(Severity.ERROR, what, "have the GPU replaced", _look)
+    if remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
+        return Verdict(Severity.WARNING, ": bad memory is to be set aside at the next reset", DRAIN, reset_command)
+    if uncorrected > 0:
+        what = f": {uncorrected:.0f} uncorrected memory error(s) since the driver was loaded"
+        return Verdict(Severity.WARNING, what, DRAIN, reset_command)
+    return None
+
+
+def _look(view: View, host: str, gpus: list[Gpu]) -> str:
+    numbers = ",".join(gpu.index for gpu in gpus)
+    return f"{smis(view)[host].program} -q -i {numbers} -d ECC,ROW_REMAPPER,PERFORMANCE,TEMPERATURE,POWER"
 
 
 # --- speed -----------------------------------------------------------------------------------------------------------
@@ -65,162 +100,60 @@ _THROTTLE = {
 }
 
 
-def _throttle_of(host: str, smi: Smi, gpu: Gpu) -> Iterable[Finding]:
+def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
     reason = next((text for column, text in _THROTTLE.items() if gpu.is_on(column)), None)
-    if reason:
-        heat = gpu.number("temperature.gpu")
-        at = "" if heat is None else f" at {heat:.0f} °C"
-        yield Finding(
-            "gpu.throttle",
-            Severity.WARNING,
-            f"{gpu.label} is throttled{at}: {reason}",
-            host,
-            fix=f"look after cooling and power of {host}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`",
-            evidence=dict(gpu.cells),
-        )
+    if reason is None:
+        return None
+    heat = gpu.number("temperature.gpu")
+    at = "" if heat is None else f" at {heat:.0f} °C"
+    return Verdict(Severity.WARNING, f" throttled{at}: {reason}", "look after the host's cooling and power", _look)
 
 
-def _pcie_of(host: str, smi: Smi, gpu: Gpu) -> Iterable[Finding]:
-    now, most = gpu.number("pcie.link.width.current"), gpu.number("pcie.link.width.max")
-    if now and most and now < most:  # the generation drops when a GPU is idle, the width does not
-        yield Finding(
-            "gpu.pcie",
-            Severity.WARNING,
-            f"{gpu.label} has {now:.0f} of its {most:.0f} PCIe lanes",
-            host,
-            fix=f"right if the slot has no more; otherwise reseat the card of {host} or its riser cable",
-            evidence=dict(gpu.cells),
-        )
-
-
-def _persistence_of(host: str, smi: Smi, gpu: Gpu) -> Iterable[Finding]:
-    if (gpu.cells.get("persistence_mode") or "").lower() == "disabled" and gpu is smi.gpus[0]:
-        yield Finding(
-            "gpu.persistence",
-            Severity.INFO,
-            "persistence mode is off: the first CUDA call of every process takes seconds; slow, not wrong",
-            host,
-            fix=f"ssh {host} sudo nvidia-smi -pm 1",
-        )
-
-
-# --- who uses it -----------------------------------------------------------------------------------------------------
-
-
-def _compute_mode_of(host: str, smi: Smi, gpu: Gpu) -> Iterable[Finding]:
-    mode = (gpu.cells.get("compute_mode") or "Default").replace(" ", "_")
-    if mode == "Prohibited":
-        severity, message = Severity.ERROR, f"{gpu.label}: compute mode Prohibited, no process may use it"
-    elif mode.startswith("Exclusive") and smi.apps:
-        severity, message = Severity.ERROR, f"{gpu.label}: compute mode {mode}, and another process has it"
-    elif mode.startswith("Exclusive"):
-        severity, message = (
-            Severity.INFO,
-            f"{gpu.label}: compute mode {mode}: one process a GPU, which is what DDP does",
-        )
-    else:
-        return
-    fix = f"ssh {host} sudo nvidia-smi -i {gpu.index} -c DEFAULT"
-    yield Finding("gpu.compute_mode", severity, message, host, fix=fix, evidence=dict(gpu.cells))
-
-
-def _judge_busy(view: View) -> Iterable[Finding]:
-    for host, smi in smis(view).items():
-        for app in smi.apps:
-            yield _app(host, smi, app)
-        taken = {app.uuid for app in smi.apps}
-        for gpu in smi.gpus:
-            used, total = gpu.number("memory.used") or 0, gpu.number("memory.total") or 0
-            if gpu.cells.get("uuid") not in taken and used > max(BUSY_MIB, total * BUSY_SHARE):
-                yield Finding(
-                    "gpu.busy",
-                    Severity.WARNING,
-                    f"{gpu.label}: {used / 1024:.1f} of {total / 1024:.1f} GB in use by no process that can be seen "
-                    "(another container, or a process that died badly)",
-                    host,
-                    fix=f"ssh {host} 'sudo fuser -v /dev/nvidia{gpu.index}'",
-                    evidence=dict(gpu.cells),
-                )
-
-
-def _app(host: str, smi: Smi, app: App) -> Finding:
-    gpu = smi.gpu(app.uuid)
-    who = f"user {app.user}, {app.command}" if app.user else f"{app.name}, of another container or user"
-    job = f", ddpctl job {app.job}" if app.job else ""
-    fix = f"ddpctl kill {app.job}" if app.job else f"ask its owner, or: ssh {host} kill {app.pid}"
-    return Finding(
-        "gpu.busy",
+def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+    """Against others of its model: where all have the same, the machines are built so. (The generation drops when a
+    GPU is idle, the width does not.)"""
+    now = gpu.number("pcie.link.width.current")
+    most = _widest(view).get(gpu.name, 0.0)
+    if not now or now >= most:
+        return None
+    return Verdict(
         Severity.WARNING,
-        f"{gpu.label if gpu else app.uuid}: pid {app.pid} ({who}{job}) uses {app.memory or 'some memory'}",
-        host,
-        fix=fix,
-        evidence={"pid": app.pid, "user": app.user, "memory": app.memory, "gpu": app.uuid},
+        f" has {now:.0f} PCIe lanes, others of its model have {most:.0f}",
+        "right if its slot has no more; otherwise reseat the card or its riser cable",
     )
 
 
-def _mig_of(host: str, smi: Smi, gpu: Gpu) -> Iterable[Finding]:
-    if gpu.is_on("mig.mode.current"):
-        yield Finding(
-            "gpu.mig",
-            Severity.WARNING,
-            f"{gpu.label} is cut up by MIG ({smi.mig_devices} device(s) on this host): a process sees one of them, and "
-            "NCCL does not connect two of the same GPU",
-            host,
-            fix=f"ssh {host} sudo nvidia-smi -i {gpu.index} -mig 0 (with nothing running on it), or one process a GPU",
-            evidence=dict(gpu.cells),
-        )
+@lru_cache(maxsize=2)
+def _widest(view: View) -> dict[str | None, float]:
+    """The most lanes that a GPU of a model has."""
+    found: dict[str | None, float] = {}
+    for host in smis(view):
+        for gpu in use.gpus(view, host):
+            found[gpu.name] = max(found.get(gpu.name, 0.0), gpu.number("pcie.link.width.current") or 0.0)
+    return found
 
 
-# --- NVSwitch --------------------------------------------------------------------------------------------------------
+def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+    if (gpu.cells.get("persistence_mode") or "").lower() != "disabled" or "/wsl/" in smi.program:
+        return None
+    return Verdict(
+        Severity.INFO,
+        ": persistence mode is off: the first CUDA call of every process takes seconds; slow, not wrong",
+        "it does not outlive a reboot; nvidia-persistenced does the same and starts with the host",
+        _persist,
+    )
 
 
-def _ask_fabric(target: Target, want: Want) -> Iterable[Question]:
-    return (FABRIC, nvidia.SMI)
-
-
-def _judge_fabric(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(FABRIC).items():
-        if value is None:
-            continue  # no NVSwitch
-        smi = nvidia.smi_of(view, host)
-        fault = fabric_fault(value, smi.driver if smi else None)
-        done = smi and any((gpu.cells.get("fabric.state") or "") == "Completed" for gpu in smi.gpus)
-        if fault and not done:  # in a guest the fabric manager runs on the host below
-            yield Finding(
-                "gpu.fabric",
-                Severity.ERROR,
-                f"{fault}: CUDA fails with error 802 on GPUs behind NVSwitches",
-                host,
-                fix=f"ssh {host} sudo systemctl enable --now nvidia-fabricmanager (the very version of the driver)",
-                evidence=value,
-            )
-
-
-def fabric_fault(value: dict[str, Any], driver: str | None) -> str | None:
-    """What is wrong with the fabric manager; None: nothing."""
-    active = value.get("active")
-    state = (active["stdout"].strip() or "unknown") if active else None
-    version = re.search(r"\d+(\.\d+)+", (value.get("version") or {}).get("stdout", ""))
-    if state is not None and state != "active":
-        return f"nvidia-fabricmanager is {state}"
-    if version and driver and version.group() != driver:
-        return f"nvidia-fabricmanager is {version.group()} and the driver {driver}: they must be the same"
-    return None
-
-
-def _check(check: str, title: str, judge: Callable[[View], Iterable[Finding]], doc: Doc) -> Check:
-    return Check(check, title, _ask_smi, judge, doc)
-
-
-def _by_gpu(judge: Callable[[str, Smi, Gpu], Iterable[Finding]]) -> Callable[[View], Iterable[Finding]]:
-    return lambda view: _each_gpu(view, judge)
+def _persist(view: View, host: str, gpus: list[Gpu]) -> str:
+    return as_root(view, host, f"{smis(view)[host].program} -pm 1")
 
 
 CHECKS = (
-    _check(
+    Check(
         "gpu.ecc",
         "GPU memory has no uncorrected errors",
-        _judge_ecc,
+        _ask,
+        by_host("gpu.ecc", _ecc_of),
         Doc(
             cause="Memory cells of a GPU fail; the driver sets rows aside at the next reset, until no spare ones are "
             "left.",
@@ -228,85 +161,46 @@ CHECKS = (
             fix="Reset the GPU or reboot; replace it when remapping has failed.",
             verified=RECORDED,
         ),
+        exempt=use.unused,
     ),
-    _check(
+    Check(
         "gpu.throttle",
         "GPUs run at full speed",
-        _by_gpu(_throttle_of),
+        _ask,
+        by_host("gpu.throttle", _throttle_of),
         Doc(
             cause="Heat or a weak power supply slows a GPU down; all ranks wait for it in every step.",
             symptom="one rank is always the last; steps of uneven length",
             fix="Cooling, power cables, power limit.",
             verified=RECORDED,
         ),
+        exempt=use.unused,
     ),
-    _check(
+    Check(
         "gpu.pcie",
         "GPUs have all their PCIe lanes",
-        _by_gpu(_pcie_of),
+        _ask,
+        by_host("gpu.pcie", _pcie_of),
         Doc(
-            cause="A badly seated card or riser cable: the link came up with fewer lanes than card and slot have.",
+            cause="A badly seated card or riser cable: the link came up with fewer lanes than that of another GPU of "
+            "the same model.",
             symptom="transfers to one GPU take twice as long or more",
             fix="Reseat the card. Where the slot has no more lanes, nothing is wrong.",
             verified=RECORDED,
         ),
+        exempt=use.unused,
     ),
-    _check(
-        "gpu.busy",
-        "GPUs are free",
-        _judge_busy,
-        Doc(
-            cause="A process of somebody else, or a rank of an earlier job that was not ended, holds GPU memory.",
-            symptom="CUDA out of memory at the very start of the job",
-            fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
-            verified=RECORDED,
-        ),
-    ),
-    _check(
-        "gpu.compute_mode",
-        "GPUs accept processes",
-        _by_gpu(_compute_mode_of),
-        Doc(
-            cause="Compute mode Prohibited, or Exclusive_Process while somebody is on the GPU.",
-            symptom="CUDA error: all CUDA-capable devices are busy or unavailable",
-            fix="`nvidia-smi -c DEFAULT`.",
-            verified=RECORDED,
-        ),
-    ),
-    _check(
-        "gpu.mig",
-        "GPUs are whole",
-        _by_gpu(_mig_of),
-        Doc(
-            cause="Multi-Instance GPU cuts a card into devices. A process can use one of them, and NCCL does not "
-            "connect two devices of the same card.",
-            symptom="fewer devices than expected, or NCCL's `Duplicate GPU detected`",
-            fix="Switch MIG off for DDP jobs.",
-            verified=RECORDED,
-        ),
-    ),
-    _check(
+    Check(
         "gpu.persistence",
         "persistence mode",
-        _by_gpu(_persistence_of),
+        _ask,
+        by_host("gpu.persistence", _persistence_of),
         Doc(
             cause="Without persistence mode the driver sets the GPU up anew for the first process that opens it.",
             symptom="the first CUDA call takes 5 to 30 s",
             fix="`nvidia-smi -pm 1` or nvidia-persistenced.",
             verified=RECORDED,
         ),
-    ),
-    Check(
-        "gpu.fabric",
-        "the NVSwitch fabric manager runs",
-        _ask_fabric,
-        _judge_fabric,
-        Doc(
-            cause="On machines with NVSwitches (HGX, DGX) CUDA starts only when nvidia-fabricmanager of the driver's "
-            "very version runs.",
-            symptom="Error 802: system not yet initialized; cudaErrorSystemNotReady",
-            fix="Install the fabric manager of the driver's version and start it.",
-            verified=RECORDED,
-        ),
+        exempt=use.unused,
     ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ddpctl.checks.base import Answer, Question, Target, View, Want
@@ -22,6 +23,7 @@ NO_DRIVER = "no_driver"
 NO_DEVICES = "no_devices"
 LOST = "lost"  # a GPU does not answer any more
 FAILED = "failed"
+NO_GPU = (ABSENT, NO_DRIVER, NO_DEVICES)  # nothing for torch to use, as far as nvidia-smi knows
 
 _FAILURES = (
     (re.compile(r"Driver/library version mismatch", re.IGNORECASE), MISMATCH),
@@ -49,10 +51,9 @@ class Gpu:
         return self.cells.get("name")
 
     @property
-    def label(self) -> str:
-        """``GPU 3 (00000000:3B:00.0)``."""
-        bus = self.cells.get("pci.bus_id")
-        return f"GPU {self.index} ({bus})" if bus else f"GPU {self.index}"
+    def bus(self) -> str:
+        """``0000:3b:00``, as ``bus_of`` spells it."""
+        return bus_of(self.cells.get("pci.bus_id") or "")
 
     def number(self, column: str) -> float | None:
         """The cell as a number, whatever unit follows it."""
@@ -85,6 +86,7 @@ class Smi:
     state: str
     text: str = ""
     gpus: tuple[Gpu, ...] = ()
+    program: str = "nvidia-smi"  # as it is called there: in WSL2 it is in no PATH
     apps: tuple[App, ...] = ()
     remapped: tuple[Mapping[str, str | None], ...] = ()
     mig_devices: int = 0
@@ -93,9 +95,9 @@ class Smi:
 
     @property
     def count(self) -> int:
-        """Devices that a process can have: whole GPUs, and MIG devices in place of a GPU that is cut up."""
+        """Devices that a process can have: whole GPUs, or one MIG device, however many there are."""
         whole = [gpu for gpu in self.gpus if not gpu.is_on("mig.mode.current")]
-        return len(whole) + self.mig_devices
+        return len(whole) or min(1, self.mig_devices)
 
     @property
     def driver(self) -> str | None:
@@ -105,19 +107,51 @@ class Smi:
         return next((gpu for gpu in self.gpus if gpu.cells.get("uuid") == uuid), None)
 
 
+def bus_of(text: str) -> str:
+    """One spelling of a PCI address: nvidia-smi's domain has eight digits, the kernel log tells no function."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}"
+
+
+def labels(gpus: Iterable[Gpu]) -> str:
+    """``GPU 3 (00000000:3B:00.0)``; of several ``GPUs 0-3, 6``."""
+    many = tuple(gpus)
+    if len(many) == 1:
+        bus = many[0].cells.get("pci.bus_id")
+        return f"GPU {many[0].index} ({bus})" if bus else f"GPU {many[0].index}"
+    numbers = sorted(int(gpu.index) if gpu.index.isdigit() else -1 for gpu in many)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return "GPUs " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
 def ask(target: Target, want: Want) -> tuple[Question, ...]:
     return (SMI, KERNEL)
 
 
 def smi_of(view: View, host: str) -> Smi | None:
     """What nvidia-smi said on the host; None where the host was not asked."""
-    answer = view.answer(host, SMI)
-    return None if answer is None else read(answer)
+    return smis(view).get(host)
 
 
-def smis(view: View) -> dict[str, Smi]:
+@lru_cache(maxsize=2)
+def smis(view: View) -> Mapping[str, Smi]:
     """host -> what nvidia-smi said, for every host that was asked."""
-    return {target.name: smi for target in view.targets if (smi := smi_of(view, target.name)) is not None}
+    answers = ((target.name, view.answer(target.name, SMI)) for target in view.targets)
+    return {host: read(answer) for host, answer in answers if answer is not None}
+
+
+def has_gpus(view: View, host: str, smi: Smi) -> bool:
+    """Whether the host has an NVIDIA GPU, in order or not. A container sees those of its machine on the PCI bus."""
+    if smi.state not in NO_GPU:
+        return True
+    kernel = view.value(host, KERNEL) or {}
+    mine = kernel.get("nodes") or not kernel.get("container")
+    return bool((kernel.get("gpus") and mine) or (kernel.get("wsl") and smi.state != ABSENT))
 
 
 def read(answer: Answer) -> Smi:
@@ -137,12 +171,18 @@ def read(answer: Answer) -> Smi:
     return Smi(
         OK,
         gpus=tuple(Gpu(row) for row in table(first["stdout"])),
+        program=_program(value.get("program")),
         apps=_apps(value),
         remapped=tuple(table(_text(value, "remapped"))),
         mig_devices=len(_MIG_DEVICE.findall(_text(value, "list"))),
         seconds=first["seconds"],
         evidence={"gpu": first["stdout"]},
     )
+
+
+def _program(path: str | None) -> str:
+    usual = path is None or path.startswith(("/usr/bin/", "/bin/", "/usr/sbin/"))
+    return "nvidia-smi" if usual else str(path)
 
 
 def failure(text: str) -> str | None:

@@ -52,7 +52,19 @@ def want(environment: Environment, job: JobSpec | None, hosts: Sequence[Host], i
         packages=packages,
         data=tuple(job.requires.data),
         free_disk_gb=job.requires.free_disk_gb,
+        backend=backend_of(job.args),
         rendezvous=job.rendezvous,
         fabric_names=names,
         imports=imports,
     )
+
+
+def backend_of(args: Sequence[str]) -> str | None:
+    """The backend that a script's arguments name, as nearly all scripts call it; None: it chooses by itself."""
+    found = None
+    for index, argument in enumerate(args):
+        name, _, value = argument.partition("=")
+        if name.lstrip("-").replace("_", "-") in ("backend", "dist-backend") and name.startswith("--"):
+            value = value or (args[index + 1] if index + 1 < len(args) else "")
+            found = value if value in ("nccl", "gloo") else None
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
@@ -11,8 +13,10 @@ from ddpctl.spec.finding import Finding, Severity
 
 MANAGED = "`environment: {mode: managed, packages: [torch==...]}` makes ddpctl put the same one on every node"
 IMPORT_DEADLINE_S = 60.0
-# Variables of the job that change which libraries an import finds.
-_IMPORT_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
+LIVE_DEADLINE_S = 20.0
+# Variables of the job that change which libraries an import finds, and which devices.
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_IMPORT_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "LD_PRELOAD", *_VISIBLE)
 
 
 def versions_question(target: Target) -> Question:
@@ -20,9 +24,20 @@ def versions_question(target: Target) -> Question:
     return Question("versions", {"python_path": path} if path else {})
 
 
-def import_question(target: Target) -> Question:
+def _import_params(target: Target) -> dict[str, Any]:
     env = {name: target.env[name] for name in _IMPORT_ENV if name in target.env}
-    return Question("torch_import", {"env": env} if env else {}, deadline=IMPORT_DEADLINE_S)
+    return {"env": env} if env else {}
+
+
+def import_question(target: Target) -> Question:
+    return Question("torch_import", _import_params(target), deadline=IMPORT_DEADLINE_S)
+
+
+def live_question(target: Target, want: Want) -> Question:
+    """What the driver's library sees now: the import of torch tells it too, where there is a torch to import."""
+    if want.managed:
+        return Question("gpu_devices", _import_params(target), deadline=LIVE_DEADLINE_S)
+    return import_question(target)
 
 
 def ask_versions(target: Target, want: Want) -> Iterable[Question]:
@@ -34,14 +49,38 @@ def ask_import(target: Target, want: Want) -> Iterable[Question]:
     return () if want.managed else (import_question(target), versions_question(target))
 
 
-def versions(view: View) -> dict[str, dict[str, Any]]:
+@lru_cache(maxsize=2)
+def versions(view: View) -> Mapping[str, dict[str, Any]]:
     """host -> what is installed there; empty when ddpctl brings the environment."""
     return {} if view.want.managed else view.values(lambda target, want: versions_question(target))
 
 
-def imports(view: View) -> dict[str, dict[str, Any]]:
+@lru_cache(maxsize=2)
+def imports(view: View) -> Mapping[str, dict[str, Any]]:
     """host -> what its import of torch said; empty when ddpctl brings the environment."""
     return {} if view.want.managed else view.values(lambda target, want: import_question(target))
+
+
+def live(view: View, host: str) -> dict[str, Any] | None:
+    """What the driver's library said on the host; None: not asked, or a torch for processors."""
+    if view.want.managed:
+        return _drivers(view).get(host)
+    found: dict[str, Any] | None = (imports(view).get(host) or {}).get("live")
+    return found
+
+
+@lru_cache(maxsize=2)
+def _drivers(view: View) -> Mapping[str, dict[str, Any]]:
+    return view.values(live_question)
+
+
+def run_python(view: View, host: str, program: str) -> str:
+    """A command that runs a program in the host's interpreter, with the job's search paths."""
+    target = next(one for one in view.targets if one.name == host)
+    env = "".join(f"{name}={shlex.quote(target.env[name])} " for name in _IMPORT_ENV if name in target.env)
+    home, _, rest = target.python.partition("/")
+    python = f"~/{shlex.quote(rest)}" if home == "~" else shlex.quote(target.python)
+    return f"{env}{python} -c {shlex.quote(program)}"
 
 
 def _judge_versions(view: View) -> Iterable[Finding]:
@@ -101,10 +140,15 @@ def _judge_import(view: View) -> Iterable[Finding]:
             late = value.get("timed_out", False)
             yield Finding(
                 "torch.import",
-                Severity.ERROR,
-                value["error"] if late else f"import torch fails: {value['error']}",
+                Severity.WARNING if late else Severity.ERROR,
+                f"{value['error']}: a cold environment on a network disk does that, and a library that hangs"
+                if late
+                else f"import torch fails: {value['error']}",
                 host=host,
-                fix=f"ssh {host} {_python(view, host)} -c 'import torch'",
+                command=run_python(view, host, "import torch"),
+                fix="run it once: the next import finds the files in memory; if it never ends, look for the library"
+                if late
+                else None,
                 evidence=value,
             )
 
@@ -129,8 +173,8 @@ IMPORT = Check(
     ask_import,
     _judge_import,
     Doc(
-        cause="torch is installed but its import fails or takes minutes: a system library is missing, LD_LIBRARY_PATH "
-        "holds another CUDA or NCCL, the environment lies on a slow network disk.",
+        cause="torch is installed but its import fails: a system library is missing, LD_LIBRARY_PATH holds another "
+        "CUDA or NCCL. Or it takes more than a minute (a warning): the environment lies on a slow network disk.",
         symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
         "that start minutes apart",
         fix="Run the import by hand on that node; the last line of its error names the library.",

@@ -17,7 +17,8 @@ from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Wa
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.job import script_question
 from ddpctl.checks.network import MESH_IDS, hosts_to_read, network_of, network_question
-from ddpctl.checks.torch import versions_question
+from ddpctl.checks.torch import live_question, versions_question
+from ddpctl.checks.use import devices
 from ddpctl.errors import ConnectError, DdpctlError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
@@ -214,7 +215,9 @@ def _ask(
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
     script = script_question(want)
-    return (network_question(want), versions_question(target), *((script,) if script else ()))
+    counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
+    live = (live_question(target, want),) if counted else ()
+    return (network_question(want), versions_question(target), *live, *((script,) if script else ()))
 
 
 def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:
@@ -291,9 +294,8 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
         return next((a.value for key, a in answers.items() if key.partition(":")[0] == name and a.ok), None) or {}
 
     torch = value("versions").get("torch") or {}
-    seen = value("torch_import").get("devices")  # what the job's own torch sees, CUDA_VISIBLE_DEVICES included
     return NodeFacts(
-        gpus=value("network").get("gpus") if seen is None else int(seen),
+        gpus=devices(view, target),
         cores=value("network").get("cores"),
         fabric_address=fabric.address if fabric else None,
         interface=fabric.interface if fabric else None,

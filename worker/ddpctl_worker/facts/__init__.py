@@ -37,6 +37,8 @@ QUESTIONS = {
     "nvidia_kernel": "nvidia",
     "nvidia_smi": "nvidia",
     "fabric_manager": "nvidia",
+    "amd_gpus": "amd",
+    "gpu_devices": "devices",
     "kernel_log": "kernel_log",
     "infiniband": "infiniband",
     "gpu_paths": "pci",

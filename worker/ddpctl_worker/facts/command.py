@@ -11,13 +11,15 @@ from typing import Any, Dict, List, Optional
 
 # Where administrators' tools live; a login over SSH often lacks them in PATH.
 ADMIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Where nvidia-smi is in WSL2, and in containers of some clouds.
+GPU_PATH = "/usr/lib/wsl/lib:/usr/local/nvidia/bin"
 OUTPUT_LIMIT = 256 * 1024
 GONE_S = 0.5  # how long a killed program may take to go
 
 
 def find(program: str) -> Optional[str]:
     """The program's full path, or None."""
-    return shutil.which(program) or shutil.which(program, path=ADMIN_PATH)
+    return shutil.which(program) or shutil.which(program, path=ADMIN_PATH + ":" + GPU_PATH)
 
 
 def run(

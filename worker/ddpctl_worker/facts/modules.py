@@ -10,7 +10,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.facts import boot_id, command
-from ddpctl_worker.facts.torch_import import _load, _remember, _stamp, fingerprint
+from ddpctl_worker.facts.torch_import import load, remember, stamp, fingerprint
 from ddpctl_worker.facts.versions import site_folders
 
 CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
@@ -71,7 +71,7 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     python = str(params.get("python") or sys.executable)
     key = _key(python, statements, env)
     cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE % os.uname().nodename)
-    known = _load(cache)
+    known = load(cache)
     if key in known:
         return {"failed": [], "error": None, "cached": True}
     said = command.run(
@@ -84,7 +84,7 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     guards = params.get("guards") or {}
     survived = [one["kind"] in _CAUGHT.get(str(guards.get(one["statement"])), ()) for one in value["failed"]]
     if value["error"] is None and all(survived):
-        _remember(cache, known, key, {})
+        remember(cache, known, key, {})
     return dict(value, cached=False)
 
 
@@ -114,10 +114,10 @@ def _key(python: str, statements: List[str], env: Dict[str, str]) -> str:
         tops = sorted({one.split()[1].split(".")[0] for one in statements})
         parts.append(fingerprint(dict(env, PYTHONPATH=path) if path else env))
         for folder in site_folders(path):
-            parts.append([_stamp(os.path.join(folder, top, "__init__.py")) for top in tops])
-            parts.append([_stamp(os.path.join(folder, top + ".py")) for top in tops])
+            parts.append([stamp(os.path.join(folder, top, "__init__.py")) for top in tops])
+            parts.append([stamp(os.path.join(folder, top + ".py")) for top in tops])
     else:  # an environment of ours: named by its content, and never changed
-        parts += [_stamp(python), _stamp(os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg"))]
+        parts += [stamp(python), stamp(os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg"))]
         parts.append(sorted(env.items()))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from typing import Any, Dict, List
 
 from ddpctl_worker.addresses import network_facts
+from ddpctl_worker.facts import amd, nvidia
 
 
 def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``network_facts``, ``cores`` that we may use, ``gpus`` (NVIDIA devices), ``uid``, and ``names``: each of
+    """``network_facts``, ``cores`` that we may use, ``gpus`` (their device nodes), ``uid``, and ``names``: each of
     ``params["names"]`` as it resolves here."""
     found = network_facts()
-    found["gpus"] = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
+    found["gpus"] = nvidia.devices() or amd.usable()
     found["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found["uid"] = os.getuid()
     found["names"] = {name: _resolve(name) for name in params.get("names", ())}

@@ -19,6 +19,7 @@ _VENDOR = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")
 _BRIDGE = "0x0680"  # an NVSwitch
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_peermem", "nv_peer_mem", "nouveau")
+WSL_CUDA = "/usr/lib/wsl/lib/libcuda.so.1"
 _BAD_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 _MOST_BAD_FIELDS = 12
 _OLD_REASONS = "clocks_throttle_reasons."
@@ -58,7 +59,7 @@ REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remap
 
 
 def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """PCI devices by kind, loaded modules, the driver's own version text, device nodes."""
+    """PCI devices by kind, loaded modules, the driver's own version text, device nodes, the distribution's names."""
     devices = pci_devices()
     loaded = {line.split(" ", 1)[0] for line in read_text("/proc/modules").splitlines()}
     return {
@@ -68,8 +69,37 @@ def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, 
         "version": read_text("/proc/driver/nvidia/version"),
         "driver_gpus": sorted(os.path.basename(path) for path in glob.glob("/proc/driver/nvidia/gpus/*")),
         "nodes": sorted(path for path in glob.glob("/dev/nvidia*") if re.search(r"/nvidia\d+$", path)),
+        "minors": minors(),
+        "wsl": os.path.exists("/dev/dxg"),
+        "distribution": distribution(),
         "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
     }
+
+
+def minors(root: str = "/proc/driver/nvidia/gpus") -> Dict[str, int]:
+    """PCI address -> N of /dev/nvidiaN, which is not nvidia-smi's number."""
+    found = {}
+    for path in glob.glob(root + "/*/information"):
+        match = re.search(r"^Device Minor:\s*(\d+)", read_text(path), re.MULTILINE)
+        if match:
+            found[os.path.basename(os.path.dirname(path))] = int(match.group(1))
+    return found
+
+
+def distribution() -> List[str]:
+    """``ID`` and ``ID_LIKE`` of os-release: ``["ubuntu", "debian"]``."""
+    found = []
+    for line in read_text("/etc/os-release").splitlines():
+        name, _, value = line.partition("=")
+        if name in ("ID", "ID_LIKE"):
+            found += value.strip("\"'").split()
+    return found
+
+
+def devices() -> int:
+    """GPUs by their device nodes; WSL2 has one node for all, and CUDA's library where the GPU is NVIDIA's."""
+    nodes = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
+    return nodes or int(os.path.exists("/dev/dxg") and os.path.exists(WSL_CUDA))
 
 
 def pci_devices() -> "List[tuple[str, str]]":
@@ -91,6 +121,7 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
         return None
     until = time.monotonic() + context["deadline"] - 1.0
     found: Dict[str, Any] = {"gpu": _query_gpu(until), "apps": None, "remapped": None, "list": None, "processes": []}
+    found["program"] = command.find("nvidia-smi")
     if found["gpu"]["code"] != 0:
         return found
     found["apps"] = _smi(["--query-compute-apps=" + APPS, "--format=csv,noheader"], until)

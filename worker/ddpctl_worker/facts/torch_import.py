@@ -1,4 +1,7 @@
-"""The real ``import torch``, tried once for each environment of this node and remembered until that changes."""
+"""The real ``import torch``, tried once for each environment of this node and remembered until that changes.
+
+The import is remembered, the devices are not: the driver's library is asked for them each time, without torch.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ import tempfile
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.facts import command, read_text
+from ddpctl_worker.facts import boot_id, command, read_text
+from ddpctl_worker.facts.devices import VISIBLE, seen
 from ddpctl_worker.facts.environment import libraries
-from ddpctl_worker.facts.versions import site_folders
+from ddpctl_worker.facts.versions import module_version, site_folders
 
 KEEP = 8  # environments remembered
-CACHE = "torch_import.json"
+CACHE = "torch_import.%s.json"  # a host each: a home on NFS is that of all nodes
+SEEN_S = 15.0  # how long the driver's library may take; most of it is the driver's own start
 
 # Runs in a process of its own, with the job's search paths. Prints one JSON line.
 PROGRAM = r"""
@@ -50,7 +55,7 @@ try:
     out["nccl"] = None
     out["arch_list"] = []
     out["devices"] = 0
-    if torch.version.cuda:
+    if torch.version.cuda or out["hip"]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             out["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -86,23 +91,40 @@ _MARK = "DDPCTL-IMPORT "
 def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """What a real import says: versions, CUDA build, NCCL, gloo, the GPU generations of the build, or the last line of
     the error. ``params["env"]``: the variables of the job that change what is imported. A success is remembered; a
-    failure is tried again, since what mends it (a system library) often leaves the environment as it is."""
+    failure is tried again, since its cure (a system library) often leaves the environment as it is.
+
+    ``live`` is what the driver's library says now (``devices.seen``; None: a build for processors), ``devices`` how
+    many GPUs torch sees. When the driver sees another number than torch did, torch is imported again.
+    """
+    until = time.monotonic() + context["deadline"] - 1.0
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     key = fingerprint(env)
-    cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE)
-    known = _load(cache)
+    cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE % os.uname().nodename)
+    known = load(cache)
+    live = _live(env)
     if key in known:
-        return dict(known[key]["value"], cached=True)
+        value = known[key]["value"]
+        if live and live["code"] is None and live["error"]:  # it hangs, and so would torch
+            return dict(value, devices=0, live=live, cached=True)
+        if value.get("devices", 0) == (len(live["devices"]) if live else 0):
+            return dict(value, live=live, cached=True)
     result = command.run(
         [sys.executable, "-c", PROGRAM],
-        timeout=max(1.0, context["deadline"] - 1.0),
+        timeout=max(1.0, until - time.monotonic()),
         env=dict(env, OMP_NUM_THREADS="1"),
         cwd="/",
     )
     value = _value(result)
     if value["error"] is None:
-        _remember(cache, known, key, value)
-    return dict(value, cached=False)
+        remember(cache, known, key, value)
+    return dict(value, live=live, cached=False)
+
+
+def _live(env: Dict[str, str]) -> Optional[Dict[str, Any]]:
+    torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
+    if not (torch.get("cuda") or torch.get("hip")):
+        return None
+    return seen(env, torch.get("hip"), torch.get("path"), SEEN_S)
 
 
 def _value(result: Dict[str, Any]) -> Dict[str, Any]:
@@ -119,19 +141,22 @@ def _value(result: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def fingerprint(env: Dict[str, str]) -> str:
-    """Changes whenever the interpreter, an installed package, the job's search paths or the driver change."""
+    """Changes with the interpreter, an installed package, the search paths, the driver, the visible devices, and with
+    each boot."""
     folders = site_folders(env.get("PYTHONPATH"))
     parts: List[Any] = [sys.executable, os.path.realpath(sys.executable), sys.version, sorted(env.items())]
     for folder in folders:
-        parts.append([folder, _stamp(folder), sorted(n for n in os.listdir(folder) if n.endswith("-info"))])
-        parts.append([_stamp(os.path.join(folder, m, "version.py")) for m in ("torch", "torchvision")])
+        parts.append([folder, stamp(folder), sorted(n for n in os.listdir(folder) if n.endswith("-info"))])
+        parts.append([stamp(os.path.join(folder, m, "version.py")) for m in ("torch", "torchvision")])
     path = env.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
-    parts.append([path, [[name, _stamp(name)] for name in libraries(path, "libnccl.so*")], _stamp("/etc/ld.so.cache")])
+    parts.append([path, [[name, stamp(name)] for name in libraries(path, "libnccl.so*")], stamp("/etc/ld.so.cache")])
+    parts.append([os.environ.get(name) for name in VISIBLE])
+    parts.append([os.uname().nodename, boot_id()])
     parts.append(read_text("/proc/driver/nvidia/version"))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _stamp(path: str) -> Optional[List[int]]:
+def stamp(path: str) -> Optional[List[int]]:
     try:
         status = os.stat(path)
     except OSError:
@@ -139,7 +164,7 @@ def _stamp(path: str) -> Optional[List[int]]:
     return [status.st_mtime_ns, status.st_size]
 
 
-def _load(path: str) -> Dict[str, Any]:
+def load(path: str) -> Dict[str, Any]:
     """What is remembered; a file that cannot be read as such is as good as none."""
     try:
         known = json.loads(read_text(path) or "{}")
@@ -148,7 +173,7 @@ def _load(path: str) -> Dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _remember(path: str, known: Dict[str, Any], key: str, value: Dict[str, Any]) -> None:
+def remember(path: str, known: Dict[str, Any], key: str, value: Dict[str, Any]) -> None:
     """Written aside and renamed. A node whose disk is full simply does not remember."""
     newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEEP - 1]
     known = dict(newest, **{key: {"time": time.time(), "value": value}})

@@ -6,7 +6,15 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    with_config,
+)
 from typing_extensions import NotRequired, TypedDict
 
 from ddpctl.transport.shapes.runs import Survivor
@@ -98,8 +106,76 @@ class Python(TypedDict):
     kernel: Short
 
 
+class Driver(TypedDict):
+    """What CUDA's or HIP's own library sees."""
+
+    api: Literal["cuda", "hip"] | None
+    code: Whole | None
+    error: Short | None
+    devices: list[Label]
+    visible: dict[Short, Short]
+
+
+@with_config(ConfigDict(extra="allow"))  # the rest is for checks alone
+class Imported(TypedDict):
+    torch: Short | None
+    error: Short | None
+    devices: NotRequired[Small]
+    live: NotRequired[Driver | None]
+
+
+class Ran(TypedDict):
+    code: Whole | None
+    stdout: Text
+    stderr: Text
+    timed_out: bool
+    seconds: Number
+
+
+class App(TypedDict):
+    pid: Count
+    user: Short | None
+    command: Short | None
+    job: Short | None
+
+
+class NvidiaSmi(TypedDict):
+    gpu: Ran
+    apps: Ran | None
+    remapped: Ran | None
+    list: Ran | None
+    processes: list[App]
+    program: NotRequired[Short | None]
+
+
+class AmdGpu(TypedDict):
+    bus: Label
+    gfx: Count
+    render: Short
+    total: Count | None
+    used: Count | None
+
+
+class AmdGpus(TypedDict):
+    gpus: list[AmdGpu]
+    pci: list[Label]
+    missing: list[Short]
+    closed: list[Short]
+    user: Short
+    driver: Short
+
+
 # What plans and environments are made from. The other questions are read by checks alone: see checks.judge.
-FACTS: Mapping[str, Any] = {"network": Network, "versions": Versions, "script": Script, "python": Python}
+FACTS: Mapping[str, Any] = {
+    "network": Network,
+    "versions": Versions,
+    "script": Script,
+    "python": Python,
+    "torch_import": Imported,
+    "gpu_devices": Driver,
+    "nvidia_smi": NvidiaSmi | None,
+    "amd_gpus": AmdGpus,
+}
 
 
 class Answer(TypedDict):

@@ -1,0 +1,77 @@
+"""AMD GPUs, from the kernel's files alone: they never hang, unlike rocm-smi on a wedged driver."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.facts import read_text, user_name
+
+_VENDOR = "0x1002"
+_CARDS = ("0x0380", "0x1200")  # display controller without a display, processing accelerator: no desktop's graphics
+_NODES = "/sys/class/kfd/kfd/topology/nodes"
+_LEAST_VRAM = 4 << 30  # a processor's own graphics have less; nobody trains on them
+
+
+def amd_gpus(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """``gpus`` that the compute driver (KFD) has, ``pci``: accelerators on the bus, and the device nodes that this
+    login may not open."""
+    found = gpus()
+    nodes = ["/dev/kfd", *(gpu["render"] for gpu in found)] if found else []
+    return {
+        "gpus": found,
+        "pci": accelerators(),
+        "missing": [path for path in nodes if not os.path.exists(path)],
+        "closed": [path for path in nodes if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)],
+        "user": user_name(),
+        "driver": read_text("/sys/module/amdgpu/version").strip(),
+    }
+
+
+def gpus(root: str = _NODES) -> List[Dict[str, Any]]:
+    """Every GPU of the KFD topology: ``bus``, ``gfx`` (90402 is gfx942), ``render`` node, memory in bytes."""
+    found = []
+    for folder in sorted(glob.glob(root + "/*"), key=lambda path: (len(path), path)):
+        words = (line.split() for line in read_text(folder + "/properties").splitlines())
+        values = {word[0]: int(word[1]) for word in words if len(word) == 2 and word[1].isdigit()}
+        if not values.get("gfx_target_version"):
+            continue  # a processor
+        minor = values.get("drm_render_minor", 0)
+        device = "/sys/class/drm/renderD%d/device" % minor
+        total = _number(device + "/mem_info_vram_total")
+        if total is not None and total < _LEAST_VRAM:
+            continue
+        found.append(
+            {
+                "bus": bus_id(values.get("domain", 0), values.get("location_id", 0)),
+                "gfx": values["gfx_target_version"],
+                "render": "/dev/dri/renderD%d" % minor,
+                "total": total,
+                "used": _number(device + "/mem_info_vram_used"),
+            }
+        )
+    return found
+
+
+def usable() -> int:
+    """GPUs whose device nodes are here: a container has those of all in /sys and its own in /dev."""
+    return sum(os.path.exists(gpu["render"]) for gpu in gpus()) if os.path.exists("/dev/kfd") else 0
+
+
+def bus_id(domain: int, location: int) -> str:
+    """``0000:1b:00.0``."""
+    return "%04x:%02x:%02x.%d" % (domain, location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7)
+
+
+def accelerators() -> List[str]:
+    found = []
+    for folder in sorted(glob.glob("/sys/bus/pci/devices/*")):
+        if read_text(folder + "/vendor").strip() == _VENDOR and read_text(folder + "/class").startswith(_CARDS):
+            found.append(os.path.basename(folder))
+    return found
+
+
+def _number(path: str) -> Optional[int]:
+    text = read_text(path, limit=64).strip()
+    return int(text) if text.isdigit() else None
