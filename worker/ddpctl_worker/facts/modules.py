@@ -10,7 +10,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.facts import boot_id, command
-from ddpctl_worker.facts.torch_import import load, remember, stamp, fingerprint
+from ddpctl_worker.facts.torch_import import fingerprint, load, remember, stamp
 from ddpctl_worker.facts.versions import site_folders
 
 CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
