@@ -11,6 +11,7 @@ from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.judge import verdicts
 from ddpctl.spec.finding import Finding, Severity
 from tests.checks.machine import Machine, machines, over, read, view
+from tests.checks.test_commands import assert_runs_as_it_is
 
 ALL = machines()
 TROUBLE = (Severity.ERROR, Severity.WARNING)
@@ -44,9 +45,10 @@ def test_exactly_its_fault_is_found(machine: Machine, findings: tuple[Finding, .
 
 
 def test_its_commands_are_shell_text(findings: tuple[Finding, ...]) -> None:
-    commands = "\n".join(one.command for one in findings if one.command)
-    assert "ssh " not in commands
-    subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
+    own = [one for one in findings if one.command]
+    for one in own:
+        assert_runs_as_it_is(one)
+    subprocess.run(["bash", "-n"], input="\n".join(str(one.command) for one in own), text=True, check=True)
 
 
 @pytest.mark.parametrize(
