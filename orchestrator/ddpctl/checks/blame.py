@@ -28,6 +28,11 @@ class Fault:
     reply: bool = False
 
     @property
+    def certain(self) -> bool:
+        """Rules that do it were read; else they may, or nothing is known."""
+        return any(block.certain for block in self.blocks)
+
+    @property
     def outgoing(self) -> bool:
         return self.host == self.dial.dialer
 
@@ -40,7 +45,8 @@ def faults(view: View) -> tuple[Fault, ...]:
     no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == "no_route"}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_way_back]
     lost = _mute_dialers(mesh, blocked)
-    return tuple(_blame(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+    found = (_blame(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+    return tuple(fault for fault in found if fault.certain or fault.dial not in mesh.crowded_out)
 
 
 def wrong_address(mesh: Mesh, peer: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ddpctl.checks.base import View
+from ddpctl.checks.meshwords import fine, network_answer, not_dialled, sudo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh, Pair
 from ddpctl.spec.outliers import BROKEN, late_links, slow_links
@@ -27,6 +27,7 @@ class _Hole:
 
 def judge_bulk(view: View) -> Iterable[Finding]:
     """Small messages pass, bulk data stalls."""
+    yield from _not_measured("mesh.mtu", view)
     mesh = view.mesh
     if mesh is None or not mesh.speeds:
         return
@@ -34,7 +35,15 @@ def judge_bulk(view: View) -> Iterable[Finding]:
     for host, own in _by_host(mesh, holes).items():
         yield _hole_finding(view, mesh, host, own)
     if not holes:
-        yield Finding("mesh.mtu", Severity.OK, "big packets arrive in both directions")
+        yield from fine("mesh.mtu", mesh, "big packets arrive in both directions")
+
+
+def _not_measured(check: str, view: View) -> Iterable[Finding]:
+    """Links that were not dialled, or on which no data went."""
+    yield from not_dialled(check, view)
+    mesh = view.mesh
+    if mesh is not None and not mesh.speeds and mesh.pairs:
+        yield Finding(check, Severity.UNKNOWN, "not looked at: no link was measured")
 
 
 def _holes(mesh: Mesh) -> Iterable[_Hole]:
@@ -98,20 +107,13 @@ def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: i
         )
     fabric = mesh.fabric.get(host)
     interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
-    root = "" if _network(view, host).get("uid") == 0 else "sudo "
-    return f"{root}ip link set dev {interface} mtu {passed}"
+    return f"{sudo(view, host)}ip link set dev {interface} mtu {passed}"
 
 
 def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
     fabric = mesh.fabric.get(host)
-    entries = _network(view, host).get("addresses", [])
+    entries = network_answer(view, host).get("addresses", [])
     return next((entry["mtu"] for entry in entries if fabric and entry["address"] == fabric.address), None)
-
-
-def _network(view: View, host: str) -> Mapping[str, Any]:
-    """The host's answer to the ``network`` question."""
-    answers = view.answers.get(host, {}).items()
-    return next((a.value for key, a in answers if a.ok and key.partition(":")[0] == "network"), {})
 
 
 # --- slow and late ---------------------------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ def _network(view: View, host: str) -> Mapping[str, Any]:
 
 def judge_bandwidth(view: View) -> Iterable[Finding]:
     """Links that were slow in both measurements."""
+    yield from _not_measured("mesh.bandwidth", view)
     mesh = view.mesh
     if mesh is None or not any(speed.push_mbit for speed in mesh.speeds):
         return
@@ -128,12 +131,13 @@ def judge_bandwidth(view: View) -> Iterable[Finding]:
     for host, pairs in _worst_hosts(mesh, slow).items():
         yield _outlier("mesh.bandwidth", mesh, host, pairs, "Mbit/s", min(pairs.values()), middle)
     if not slow:
-        note = f" ({mesh.note})" if mesh.note else ""
-        yield Finding("mesh.bandwidth", Severity.OK, f"{len(rates)} links, median {middle:.0f} Mbit/s{note}")
+        words = f"{len(rates)} links, median {middle:.0f} Mbit/s over one TCP connection"
+        yield from fine("mesh.bandwidth", mesh, words + "{note}")
 
 
 def judge_latency(view: View) -> Iterable[Finding]:
     """Round trips that were long in both measurements."""
+    yield from _not_measured("mesh.latency", view)
     mesh = view.mesh
     if mesh is None:
         return
@@ -145,7 +149,7 @@ def judge_latency(view: View) -> Iterable[Finding]:
     for host, pairs in _worst_hosts(mesh, late).items():
         yield _outlier("mesh.latency", mesh, host, pairs, "ms", max(pairs.values()), middle)
     if not late:
-        yield Finding("mesh.latency", Severity.OK, f"{len(trips)} links, median round trip {middle:.2f} ms")
+        yield from fine("mesh.latency", mesh, f"{len(trips)} links, median round trip {middle:.2f} ms")
 
 
 def _back(pair: Pair) -> Pair:
@@ -189,10 +193,11 @@ def _outlier(
         else f"on {host}: `traceroute {mesh.fabric[others[0]].address}` shows the way"
     )
     number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
+    one = " over one TCP connection" if unit == "Mbit/s" else ""
     return Finding(
         check,
         Severity.WARNING,
-        f"{where} {number} {unit}, measured twice; the median of all links is {middle:.4g} {unit}",
+        f"{where} {number} {unit}{one}, measured twice; the median of all links is {middle:.4g} {unit}",
         host,
         peer=others[0] if len(others) == 1 else None,
         fix=fix,

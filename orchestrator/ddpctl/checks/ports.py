@@ -11,7 +11,7 @@ from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.blame import Fault, faults
 from ddpctl.checks.firewall import Block
-from ddpctl.checks.meshwords import dial_json, fine, names
+from ddpctl.checks.meshwords import dial_json, fine, names, not_dialled
 from ddpctl.checks.use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
@@ -37,6 +37,7 @@ CROWD = 3  # hosts
 def judge_ports(view: View) -> Iterable[Finding]:
     """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
     blocks, and each way in which it does. What gloo never uses is an info."""
+    yield from not_dialled("mesh.ports", view)
     mesh = view.mesh
     if mesh is None:
         return
@@ -54,7 +55,7 @@ def judge_ports(view: View) -> Iterable[Finding]:
     for group in _grouped([fault for fault in needed if fault.host not in guilty]):
         if group.blocks or not crowd:
             yield _finding(Severity.INFO, group, view)
-    if not needed:
+    if not needed and not mesh.crowded_out:
         yield from fine(
             "mesh.ports",
             mesh,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks.base import View
 from ddpctl.checks.blame import wrong_address
-from ddpctl.checks.meshwords import dial_json, fine, names
+from ddpctl.checks.meshwords import dial_json, fine, names, not_dialled
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
 
@@ -16,16 +16,17 @@ STRANGERS = {"wrong_host", "foreign", "silent", "closed"}
 
 def judge_route(view: View) -> Iterable[Finding]:
     """A node without a way to another's address."""
+    yield from not_dialled("mesh.route", view)
     mesh = view.mesh
     if mesh is None:
         return
     lost: dict[tuple[str, str], Dial] = {}
     for dial in mesh.dials:
-        if dial.status == "no_route" and not wrong_address(mesh, dial.peer):
+        if dial.status == "no_route" and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
             lost.setdefault((dial.dialer, dial.peer), dial)
     for host, dials in _by_culprit(lost).items():
         yield _no_route(mesh, host, dials)
-    if not lost:
+    if not lost and not mesh.crowded_out:
         yield from fine("mesh.route", mesh, "every node has a route to every other")
 
 
@@ -64,6 +65,7 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
 
 def judge_identity(view: View) -> Iterable[Finding]:
     """Another node or another program behind a node's address."""
+    yield from not_dialled("mesh.identity", view)
     mesh = view.mesh
     if mesh is None:
         return

@@ -15,8 +15,10 @@ from typing import Any
 from ddpctl.checks import judge, rehearsal, subject
 from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Want
 from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.fabric import network_of
 from ddpctl.checks.job import script_question
-from ddpctl.checks.network import MESH_IDS, hosts_to_read, network_of, network_question
+from ddpctl.checks.meshwords import network_question
+from ddpctl.checks.network import MESH_IDS, hosts_to_read
 from ddpctl.checks.torch import versions_question
 from ddpctl.errors import ConnectError, DdpctlError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
@@ -125,7 +127,7 @@ def _measure(
     networks = tuple(network for network in map(network_of(view), targets) if network is not None)
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
     if wants_mesh and len(networks) > 1 and asked.ports:
-        view = _with_mesh(view, networks, asked.ports, fleet, tell)
+        view = _with_mesh(view, networks, asked.ports, inventory.cluster, fleet, tell)
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, asked.ports)
     findings = judge.verdicts(checks, view, left_out)
@@ -225,11 +227,13 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
 # --- round two -------------------------------------------------------------------------------------------------------
 
 
-def _with_mesh(view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, ...], fleet: Fleet, tell: Tell) -> View:
+def _with_mesh(
+    view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, ...], cluster: str, fleet: Fleet, tell: Tell
+) -> View:
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1]), fleet, tell)
+    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1], cluster), fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
     if suspected:

@@ -49,6 +49,12 @@ class Address(TypedDict):
     bridge: NotRequired[bool]
 
 
+class Neighbours(TypedDict):
+    limit: Count
+    entries: Count
+    overflows: Count
+
+
 class Network(TypedDict):
     addresses: list[Annotated[Address, AfterValidator(_interface)]]
     ssh_address: IP | None
@@ -58,6 +64,7 @@ class Network(TypedDict):
     cores: Small | None
     uid: Count
     names: dict[str, list[IP]]
+    neighbours: Neighbours | None
 
 
 class Module(TypedDict):
@@ -190,6 +197,7 @@ class Dials(TypedDict):
     open: list[Open]
     links: list[Link]
     speeds: list[Speed]
+    neighbours: Neighbours | None
 
 
 def _dialled(found: Dials, info: ValidationInfo) -> Dials:
