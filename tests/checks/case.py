@@ -7,7 +7,12 @@ answers   host or "*" -> question key -> the value; {"!": text} is an error, {"!
           What stands under "*" holds for every host; a host's own values are laid over it, key by key
 errors    host -> [class of ddpctl.errors, message, kind or null]
 timings   host -> [asked, received, sent, answered]
-findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix}; no others but ok ones
+findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix,
+          "command": words of the command}; no others but ok ones
+mesh      what the nodes saw of each other; left out: everybody reached everybody on the fabric addresses given here
+          fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]], laid over
+          those that went well; neighbours: host -> [limit, entries, overflows]
+rehearsal host -> what it told of the rehearsal
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ from ddpctl import errors
 from ddpctl.checks.base import Answer, Check, Target, Timing, View, Want
 from ddpctl.checks.judge import questions, verdicts
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours
 
 CASES = Path(__file__).with_name("cases")
 
 
 def load(path: Path) -> dict[str, Any]:
     case: dict[str, Any] = json.loads(path.read_text())
-    unknown = set(case) - {"why", "targets", "want", "answers", "errors", "timings", "findings"}
+    unknown = set(case) - {"why", "targets", "want", "answers", "errors", "timings", "mesh", "rehearsal", "findings"}
     assert not unknown, f"{path}: {unknown}"
     return case
 
@@ -43,7 +49,9 @@ def view_of(case: dict[str, Any]) -> View:
         if target.name not in failed
     }
     timings = {host: Timing(*moments) for host, moments in case.get("timings", {}).items()}
-    return View(targets, _want(case.get("want", {})), answers, failed, timings)
+    mesh = _mesh(targets, case["mesh"]) if "mesh" in case else None
+    want = _want(case.get("want", {}))
+    return View(targets, want, answers, failed, timings, mesh=mesh, rehearsal=case.get("rehearsal"))
 
 
 def findings_of(check: Check, case: dict[str, Any]) -> list[Finding]:
@@ -96,6 +104,27 @@ def _want(given: dict[str, Any]) -> Want:
     if isinstance(made.get("imports"), list):
         made["imports"] = frozenset(made["imports"])
     return Want(**made)
+
+
+def _mesh(targets: tuple[Target, ...], given: dict[str, Any]) -> Mesh:
+    """Every pair, on one sampled port."""
+    hosts = tuple(target.name for target in targets)
+    fabric = {host: Fabric(*given["fabric"][host]) for host in hosts if host in given["fabric"]}
+    seen = {(one[0], one[1]): one[2:] for one in given.get("dials", [])}
+    dials = []
+    for pair in ((a, b) for a in hosts for b in hosts if a != b and a in fabric and b in fabric):
+        status, local, interface = seen.get(pair, [OK, fabric[pair[0]].address, fabric[pair[0]].interface])
+        dials.append(Dial(*pair, fabric[pair[1]].address, 40000, status, local=local, interface=interface))
+    return Mesh(
+        hosts,
+        hosts[0],
+        29500,
+        fabric,
+        tuple(dials),
+        ports={host: {40000: "sample"} for host in hosts},
+        scheduled=frozenset((a, b) for a in hosts for b in hosts if a != b),
+        neighbours={host: Neighbours(*table) for host, table in given.get("neighbours", {}).items()},
+    )
 
 
 def _error(host: str, name: str, message: str, kind: str | None = None) -> errors.DdpctlError:

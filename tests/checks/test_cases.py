@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_the_check_says_exactly_this(path: Path) -> None:
             assert words in finding.message, finding.message
         if "fix" in wanted:
             assert wanted["fix"] in (finding.fix or ""), finding.fix
+        if "command" in wanted:
+            assert wanted["command"] in (finding.command or ""), finding.command
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -48,7 +51,9 @@ def assert_readable(finding: Finding) -> None:
     assert "\n" not in finding.message
     assert "{" not in finding.message.replace("{mode", "").replace("{data", ""), "a template that was not filled in"
     if finding.severity.value in ("error", "warning"):
-        assert finding.fix, "an error or a warning says how to mend it"
+        assert finding.fix or finding.command, "an error or a warning says what to do"
+    if finding.command:
+        subprocess.run(["bash", "-n", "-c", finding.command], check=True)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_master_port_blocked_for_one(lab3: Lab) -> None:
     lab3[0].drop(port=PORT, from_=lab3[2])
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node0", "node2")]
-    assert lab3[1].address not in str(found.fix)
+    assert lab3[1].address not in str(found.command)
     run_fix(found, lab3[0])
     clean(lab3)
 
@@ -85,7 +85,7 @@ def test_ephemeral_range_blocked(lab3: Lab) -> None:
     lab3[0].drop(port=RANGE)
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node0", None)]
-    assert str(PORT) not in str(found.fix)
+    assert str(PORT) not in str(found.command)
     run_fix(found, lab3[0])
     clean(lab3)
 
@@ -187,7 +187,7 @@ def test_iptables(lab3: Lab) -> None:
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node0", None)]
     assert "no games" in found.message
-    assert "iptables" in str(found.fix)
+    assert "iptables" in str(found.command)
     run_fix(found, lab3[0])
     clean(lab3)
 

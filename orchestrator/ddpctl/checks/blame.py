@@ -79,18 +79,21 @@ def _blame(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> Fault:
         (dial.dialer, "input", back),
         (dial.peer, "output", back),
     )
+    found = [(*way, _blocks(view, mesh, dial, *way)) for way in ways]
     for certain in (True, False):
-        for host, hook, packet in ways:
-            blocks = firewall.blocking(
-                view.firewalls.get(host, {}), packet, hook, interface=_interface(mesh, host, dial)
-            )
-            blocks = tuple(block for block in blocks if block.certain or not certain)
+        for host, hook, packet, every in found:
+            blocks = tuple(block for block in every if block.certain or not certain)
             if blocks:
                 other = dial.dialer if host == dial.peer else dial.peer
                 return Fault(dial, host, other, blocks, hook, reply=packet is back)
     if dial.dialer in lost:
         return Fault(dial, dial.dialer, dial.peer, (), "output")
     return Fault(dial, dial.peer, dial.dialer, (), "input")
+
+
+def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[Block, ...]:
+    dump = view.firewalls.get(host, {})
+    return firewall.blocking(dump, packet, hook, interface=_interface(mesh, host, dial))
 
 
 def _interface(mesh: Mesh, host: str, dial: Dial) -> str | None:

@@ -84,13 +84,15 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> 
     text = f"big packets {way} {host} {joint} {fold(others)} never arrive, small ones do"
     if passed:
         text += f"; packets of up to {passed} bytes pass, and the interface sends up to {mtus[host] or '?'}"
+    command, fix = _mtu_fix(view, mesh, host, others, passed)
     return Finding(
         "mesh.mtu",
         Severity.ERROR,
         text,
         host,
         peer=others[0] if len(others) == 1 else None,
-        fix=_mtu_fix(view, mesh, host, others, passed),
+        fix=fix,
+        command=command,
         evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [_arrow(h) for h in holes]},
     )
 
@@ -99,15 +101,24 @@ def _arrow(hole: _Hole) -> list[str]:
     return [hole.sender, hole.receiver]
 
 
-def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> str:
+def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> tuple[str | None, str]:
+    """The command for the host, and the rest in words."""
+    interface = _interface(mesh, host)
     if passed is None:
-        return (
+        return f"ip -s link show dev {interface}" if interface else None, (
             f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
-            f"packet length or rate, and at the error counters (`ip -s link`)"
+            f"packet length or rate, and at the interface's error counters"
         )
+    return f"{sudo(view, host)}ip link set dev {interface} mtu {passed}" if interface else None, (
+        f"packets of up to {passed} bytes pass: set the interface's MTU to that, or raise what the switch or tunnel on "
+        "the way carries; gone after a reboot: set it in the machine's network configuration too"
+    )
+
+
+def _interface(mesh: Mesh, host: str) -> str | None:
+    """What names the host's interface in a command."""
     fabric = mesh.fabric.get(host)
-    interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
-    return f"{sudo(view, host)}ip link set dev {interface} mtu {passed}"
+    return fabric.interface if fabric else None
 
 
 def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
@@ -185,13 +196,13 @@ def _outlier(
         where = f"the link from {fold(others)} to {host} gives"
     else:
         where = f"the link between {host} and {fold(others)} gives"
-    fabric = mesh.fabric.get(host)
-    interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
-    fix = (
-        f"on {host}: `ethtool {interface}` shows the negotiated speed; `ip -s link show {interface}` the errors"
-        if unit == "Mbit/s"
-        else f"on {host}: `traceroute {mesh.fabric[others[0]].address}` shows the way"
-    )
+    if unit == "Mbit/s":
+        interface = _interface(mesh, host)
+        command = f"ip -s link show dev {interface}; ethtool {interface}" if interface else None
+        fix = "the speed that was negotiated and the error counters tell a bad port or cable from a busy neighbour"
+    else:
+        command = f"traceroute -n {mesh.fabric[others[0]].address}"
+        fix = "the way that packets take tells a detour or another site from a busy node"
     number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
     one = " over one TCP connection" if unit == "Mbit/s" else ""
     return Finding(
@@ -201,5 +212,6 @@ def _outlier(
         host,
         peer=others[0] if len(others) == 1 else None,
         fix=fix,
+        command=command,
         evidence={"links": {f"{a} -> {b}": value for (a, b), value in pairs.items()}, "median": middle, "unit": unit},
     )

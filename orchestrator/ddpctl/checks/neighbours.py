@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
@@ -26,14 +27,12 @@ def judge_neighbours(view: View) -> Iterable[Finding]:
     for host, dials in full.items():
         assert mesh is not None
         yield _overflow(view, mesh, host, dials)
+    needs = _room(view)
     for target in view.targets:
-        need = _need(view, target.name)
-        answer = network_answer(view, target.name)
+        answer, need = network_answer(view, target.name), needs.get(target.name, 0)
         table = answer.get("neighbours")
         if answer and table is None:
-            yield Finding(
-                CHECK, Severity.UNKNOWN, "not looked at: its kernel did not say how many it holds", target.name
-            )
+            yield Finding(CHECK, Severity.UNKNOWN, "not looked at: the kernel did not tell its size", target.name)
         elif table and target.name not in full and need > table["limit"]:
             yield _too_small(view, target.name, need, table)
 
@@ -48,16 +47,16 @@ def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
     return found
 
 
-def _need(view: View, host: str) -> int:
-    """How many nodes of the job the host has in the network of its own fabric address."""
+def _room(view: View) -> dict[str, int]:
+    """How many other nodes of the job each host has in the network of its own fabric address."""
     mesh = view.mesh
-    mine = mesh.fabric.get(host) if mesh else None
-    entries = network_answer(view, host).get("addresses", ())
-    entry = next((one for one in entries if mine and one["address"] == mine.address), None)
-    if mesh is None or entry is None or entry["family"] != 4:
-        return 0
-    net = ipaddress.ip_network(f"{entry['address']}/{entry['prefix']}", strict=False)
-    return sum(ipaddress.ip_address(other.address) in net for name, other in mesh.fabric.items() if name != host)
+    mine: dict[str, str] = {}
+    for host, fabric in mesh.fabric.items() if mesh else ():
+        for entry in network_answer(view, host).get("addresses", ()):
+            if entry["address"] == fabric.address and entry["family"] == 4:
+                mine[host] = str(ipaddress.ip_network(f"{entry['address']}/{entry['prefix']}", strict=False))
+    count = Counter(mine.values())
+    return {host: count[net] - 1 for host, net in mine.items()}
 
 
 def _overflow(view: View, mesh: Mesh, host: str, dials: list[Dial]) -> Finding:

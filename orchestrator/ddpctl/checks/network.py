@@ -44,7 +44,8 @@ PORTS = Check(
         "5 times its timeout); Gloo connectFullMesh failed ... Connect timeout [none]; NCCL: socketPollConnect: "
         "connect returned No route to host, retrying",
         fix="ddpctl reads the firewall and prints the command for it (nft, iptables, ufw, firewalld), limited to the "
-        "cluster's addresses and the job's ports. It never runs it. To confine the range: sysctl -w "
+        "cluster's addresses (many of them: to their network) and the job's ports. A rule that it cannot judge is "
+        "called possible. It never runs it. To confine the range: sysctl -w "
         'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',
     ),
     one_host,

@@ -13,7 +13,7 @@ from ddpctl.checks.meshwords import network_question, not_dialled, one_host
 from ddpctl.checks.use import uses_gloo
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.mesh import OK, Fabric
+from ddpctl.spec.mesh import OK, Dial, Fabric
 from ddpctl.spec.ranges import fold
 
 FASTER = 2.0  # times the chosen network
@@ -134,6 +134,10 @@ def _judge_source(view: View) -> Iterable[Finding]:
     if mesh is None:
         return
     read = network_of(view)
+    dials: dict[str, list[Dial]] = {}
+    for dial in mesh.dials:
+        if dial.status == OK:
+            dials.setdefault(dial.dialer, []).append(dial)
     for target in view.targets:
         network, mine = read(target), mesh.fabric.get(target.name)
         if network is None or mine is None or len(mesh.hosts) < 2 or target.local:
@@ -144,8 +148,8 @@ def _judge_source(view: View) -> Iterable[Finding]:
             continue
         away = {
             dial.peer: (dial.local, dial.interface)
-            for dial in mesh.dials
-            if dial.dialer == target.name and dial.status == OK and dial.local not in (None, mine.address)
+            for dial in dials.get(target.name, ())
+            if dial.local not in (None, mine.address)
         }
         if away:
             yield _another_way(target.name, mine, away)
