@@ -137,7 +137,7 @@ def _measure(
             findings += (Finding(rehearsal.CHECK, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
             told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc)
-            findings += judge.verdicts((rehearsal.REHEARSAL,), replace(view, rehearsal=told))
+            findings += judge.verdicts(rehearsal.CHECKS, replace(view, rehearsal=told))
     return PreflightReport(
         cluster=inventory.cluster,
         hosts=tuple(target.name for target in targets),
@@ -154,8 +154,8 @@ def _measure(
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
     """``report`` with the verdict on a rehearsal that had to wait for the environment (``run_rehearsal`` says what was
     told)."""
-    findings = tuple(finding for finding in report.findings if finding.check != rehearsal.CHECK)
-    findings += judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told))
+    findings = tuple(finding for finding in report.findings if not finding.check.startswith("deep."))
+    findings += judge.verdicts(rehearsal.CHECKS, View((), Want(), {}, rehearsal=told))
     return replace(report, findings=sorted_findings(findings, report.hosts))
 
 

@@ -247,5 +247,6 @@ class Rehearsed(TypedDict):
     seconds: Number
     ranks: dict[Digits, RehearsedRank]
     tail: list[Short]
+    nccl: list[Short]
     met: bool
     survivors: list[Survivor]
