@@ -210,6 +210,22 @@ def test_filter_between_the_nodes(lab3: Lab) -> None:
     assert "between the nodes" in found.message
 
 
+def test_rules_are_read_by_sudo_where_a_login_may(lab3: Lab) -> None:
+    """Without a password, and read only; a login that may not is told so, and nothing is said of the rules."""
+    for host in lab3:
+        host.add_user("ada")
+    lab3[0].firewall(f"tcp dport {PORT} drop")
+    (found,) = trouble(preflight(lab3, defaults={"user": "ada"}))
+    assert "can only be read by root" in found.message
+    assert found.command is None
+    lab3[0].write("/etc/sudoers.d/ada", "ada ALL=(root) NOPASSWD: /usr/sbin/nft -j list ruleset\n", 0o440)
+    (found,) = trouble(preflight(lab3, defaults={"user": "ada"}))
+    assert "nft on node0 does it: inet" in found.message
+    assert str(found.command).startswith("sudo nft ")
+    run_fix(found, lab3[0])
+    assert where(trouble(preflight(lab3, defaults={"user": "ada"}))) == []
+
+
 def test_port_taken_on_the_master(lab3: Lab) -> None:
     program = SILENT.replace('("", 4242)', f'("127.0.0.1", {PORT})')
     serve(lab3[0], ["/usr/bin/python3", "-c", program], PORT)

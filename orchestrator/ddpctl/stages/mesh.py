@@ -14,7 +14,7 @@ from ddpctl.errors import DdpctlError, RemoteError, as_fault
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed
-from ddpctl.spec.outliers import stalled_pairs, suspects
+from ddpctl.spec.outliers import NOISY_MBIT, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
 
@@ -27,6 +27,7 @@ BULK_BYTES = 1 << 20
 SMALL_BYTES = 256 << 10
 QUIET_BYTES = 4 << 20
 QUIET_REPEAT = 3
+BUSY_REPEAT = 20  # of a fast link: the best of many moments is the link's, the others are busy processors'
 QUIET_S = 8.0
 MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are enough links
 
@@ -328,7 +329,7 @@ def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
                 busy |= set(pair)
                 batch.append(pair)
                 waiting.remove(pair)
-        mesh = _repeat(mesh, batch, nonce, fleet, _Bulk(_quiet_bytes(mesh, batch), QUIET_REPEAT))
+        mesh = _repeat(mesh, batch, nonce, fleet, _quiet_bulk(mesh, batch))
     return mesh
 
 
@@ -346,7 +347,7 @@ def _repeat(mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, bulk: _
     return replace(mesh, speeds=tuple(speeds.values()), again=again)
 
 
-def _quiet_bytes(mesh: Mesh, pairs: Sequence[Pair]) -> int:
+def _quiet_bulk(mesh: Mesh, pairs: Sequence[Pair]) -> _Bulk:
     """As much as the slowest of these links should carry in a second, by what was seen of it."""
     rates = [
         rate
@@ -355,7 +356,9 @@ def _quiet_bytes(mesh: Mesh, pairs: Sequence[Pair]) -> int:
         for rate in (speed.push_mbit, speed.pull_mbit)
         if rate
     ]
-    return int(min(QUIET_BYTES, max(SMALL_BYTES, min(rates, default=0.0) * 1e6 / 8)))
+    slowest = min(rates, default=0.0)
+    size = int(min(QUIET_BYTES, max(SMALL_BYTES, slowest * 1e6 / 8)))
+    return _Bulk(size, BUSY_REPEAT if slowest >= NOISY_MBIT else QUIET_REPEAT)
 
 
 def _one_target(mesh: Mesh, dialer: str, peer: str) -> list[dict[str, Any]]:
