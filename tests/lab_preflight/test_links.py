@@ -89,10 +89,8 @@ def test_two_hosts_of_one_address_are_refused(make_lab: MakeLab) -> None:
     lab = make_lab(2)
     for host in lab:
         network = host.address.rpartition(".")[0] + ".0/24"
-        host.run(
-            f"ip addr add 172.17.0.2/16 dev eth0 && ip route add local {host.address} dev eth0 && "
-            f"ip addr del {host.address}/24 dev eth0; ip route replace {network} dev eth0"
-        )
+        host.run(f"ip addr add 172.17.0.2/16 dev eth0 && ip addr del {host.address}/24 dev eth0")
+        host.run(f"ip route add local {host.address} dev eth0 && ip route add {network} dev eth0")
     report = preflight(lab)
     assert report.exit_code == 3
     assert where(trouble(report)) == [("fabric.address", "error", name, None) for name in ("node0", "node1")]
