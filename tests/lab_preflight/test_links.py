@@ -88,8 +88,8 @@ def test_two_hosts_of_one_address_are_refused(make_lab: MakeLab) -> None:
     """As containers with published SSH ports are: SSH comes in, and whoever dials the other reaches himself."""
     lab = make_lab(2)
     for host in lab:
-        network = host.address.rpartition(".")[0] + ".0/24"
-        host.run(f"ip addr add 172.17.0.2/16 dev eth0 && ip addr del {host.address}/24 dev eth0")
+        network = lab.claim.networks[0]
+        host.run(f"ip addr add 172.17.0.2/16 dev eth0 && ip addr del {host.address}/{network.prefixlen} dev eth0")
         host.run(f"ip route add local {host.address} dev eth0 && ip route add {network} dev eth0")
     report = preflight(lab)
     assert report.exit_code == 3
