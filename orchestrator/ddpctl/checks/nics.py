@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
+from ddpctl.checks.blame import wrong_address
 from ddpctl.checks.fabric import network_of
 from ddpctl.checks.infiniband import PORTS, active
 from ddpctl.checks.meshwords import network_question, not_dialled, one_host
@@ -142,6 +143,8 @@ def _judge_source(view: View) -> Iterable[Finding]:
         network, mine = read(target), mesh.fabric.get(target.name)
         if network is None or mine is None or len(mesh.hosts) < 2 or target.local:
             continue
+        if wrong_address(mesh, target.name) or network.owner(mine.address) is None:
+            continue  # told by fabric.address
         first = _first_address(network, mine)
         if first is not None:
             yield _another_first(target.name, mine, first)
