@@ -65,11 +65,15 @@ def _apart(lab: Lab, one: Sequence[Host], other: Sequence[Host]) -> Iterator[Non
     """The switch drops what these two racks say to each other."""
     first, second = (", ".join(host.address for host in rack) for rack in (one, other))
     rules = f"""
-      ip saddr {{ {first} }} ip daddr {{ {second} }} drop
-      ip saddr {{ {second} }} ip daddr {{ {first} }} drop
+      table bridge racks {{
+        chain forward {{
+          type filter hook forward priority 0;
+          ip saddr {{ {first} }} ip daddr {{ {second} }} drop
+          ip saddr {{ {second} }} ip daddr {{ {first} }} drop
+        }}
+      }}
     """
-    chain = f"chain forward {{ type filter hook forward priority 0; {rules} }}"
-    lab.switch.call(["nft", "-f", "-"], stdin=f"table bridge racks {{ {chain} }}")
+    lab.switch.call(["nft", "-f", "-"], stdin=rules)
     try:
         yield
     finally:
