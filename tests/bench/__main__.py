@@ -18,6 +18,7 @@ BENCHES = {
     "fleet": ("tests.bench.fleet", "Many hosts"),
     "node": ("tests.bench.node", "On a node"),
     "preflight": ("tests.bench.preflight", "Preflight"),
+    "scale": ("tests.bench.scale", "Hundreds of hosts"),
     "spread": ("tests.bench.spread", "Spreading files"),
     "install": ("tests.bench.install", "Installing environments"),
 }

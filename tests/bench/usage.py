@@ -38,10 +38,10 @@ def run(args: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path 
     return Usage(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, text, process.returncode)
 
 
-def ddpctl(*args: str, home: Path, cwd: Path | None = None) -> Usage:
-    """The installed command with a home of its own; raises when it fails."""
+def ddpctl(*args: str, home: Path, cwd: Path | None = None, fine: Sequence[int] = (0,)) -> Usage:
+    """The installed command with a home of its own; raises when it ends in another way."""
     env = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "NO_COLOR": "1"}
     used = run([str(DDPCTL), *args], env=env, cwd=cwd)
-    if used.returncode:
+    if used.returncode not in fine:
         raise RuntimeError(f"ddpctl {' '.join(args)} exited with {used.returncode}: {used.stdout[-2000:]}")
     return used

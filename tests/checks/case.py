@@ -10,6 +10,10 @@ errors    host -> [class of ddpctl.errors, message, kind or null]
 timings   host -> [asked, received, sent, answered]
 findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix, "command": words of it};
           no others but ok ones
+mesh      what the nodes saw of each other; left out: everybody reached everybody on the fabric addresses given here
+          fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]], laid over
+          those that went well; neighbours: host -> [limit, entries, overflows]
+rehearsal host -> what it told of the rehearsal
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ from ddpctl import errors
 from ddpctl.checks.base import Answer, Check, Target, Timing, View, Want
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.judge import questions, verdicts
-from ddpctl.checks.network import network_question
+from ddpctl.checks.meshwords import network_question
 from ddpctl.checks.torch import live_question, versions_question
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports
+from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Speed
 from ddpctl.spec.source import Fault
 
 CASES = Path(__file__).with_name("cases")
@@ -35,7 +40,7 @@ CASES = Path(__file__).with_name("cases")
 
 def load(path: Path) -> dict[str, Any]:
     case: dict[str, Any] = json.loads(path.read_text())
-    unknown = set(case) - {"why", "targets", "want", "answers", "errors", "timings", "findings"}
+    unknown = set(case) - {"why", "targets", "want", "answers", "errors", "timings", "mesh", "rehearsal", "findings"}
     assert not unknown, f"{path}: {unknown}"
     return case
 
@@ -51,7 +56,9 @@ def view_of(case: dict[str, Any]) -> View:
         if name not in failed
     }
     timings = {host: Timing(*moments) for host, moments in case.get("timings", {}).items()}
-    return View(targets, _want(case.get("want", {})), answers, failed, timings)
+    mesh = mesh_of(targets, case["mesh"]) if "mesh" in case else None
+    want = _want(case.get("want", {}))
+    return View(targets, want, answers, failed, timings, mesh=mesh, rehearsal=case.get("rehearsal"))
 
 
 def findings_of(check: Check, case: dict[str, Any]) -> list[Finding]:
@@ -135,6 +142,28 @@ def _imports(given: dict[str, Any]) -> Imports:
         tuple(Fault(**one) for one in faults),
         given.get("certain", True),
         tuple(given.get("unread", [])),
+    )
+
+
+def mesh_of(targets: tuple[Target, ...], given: dict[str, Any]) -> Mesh:
+    """Every pair, on one sampled port."""
+    hosts = tuple(target.name for target in targets)
+    fabric = {host: Fabric(*given["fabric"][host]) for host in hosts if host in given["fabric"]}
+    seen = {(one[0], one[1]): one[2:] for one in given.get("dials", [])}
+    dials = []
+    for pair in ((a, b) for a in hosts for b in hosts if a != b and a in fabric and b in fabric):
+        status, local, interface = seen.get(pair, [OK, fabric[pair[0]].address, fabric[pair[0]].interface])
+        dials.append(Dial(*pair, fabric[pair[1]].address, 40000, status, local=local, interface=interface))
+    return Mesh(
+        hosts,
+        hosts[0],
+        29500,
+        fabric,
+        tuple(dials),
+        tuple(Speed(dial.dialer, dial.peer, 0.2, 9400.0, 9400.0) for dial in dials if dial.status == OK),
+        ports={host: {40000: "sample"} for host in hosts},
+        scheduled=frozenset((a, b) for a in hosts for b in hosts if a != b),
+        neighbours={host: Neighbours(*table) for host, table in given.get("neighbours", {}).items()},
     )
 
 

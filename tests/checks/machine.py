@@ -15,6 +15,7 @@ Errors and warnings are told in full; of what could not be looked at, what a fau
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ddpctl.checks.judge import questions
 from ddpctl.stages.preflight import _facts_questions
 from ddpctl.transport.shapes.preflight import FACTS
 from ddpctl.transport.shapes.words import adapter
-from tests.checks.case import merged, view_of
+from tests.checks.case import merged, mesh_of, view_of
 
 MACHINES = Path(__file__).with_name("machines")
 
@@ -76,7 +77,14 @@ def view(whole: dict[str, Any]) -> View:
     seen = view_of(case)
     answers = {target.name: _asked(seen, target, rank) for rank, target in enumerate(seen.targets)}
     still = {target.name: Timing(0.0, 0.0, 0.0, 0.0) for target in seen.targets}
-    return replace(seen, answers=answers, timings=still)
+    fabric = {target.name: [target.address, _interface(answers[target.name], target)] for target in seen.targets}
+    mesh = mesh_of(seen.targets, {"fabric": fabric})
+    return replace(seen, answers=answers, timings=still, mesh=mesh)
+
+
+def _interface(told: Mapping[str, Answer], target: Target) -> str:
+    (network,) = (answer.value for key, answer in told.items() if key.partition(":")[0] == "network")
+    return next(str(one["interface"]) for one in network["addresses"] if one["address"] == target.address)
 
 
 def _asked(seen: View, target: Target, rank: int) -> dict[str, Answer]:

@@ -24,7 +24,7 @@ def check_of(path: Path) -> Check:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_the_check_says_exactly_this(path: Path) -> None:
     case, check = load(path), check_of(path)
-    assert not unasked(check, case), "the case answers what the check never asks"
+    assert check.id.startswith(OTHERS) or not unasked(check, case), "the case answers what the check never asks"
     found = findings_of(check, case)
     summary = [(f.severity.value, f.host, f.message) for f in found]
     expected = case["findings"]

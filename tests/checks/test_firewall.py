@@ -61,6 +61,15 @@ def nft(*rules: dict[str, Any] | list[dict[str, Any]], policy: str = "accept", t
     return {"uid": 0, "nft": json.dumps({"nftables": items})}
 
 
+def base(name: str, hook: str, priority: int) -> dict[str, Any]:
+    keys = {"family": "inet", "table": "firewalld", "name": name, "type": "filter", "hook": hook, "policy": "accept"}
+    return {"chain": {**keys, "prio": priority}}
+
+
+def rule(chain: str, *words: dict[str, Any]) -> dict[str, Any]:
+    return {"rule": {"family": "inet", "table": "firewalld", "chain": chain, "expr": list(words)}}
+
+
 def dport(value: Any, op: str = "==") -> dict[str, Any]:
     return {"match": {"op": op, "left": {"payload": {"protocol": "tcp", "field": "dport"}}, "right": value}}
 
@@ -107,7 +116,7 @@ def test_rule_that_cannot_be_judged_counts_when_nothing_certain_does() -> None:
 def test_fix_for_nft_goes_before_whatever_drops() -> None:
     dump = nft([dport(22), ACCEPT], policy="drop")
     found = firewall.blocking(dump, SYN, "input")
-    assert firewall.fix(dump, found, "input", PEERS, PORTS) == (
+    assert firewall.opening(dump, found, "input", PEERS, PORTS)[0] == (
         "nft 'insert rule inet filter input ip saddr 10.0.0.2/31 tcp dport { 29500, 32768-60999 } accept'"
     )
 
@@ -115,30 +124,84 @@ def test_fix_for_nft_goes_before_whatever_drops() -> None:
 def test_fix_for_ufw() -> None:
     dump = {"uid": 1000, "iptables": UFW, "ip6tables": "", "ufw": True}
     found = firewall.blocking(dump, SYN, "input")
-    assert [block.rule for block in found] == ["policy drop"]
-    assert firewall.fix(dump, found, "input", ["10.0.0.2"], PORTS) == (
-        "sudo ufw prepend allow proto tcp from 10.0.0.2 to any port 29500,32768:60999"
-    )
+    assert [(block.rule, block.certain) for block in found] == [("policy drop", True)]
+    command, note = firewall.opening(dump, found, "input", ["10.0.0.2"], PORTS)
+    assert command == "sudo ufw prepend allow proto tcp from 10.0.0.2 to any port 29500,32768:60999"
+    assert "keeps it" in note
     assert firewall.blocking(dump, Packet("10.0.0.2", "10.0.0.1", 45000, 22), "input") == ()
     assert firewall.blocking(dump, Packet("10.0.0.2", "10.0.0.1", 22, 45000, "established"), "input") == ()
 
 
-def test_fix_for_firewalld_survives_its_reload() -> None:
-    dump = {**nft([{"reject": {"type": "icmpx", "expr": "admin-prohibited"}}], table="firewalld"), "firewalld": True}
+def test_fix_for_firewalld_is_for_the_zone_that_the_packet_went_through() -> None:
+    """Rules as firewalld 0.9 makes them: the zone's chain lets through what it knows, the base chain rejects."""
+    fib = {"fib": {"result": "oif", "flags": ["saddr", "mark", "iif"]}}
+    reverse_path = {"match": {"op": "==", "left": fib, "right": False}}
+    eth0 = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
+    reject = {"reject": {"type": "icmpx", "expr": "admin-prohibited"}}
+    items = [
+        base("filter_PREROUTING", "prerouting", 10),
+        rule("filter_PREROUTING", reverse_path, DROP),
+        base("filter_INPUT", "input", 10),
+        rule("filter_INPUT", {"jump": {"target": "filter_INPUT_POLICIES_pre"}}),
+        rule("filter_INPUT", {"jump": {"target": "filter_INPUT_ZONES"}}),
+        rule("filter_INPUT", reject),
+        rule("filter_INPUT_POLICIES_pre", {"jump": {"target": "filter_IN_policy_allow-host-ipv6"}}),
+        rule("filter_IN_policy_allow-host-ipv6", dport(9), ACCEPT),
+        rule("filter_INPUT_ZONES", eth0, {"goto": {"target": "filter_IN_work-gpu"}}),
+        rule("filter_INPUT_ZONES", {"goto": {"target": "filter_IN_public"}}),
+        rule("filter_IN_work-gpu", {"jump": {"target": "filter_IN_work-gpu_allow"}}),
+        rule("filter_IN_work-gpu_allow", dport(22), ACCEPT),
+        rule("filter_IN_public", dport(22), ACCEPT),
+    ]
+    dump = {"uid": 0, "nft": json.dumps({"nftables": items}), "firewalld": True}
+    for peer, me in (("10.0.0.2", "10.0.0.1"), ("fd00::2", "fd00::1")):
+        (found,) = firewall.blocking(dump, Packet(peer, me, 45000, 29500), "input", interface="eth0")
+        assert (found.zone, found.certain) == ("work-gpu", True)
+        command, _ = firewall.opening(dump, [found], "input", [peer], [(29500, 29500)])
+        family = "ipv6" if ":" in peer else "ipv4"
+        assert command == (
+            f'firewall-cmd --permanent --zone=work-gpu --add-rich-rule=\'rule family="{family}" source '
+            f'address="{peer}" port port="29500" protocol="tcp" accept\' && firewall-cmd --reload'
+        )
+    (other,) = firewall.blocking(dump, SYN, "input", interface="eth1")
+    assert other.zone == "public"
+    assert firewall.opening(dump, [other], "output", PEERS, PORTS)[0] is None  # rich rules are for what comes in
+
+
+def test_reverse_path_filters_are_not_to_blame() -> None:
+    rules = "-A PREROUTING -m rpfilter --validmark --invert -j DROP"
+    dump = {"uid": 0, "iptables": f"*raw\n:PREROUTING ACCEPT [0:0]\n{rules}\nCOMMIT\n"}
+    assert firewall.blocking(dump, SYN, "input") == ()
+
+
+def test_rule_of_an_address_set_is_possible_and_no_more() -> None:
+    """crowdsec's: who is in the set is known to the kernel alone."""
+    text = "*filter\n:INPUT {}\n-A INPUT -m set --match-set {} src -j {}\nCOMMIT\n"
+    (drop,) = firewall.blocking({"iptables": text.format("ACCEPT", "crowdsec-blacklists", "DROP")}, SYN, "input")
+    assert not drop.certain
+    (policy,) = firewall.blocking({"iptables": text.format("DROP", "trusted", "ACCEPT")}, SYN, "input")
+    assert (policy.rule, policy.certain) == ("policy drop", False)
+
+
+def test_many_nodes_of_one_network_are_let_in_by_one_rule_that_says_what_it_opens() -> None:
+    dump = {"uid": 0, "iptables": UFW, "ip6tables": "", "ufw": True}
     found = firewall.blocking(dump, SYN, "input")
-    assert firewall.fix(dump, found, "input", ["10.0.0.2"], [(29500, 29500)]) == (
-        'firewall-cmd --permanent --add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" '
-        'port port="29500" protocol="tcp" accept\' && firewall-cmd --reload'
-    )
+    peers = [f"10.0.0.{n}" for n in range(2, 200, 2)]
+    command, note = firewall.opening(dump, found, "input", peers, [(29500, 29500)], ["10.0.0.1/24"])
+    assert command == "ufw prepend allow proto tcp from 10.0.0.0/24 to any port 29500"
+    assert "to all of 10.0.0.0/24" in note
+    command, note = firewall.opening(dump, found, "input", [*peers, "10.9.9.9"], [(29500, 29500)], ["10.0.0.1/24"])
+    assert str(command).count("ufw prepend") == 100
+    assert "to all of" not in note
 
 
 def test_fix_for_iptables_in_its_own_table() -> None:
     text = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 29500 -j DROP\nCOMMIT\n"
     dump = {"uid": 0, "iptables": text}
     found = firewall.blocking(dump, SYN, "input")
-    assert firewall.fix(dump, found, "input", PEERS, [(29500, 29500)]) == (
-        "iptables -w 5 -t raw -I PREROUTING 1 -p tcp -s 10.0.0.2/31 -m multiport --dports 29500 -j ACCEPT"
-    )
+    command, note = firewall.opening(dump, found, "input", PEERS, [(29500, 29500)])
+    assert command == "iptables -w 5 -t raw -I PREROUTING 1 -p tcp -s 10.0.0.2/31 -m multiport --dports 29500 -j ACCEPT"
+    assert "gone after a reboot" in note
 
 
 def test_negations_of_iptables() -> None:
@@ -161,10 +224,13 @@ def test_negations_of_iptables() -> None:
 def test_nothing_read_means_nothing_said_but_where_to_look() -> None:
     assert firewall.blocking({}, SYN, "input") == ()
     assert not firewall.readable({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
-    words = firewall.fix({"uid": 1000}, (), "input", PEERS, PORTS)
+    command, words = firewall.opening({"uid": 1000}, (), "input", PEERS, PORTS)
+    assert command is None
     assert "29500" in words
     assert "10.0.0.2, 10.0.0.3" in words
-    assert "ufw prepend allow" in firewall.fix({"uid": 1000, "ufw": True}, (), "input", PEERS, PORTS)
+    assert "ufw prepend allow" in str(firewall.opening({"uid": 1000, "ufw": True}, (), "input", PEERS, PORTS)[0])
+    assert "root" in firewall.unread({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
+    assert "nor iptables-save" in firewall.unread({"uid": 0, "errors": {}})
 
 
 addresses = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, unique=True)

@@ -58,7 +58,7 @@ def test_many_nodes_kept_apart_are_one_finding() -> None:
     assert (found.severity, found.host) == (Severity.ERROR, None)
     assert "25 of 30 links among n[0-5]" in found.message
     assert "security group" in str(found.fix)
-    (hidden,) = judge_ports(view(6, broken, firewalls={}))
+    (hidden,) = judge_ports(view(6, broken, firewalls={f"n{i}": {"uid": 1000} for i in range(6)}))
     assert "only be read by root" in hidden.message
 
 

@@ -144,9 +144,9 @@ class Node:
         if verb == "dial":
             targets = request["targets"]
             reached = [[one["peer"], one["address"], "127.0.0.1", "lo", one["ports"]] for one in targets]
-            speed = frames[-1].data["result"]["speeds"][0]
-            speeds = [{**speed, "peer": one["peer"], "address": one["address"]} for one in targets]
-            return [Frame({"ok": True, "result": {"open": reached, "links": [], "speeds": speeds}})]
+            told = frames[-1].data["result"]
+            speeds = [{**told["speeds"][0], "peer": one["peer"], "address": one["address"]} for one in targets]
+            return [Frame({"ok": True, "result": {**told, "open": reached, "links": [], "speeds": speeds}})]
         return list(frames)
 
 

@@ -31,7 +31,7 @@ umount -l .
 
 read -r _ # the cables are in
 ip link set lo up
-for address in $LAB_ADDRESSES; do # eth0=10.77.1.11/24
+for address in $LAB_ADDRESSES; do # eth0=10.64.4.11/22
   ip address add "${address#*=}" dev "${address%%=*}"
   ip link set "${address%%=*}" up
 done

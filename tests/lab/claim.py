@@ -11,6 +11,8 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from ipaddress import IPv4Network
+from itertools import islice
 from pathlib import Path
 
 from tests.lab.groups import Groups
@@ -18,6 +20,8 @@ from tests.lab.process import Identity, LabError, call
 
 ROOT = Path("/run/ddpctl-lab")
 NUMBERS = range(1, 250)
+PREFIX = 22
+_NETWORKS = IPv4Network("10.64.0.0/14"), IPv4Network("10.72.0.0/14")
 
 
 class Claim:
@@ -38,13 +42,14 @@ class Claim:
         return f"ddplab{self.number}"
 
     @property
-    def networks(self) -> tuple[str, str]:
-        """The first three bytes of the addresses: the network that this machine is on, and the hosts' own."""
-        return f"10.77.{self.number}", f"10.78.{self.number}"
+    def networks(self) -> tuple[IPv4Network, IPv4Network]:
+        """The network that this machine is on, and the hosts' own; room for a thousand hosts in each."""
+        first, second = (next(islice(net.subnets(new_prefix=PREFIX), self.number, None)) for net in _NETWORKS)
+        return first, second
 
     @property
     def private_network(self) -> str:
-        return f"{self.networks[1]}.0/24"
+        return str(self.networks[1])
 
     def record(self, process: Identity) -> None:
         """Note a process of the lab at once: the sweep finds it by this if we die."""

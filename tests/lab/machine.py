@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from tests.lab.claim import PREFIX
 from tests.lab.disk import Disk
 from tests.lab.net import Cable
 from tests.lab.process import Identity, LabError, Process, Text, call, read_processes
@@ -134,7 +135,7 @@ class Machine:
                     "LAB_DISK": str(self.disk.folder),
                     "LAB_CGROUP": str(group or ""),
                     "LAB_EXPOSE": " ".join(map(str, self.lab.exposed)),
-                    "LAB_ADDRESSES": " ".join(f"{cable.interface}={cable.address}/24" for cable in self.cables),
+                    "LAB_ADDRESSES": " ".join(f"{cable.interface}={cable.address}/{PREFIX}" for cable in self.cables),
                 },
             )
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.lab.claim import Claim
+from tests.lab.claim import PREFIX, Claim
 from tests.lab.process import Identity, LabError, Text, call
 
 
@@ -60,13 +60,13 @@ class Switch:
         self.ip(*(f"link add sw{n} type bridge" for n in (0, 1)), *(f"link set sw{n} up" for n in (0, 1)))
         call(["ip", "link", "add", device, "type", "veth", "peer", "name", "uplink", "netns", str(self.process.pid)])
         self.ip("link set uplink master sw0 up")
-        call(["ip", "address", "add", f"{self.address(0, 1)}/24", "dev", device])
+        call(["ip", "address", "add", f"{self.address(0, 1)}/{PREFIX}", "dev", device])
         call(["ip", "link", "set", device, "up"])
         # What is meant for the hosts' own network must not leave by this machine's default route.
         call(["ip", "route", "replace", "unreachable", self.claim.private_network])
 
-    def address(self, segment: int, last: int) -> str:
-        return f"{self.claim.networks[segment]}.{last}"
+    def address(self, segment: int, number: int) -> str:
+        return str(self.claim.networks[segment][number])
 
     def connect(self, cables: Iterable[tuple[Cable, int]]) -> None:
         """Put cables into hosts, each known by a process in it."""

@@ -30,7 +30,8 @@ def traces(number: int) -> list[str]:
     found = [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder + " " in line]
     found += [f"device {entry.name}" for entry in Path("/sys/class/net").iterdir() if entry.name == device]
     found += [f"file {path}" for path in claim.ROOT.glob(f"{number}*")]
-    found += [f"route {line}" for line in call(["ip", "route"]).stdout.splitlines() if f"10.78.{number}." in line]
+    private = claim.Claim(number, -1).private_network
+    found += [f"route {line}" for line in call(["ip", "route"]).stdout.splitlines() if private in line]
     found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{device}")]
     found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(device)]
     for entry in Path("/proc").glob("[0-9]*"):

@@ -78,9 +78,8 @@ def where(findings: list[Finding]) -> list[tuple[str, str, str | None, str | Non
 
 def run_fix(finding: Finding, host: Host) -> None:
     """The command as it is printed, in a shell on the host that it is for."""
-    command = finding.command or finding.fix
-    assert command
-    host.run(command)
+    assert finding.command
+    host.run(finding.command)
 
 
 def infos(report: Seen | PreflightReport) -> list[Finding]:

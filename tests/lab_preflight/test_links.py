@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddpctl.spec.finding import Severity
 from tests.conftest import MakeLab
 from tests.lab import Lab
 from tests.lab_preflight.preflight import infos, measured, preflight, run_fix, trouble, where
@@ -81,6 +82,23 @@ def test_fabric_address_of_another_host(lab3: Lab) -> None:
     (found,) = trouble(preflight(lab3, hosts={"node1": {"fabric_address": lab3[2].address}}))
     assert where([found]) == [("fabric.address", "error", "node1", None)]
     assert lab3[1].address in str(found.fix)
+
+
+def test_two_hosts_of_one_address_are_refused(make_lab: MakeLab) -> None:
+    """As containers with published SSH ports are: SSH comes in, and whoever dials the other reaches himself."""
+    lab = make_lab(2)
+    for host in lab:
+        network = lab.claim.networks[0]
+        host.run(f"ip addr add 172.17.0.2/16 dev eth0 && ip addr del {host.address}/{network.prefixlen} dev eth0")
+        host.run(f"ip route add local {host.address} dev eth0 && ip route add {network} dev eth0")
+    report = preflight(lab)
+    assert report.exit_code == 3
+    assert where(trouble(report)) == [("fabric.address", "error", name, None) for name in ("node0", "node1")]
+    assert "172.17.0.2 (eth0) is also an address of node1" in trouble(report)[0].message
+    passed = {finding.check for finding in report.findings if finding.severity is Severity.OK}
+    assert {
+        check for check in passed if check.startswith(("mesh.", "fabric.")) and check != "fabric.interface"
+    } == set()
 
 
 def test_fabric_address_by_name(lab3: Lab) -> None:

@@ -76,7 +76,7 @@ def test_master_port_blocked_for_one(lab3: Lab) -> None:
     lab3[0].drop(port=PORT, from_=lab3[2])
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node0", "node2")]
-    assert lab3[1].address not in str(found.fix)
+    assert lab3[1].address not in str(found.command)
     run_fix(found, lab3[0])
     clean(lab3)
 
@@ -85,7 +85,7 @@ def test_ephemeral_range_blocked(lab3: Lab) -> None:
     lab3[0].drop(port=RANGE)
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node0", None)]
-    assert str(PORT) not in str(found.fix)
+    assert str(PORT) not in str(found.command)
     run_fix(found, lab3[0])
     clean(lab3)
 
@@ -187,7 +187,7 @@ def test_iptables(lab3: Lab) -> None:
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node0", None)]
     assert "no games" in found.message
-    assert "iptables" in str(found.fix)
+    assert "iptables" in str(found.command)
     run_fix(found, lab3[0])
     clean(lab3)
 
@@ -208,6 +208,22 @@ def test_filter_between_the_nodes(lab3: Lab) -> None:
         lab3.switch.call(["nft", "delete", "table", "bridge", "guard"])
     assert where([found]) == [("mesh.ports", "error", "node0", None)]
     assert "between the nodes" in found.message
+
+
+def test_rules_are_read_by_sudo_where_a_login_may(lab3: Lab) -> None:
+    """Without a password, and read only; a login that may not is told so, and nothing is said of the rules."""
+    for host in lab3:
+        host.add_user("ada")
+    lab3[0].firewall(f"tcp dport {PORT} drop")
+    (found,) = trouble(preflight(lab3, defaults={"user": "ada"}))
+    assert "can only be read by root" in found.message
+    assert found.command is None
+    lab3[0].write("/etc/sudoers.d/ada", "ada ALL=(root) NOPASSWD: /usr/sbin/nft -j list ruleset\n", 0o440)
+    (found,) = trouble(preflight(lab3, defaults={"user": "ada"}))
+    assert "nft on node0 does it: inet" in found.message
+    assert str(found.command).startswith("sudo nft ")
+    run_fix(found, lab3[0])
+    assert where(trouble(preflight(lab3, defaults={"user": "ada"}))) == []
 
 
 def test_port_taken_on_the_master(lab3: Lab) -> None:

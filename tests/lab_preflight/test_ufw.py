@@ -22,8 +22,8 @@ def test_what_ufw_blocks_ufw_opens(guarded: Lab) -> None:
     (found,) = trouble(preflight(guarded))
     assert where([found]) == [("mesh.ports", "error", "node0", None)]
     assert found.evidence["peers"] == ["node1", "node2"]
-    assert "ufw prepend allow proto tcp" in str(found.fix)
-    assert guarded[1].address in str(found.fix)
+    assert "ufw prepend allow proto tcp" in str(found.command)
+    assert guarded[1].address in str(found.command)
     run_fix(found, guarded[0])
     assert where(trouble(preflight(guarded))) == []
     assert f"{PORT}" in guarded[0].run("ufw status").stdout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,23 +32,41 @@ def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
         assert len(busy) == len(set(busy))
 
 
-@given(sizes, st.integers(min_value=0, max_value=89))
-def test_sample_covers_master_ring_and_both_directions(count: int, where: int) -> None:
+@given(st.integers(min_value=65, max_value=400), st.integers(min_value=0, max_value=399), st.text(max_size=5))
+def test_sample_gives_every_host_its_partners_and_little_to_do(count: int, where: int, seed: str) -> None:
     hosts = names(count)
     master = hosts[where % count]
-    order = schedule(hosts, master, limit=16)
-    for host in hosts:
+    order = schedule(hosts, master, seed)
+    assert order == schedule(hosts, master, seed)
+    for place, host in enumerate(hosts):
         targets = order.targets[host]
+        assert len(targets) == len(set(targets)) <= 16
         assert host not in targets
-        assert len(targets) == len(set(targets))
-        assert all(host in order.targets[peer] for peer in targets)
-        if host != master:
-            assert master in targets
-    for one, other in pairwise(hosts):
-        assert other in order.targets[one]
-    assert (order.note is None) == (count <= 16)
-    if order.note:
-        assert all(len(order.targets[host]) <= 5 for host in hosts if host != master)
+        assert host == master or master in targets
+        ring = {hosts[place - 1], hosts[(place + 1) % count]}
+        assert ring <= set(targets)
+        partners = set(targets) - ring - {master}
+        assert 8 <= len(partners) <= 16
+        assert all(host in order.targets[peer] for peer in partners | ring)
+    assert order.note
+
+
+@given(st.integers(min_value=1, max_value=64))
+def test_mesh_of_few_hosts_is_whole(count: int) -> None:
+    hosts = names(count)
+    order = schedule(hosts, hosts[0])
+    assert order.note is None
+    assert order.pairs == {(one, other) for one in hosts for other in hosts if one != other}
+
+
+@pytest.mark.parametrize("count", [100, 300, 1000])
+def test_sample_meets_any_filter_between_two_racks(count: int) -> None:
+    """Racks of 32 hosts with names in a row: whatever two of them are kept apart, some sampled link joins them."""
+    hosts = names(count)
+    racks = {host: place // 32 for place, host in enumerate(hosts)}
+    joined = {(racks[one], racks[other]) for one, other in schedule(hosts, hosts[0], "lab").pairs}
+    full = range(count // 32)
+    assert joined >= {(a, b) for a in full for b in full}
 
 
 def node(host: str, *addresses: tuple[str, str], **keys: object) -> HostNetwork:
@@ -106,6 +124,8 @@ def test_slow_is_under_half_the_median_and_never_where_the_processor_is_the_limi
     assert slow_links(mesh_of(dict.fromkeys(pairs, 940.0) | {("a", "b"): 400.0})) == {("a", "b"): 400.0}
     assert slow_links(mesh_of(dict.fromkeys(pairs, 940.0) | {("a", "b"): 500.0})) == {}
     assert slow_links(mesh_of(dict.fromkeys(pairs, 30000.0) | {("a", "b"): 5000.0})) == {}
+    assert slow_links(mesh_of(dict.fromkeys(pairs, 9000.0) | {("a", "b"): 3100.0})) == {}
+    assert slow_links(mesh_of(dict.fromkeys(pairs, 9000.0) | {("a", "b"): 2100.0})) == {("a", "b"): 2100.0}
     assert set(slow_links(mesh_of(dict.fromkeys(pairs, 9.0)))) == set(pairs)
     assert suspects(mesh_of(dict.fromkeys(pairs, 940.0) | {("a", "b"): 400.0})) == (("a", "b"),)
 

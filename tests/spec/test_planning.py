@@ -102,7 +102,7 @@ def test_run_where_a_torch_has_no_launch() -> None:
 def test_the_interface_and_threads_come_from_the_node_unless_set() -> None:
     facts = Facts({"node0": NodeFacts(cores=8, interface="eth1")})
     env = plan({"nproc_per_node": 2}, hosts(1), facts=facts).nodes[0].command.env
-    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("eth1", "eth1", "4")
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("eth1", "=eth1", "4")
     env = (
         plan({"env": {"OMP_NUM_THREADS": "1"}}, hosts(1, env={"GLOO_SOCKET_IFNAME": "ib0"}), facts=facts)
         .nodes[0]

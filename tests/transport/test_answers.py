@@ -43,6 +43,7 @@ NETWORK: dict[str, Any] = {
     "cores": 2,
     "uid": 0,
     "names": {},
+    "neighbours": {"limit": 1024, "entries": 7, "overflows": 0},
 }
 WORDS = ("runs", "status", "answers", "ports", "open", "items", "sizes")
 JUNK = [None, True, 1.5, -1, "x", "\0", [], {}, [STATUS], {"runs": [STATUS]}, float("inf")]
@@ -70,7 +71,7 @@ def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
     with pytest.raises(RemoteError, match="another run"):
         answers.result("stop", {"signalled": 0, "forced": 0, "survivors": [], "status": STATUS}, "node1", {"run": "r2"})
     args = {"targets": [{"peer": "node2", "address": "10.0.0.2", "ports": [22]}]}
-    made = {"open": [["node2", "10.0.0.2", None, None, [23]]], "links": [], "speeds": []}
+    made = {"open": [["node2", "10.0.0.2", None, None, [23]]], "links": [], "speeds": [], "neighbours": None}
     with pytest.raises(RemoteError, match="not asked for"):
         answers.result("dial", made, "node1", args)
 

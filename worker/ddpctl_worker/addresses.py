@@ -10,12 +10,18 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 _RTM_GETADDR = 22
 _RTM_NEWADDR = 20
+_RTM_GETNEIGHTBL = 66
+_RTM_NEWNEIGHTBL = 64
 _NLM_F_REQUEST_DUMP = 0x301
 _NLMSG_ERROR = 2
 _NLMSG_DONE = 3
 _IFA_ADDRESS = 1
 _IFA_LOCAL = 2
 _IFA_F_TENTATIVE_OR_FAILED = 0x40 | 0x08
+_NDTA_NAME = 1
+_NDTA_THRESH3 = 4
+_NDTA_CONFIG = 5
+_NDTA_STATS = 7
 _IFF_UP = 0x1
 _SCOPE_LINK = 253
 _DEFAULT_RANGE = (32768, 60999)
@@ -25,13 +31,15 @@ def network_facts() -> Dict[str, Any]:
     """What the mesh needs to know of a node: its addresses, how SSH came in, its ephemeral ports, its neighbours.
 
     ``addresses``: [{"address", "family": 4|6, "prefix", "interface", "up", "mtu", "speed" (Mbit/s or None),
-    "virtual"}], without link-local ones; ``ssh_address``: the address of this node that SSH came in by, or None.
+    "virtual"}], without link-local ones, in the kernel's order; ``ssh_address``: the address of this node that SSH came
+    in by, or None; ``neighbours``: see ``neighbour_table``.
     """
     return {
         "addresses": addresses(),
         "ssh_address": ssh_address(),
         "port_range": list(port_range()),
         "hostname": socket.gethostname(),
+        "neighbours": neighbour_table(),
     }
 
 
@@ -52,10 +60,19 @@ def addresses() -> List[Dict[str, Any]]:
 
 def _netlink_addresses() -> Iterator[Tuple[int, int, str, str]]:
     """(family, prefix length, interface, address) as RTM_GETADDR lists them."""
+    request = struct.pack("=IHHIIB3x", 20, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_UNSPEC)
+    for message in _dump(request, _RTM_NEWADDR):
+        entry = _address_message(message)
+        if entry is not None:
+            yield entry
+
+
+def _dump(request: bytes, wanted: int) -> Iterator[bytes]:
+    """The bodies of all messages of this kind that the kernel answers with."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
         sock.settimeout(3)
         sock.bind((0, 0))
-        sock.send(struct.pack("=IHHIIB3x", 20, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_UNSPEC))
+        sock.send(request)
         while True:
             data = sock.recv(1 << 18)
             at = 0
@@ -64,11 +81,9 @@ def _netlink_addresses() -> Iterator[Tuple[int, int, str, str]]:
                 if kind == _NLMSG_DONE:
                     return
                 if kind == _NLMSG_ERROR:
-                    raise OSError(errno.EIO, "the kernel refused to list addresses")
-                if kind == _RTM_NEWADDR:
-                    entry = _address_message(data[at + 16 : at + length])
-                    if entry is not None:
-                        yield entry
+                    raise OSError(errno.EIO, "the kernel refused to list what was asked for")
+                if kind == wanted:
+                    yield data[at + 16 : at + length]
                 at += (length + 3) & ~3
 
 
@@ -76,14 +91,7 @@ def _address_message(message: bytes) -> Optional[Tuple[int, int, str, str]]:
     family, prefix, flags, scope, index = struct.unpack_from("=BBBBI", message)
     if family not in (socket.AF_INET, socket.AF_INET6) or scope == _SCOPE_LINK or flags & _IFA_F_TENTATIVE_OR_FAILED:
         return None
-    attributes: Dict[int, bytes] = {}
-    at = 8
-    while at + 4 <= len(message):
-        size, kind = struct.unpack_from("=HH", message, at)
-        if size < 4:
-            break
-        attributes[kind] = message[at + 4 : at + size]
-        at += (size + 3) & ~3
+    attributes = _attributes(message, 8)
     # On a point-to-point link IFA_ADDRESS is the peer's address and IFA_LOCAL ours.
     raw = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
     if raw is None:
@@ -93,6 +101,33 @@ def _address_message(message: bytes) -> Optional[Tuple[int, int, str, str]]:
     except OSError:
         return None  # it went away just now
     return (4 if family == socket.AF_INET else 6), prefix, name, socket.inet_ntop(family, raw)
+
+
+def _attributes(message: bytes, at: int) -> Dict[int, bytes]:
+    """The attributes of a message from this offset on, by kind."""
+    found: Dict[int, bytes] = {}
+    while at + 4 <= len(message):
+        size, kind = struct.unpack_from("=HH", message, at)
+        if size < 4:
+            break
+        found.setdefault(kind, message[at + 4 : at + size])
+        at += (size + 3) & ~3
+    return found
+
+
+def neighbour_table() -> Optional[Dict[str, int]]:
+    """The kernel's IPv4 neighbour (ARP) table; None where it cannot be asked. All network namespaces of a machine share
+    one. {"limit" (gc_thresh3), "entries", "overflows" (entries that found no room since the boot)}"""
+    request = struct.pack("=IHHIIB3x", 20, _RTM_GETNEIGHTBL, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_INET)
+    try:
+        tables = [_attributes(message, 4) for message in _dump(request, _RTM_NEWNEIGHTBL)]
+        table = next(table for table in tables if table.get(_NDTA_NAME) == b"arp_cache\0" and _NDTA_STATS in table)
+        (limit,) = struct.unpack_from("=I", table[_NDTA_THRESH3])
+        (entries,) = struct.unpack_from("=I", table[_NDTA_CONFIG], 4)
+        (overflows,) = struct.unpack_from("=Q", table[_NDTA_STATS], 80)
+    except (OSError, AttributeError, StopIteration, KeyError, struct.error):
+        return None
+    return {"limit": limit, "entries": entries, "overflows": overflows}
 
 
 def _fallback_addresses() -> Iterator[Tuple[int, int, str, str]]:

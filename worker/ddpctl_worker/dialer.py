@@ -4,7 +4,8 @@ A target is ``{"peer", "address", "ports": [port]}``; a peer may come several ti
 
     {"open": [[peer, address, local, interface, [port]]],    all that answered as they should
      "links": [{"peer", "address", "port", "status", "errno", "detail", "local", "interface", "ms"}],    all others
-     "speeds": [{"peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}]}
+     "speeds": [{"peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}],
+     "neighbours": the neighbour table after the dials, "overflows" those while they ran; None: cannot be asked}
 
 ``status`` is one of the words below; ``push`` and ``pull`` are ``ok``, ``slow`` (broken off, with the rate so far),
 ``stalled`` (small messages pass and big ones never arrive) or ``failed``.
@@ -20,7 +21,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker import meshwire
-from ddpctl_worker.addresses import addresses, silent_neighbour, source_address
+from ddpctl_worker.addresses import addresses, neighbour_table, silent_neighbour, source_address
 from ddpctl_worker.link import Link
 from ddpctl_worker.speed import WAYS, Measure, measure_all
 
@@ -74,7 +75,11 @@ def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
         for port in target["ports"]
     ]
     connect_s = float(request.get("connect_s", CONNECT_S))
+    before = neighbour_table()
     Dialer(key, connect_s, float(request.get("answer_s", ANSWER_S))).run(attempts, link)
+    neighbours = neighbour_table()
+    if neighbours and before:
+        neighbours["overflows"] -= before["overflows"]
     links = [attempt.result for attempt in attempts]
     _name_interfaces(links)
     speeds: List[Dict[str, Any]] = []
@@ -93,7 +98,12 @@ def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
             ),
             link,
         )
-    return {"open": _open(links), "links": [entry for entry in links if entry["status"] != OK], "speeds": speeds}
+    return {
+        "open": _open(links),
+        "links": [entry for entry in links if entry["status"] != OK],
+        "speeds": speeds,
+        "neighbours": neighbours,
+    }
 
 
 def _open(links: List[Dict[str, Any]]) -> List[List[Any]]:

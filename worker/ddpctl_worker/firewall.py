@@ -48,13 +48,23 @@ def _ufw(errors: Dict[str, str]) -> bool:
 
 
 def _read(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
+    """What the program prints; where only root may ask, by `sudo -n`, if this login may do that without a password."""
     program = shutil.which(argv[0], path=_PATH)
     if program is None:
         return None
+    text = _run([program, *argv[1:]], errors)
+    sudo = shutil.which("sudo", path=_PATH)
+    if text is None and sudo is not None and os.geteuid() != 0:
+        text = _run([sudo, "-n", program, *argv[1:]], {})
+    return text
+
+
+def _run(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
+    name = os.path.basename(argv[0])
     env = {"PATH": _PATH, "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            [program, *argv[1:]],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -62,9 +72,9 @@ def _read(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
             env=env,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        errors[argv[0]] = str(error)
+        errors[name] = str(error)
         return None
     if done.returncode != 0 or len(done.stdout) > LIMIT:
-        errors[argv[0]] = done.stderr.decode("utf-8", "replace")[:300] or "exit %d" % done.returncode
+        errors[name] = done.stderr.decode("utf-8", "replace")[:300] or "exit %d" % done.returncode
         return None
     return done.stdout.decode("utf-8", "replace")

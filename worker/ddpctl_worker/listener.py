@@ -106,12 +106,11 @@ class Listener:
             self._selector.close()
 
     def _accept(self, listening: socket.socket) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return  # it waits in the kernel's queue: hung up on, it would look like a foreign program
         try:
             sock, _ = listening.accept()
         except OSError:
-            return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

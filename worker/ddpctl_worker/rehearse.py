@@ -29,6 +29,9 @@ GRACE_S = 3.0
 LOOK_S = 1.0  # how often the launcher's connections are looked at until there is one
 TAIL_LINES = 40
 _ENTERS = re.compile(r"rank (\d+): (\w+)\s*$")
+_NCCL = re.compile(r"NCCL INFO (.*)")
+_NETWORK = re.compile(r"Using network|Bootstrap : Using|NET/|GPU Direct RDMA|NCCL_\w+ set")
+NCCL_LINES = 60
 _STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
 
 
@@ -37,7 +40,8 @@ def rehearse(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     orchestrator closes our stdin: the other nodes have ended.
 
     Returns {"exit_code" (None: it had to be stopped), "timed_out", "seconds", "ranks": {rank: {"phase", "report"}},
-    "tail": the last lines that were no report, "met": whether the launcher ever had a connection on ``port``,
+    "tail": the last lines that were no report, "nccl": what NCCL said of its network (each line once, without its
+    prefix), "met": whether the launcher ever had a connection on ``port``,
     "survivors"}.
     """
     folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
@@ -62,6 +66,7 @@ class _Rehearsal:
         self._buffer = b""
         self.ranks: Dict[str, Dict[str, Any]] = {}
         self.tail: List[str] = []
+        self.nccl: List[str] = []
         self.met = False
         for path in (self._paths.code, self._paths.output):
             os.mkdir(path, 0o700)
@@ -83,6 +88,7 @@ class _Rehearsal:
             "seconds": round(time.monotonic() - started, 2),
             "ranks": self.ranks,
             "tail": self.tail[-TAIL_LINES:],
+            "nccl": self.nccl,
             "met": self.met or status is not None,
             "survivors": stopper.survivors,
         }
@@ -132,6 +138,12 @@ class _Rehearsal:
         report = _report(line)
         if report is not None:
             self.ranks.setdefault(str(report["rank"]), {"phase": None, "report": None})["report"] = report
+            return
+        told = _NCCL.search(line)
+        if told:
+            text = told.group(1)[:300]
+            if _NETWORK.search(text) and text not in self.nccl and len(self.nccl) < NCCL_LINES:
+                self.nccl.append(text)
             return
         enters, starts = _ENTERS.match(line), _STARTS.match(line)
         if enters:

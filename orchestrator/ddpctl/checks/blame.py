@@ -28,6 +28,11 @@ class Fault:
     reply: bool = False
 
     @property
+    def certain(self) -> bool:
+        """Rules that do it were read; else they may, or nothing is known."""
+        return any(block.certain for block in self.blocks)
+
+    @property
     def outgoing(self) -> bool:
         return self.host == self.dial.dialer
 
@@ -40,7 +45,8 @@ def faults(view: View) -> tuple[Fault, ...]:
     no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == "no_route"}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_way_back]
     lost = _mute_dialers(mesh, blocked)
-    return tuple(_blame(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+    found = (_blame(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+    return tuple(fault for fault in found if fault.certain or fault.dial not in mesh.crowded_out)
 
 
 def wrong_address(mesh: Mesh, peer: str) -> bool:
@@ -73,18 +79,21 @@ def _blame(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> Fault:
         (dial.dialer, "input", back),
         (dial.peer, "output", back),
     )
+    found = [(*way, _blocks(view, mesh, dial, *way)) for way in ways]
     for certain in (True, False):
-        for host, hook, packet in ways:
-            blocks = firewall.blocking(
-                view.firewalls.get(host, {}), packet, hook, interface=_interface(mesh, host, dial)
-            )
-            blocks = tuple(block for block in blocks if block.certain or not certain)
+        for host, hook, packet, every in found:
+            blocks = tuple(block for block in every if block.certain or not certain)
             if blocks:
                 other = dial.dialer if host == dial.peer else dial.peer
                 return Fault(dial, host, other, blocks, hook, reply=packet is back)
     if dial.dialer in lost:
         return Fault(dial, dial.dialer, dial.peer, (), "output")
     return Fault(dial, dial.peer, dial.dialer, (), "input")
+
+
+def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[Block, ...]:
+    dump = view.firewalls.get(host, {})
+    return firewall.blocking(dump, packet, hook, interface=_interface(mesh, host, dial))
 
 
 def _interface(mesh: Mesh, host: str, dial: Dial) -> str | None:

@@ -1,4 +1,4 @@
-"""Which rule of a host's firewall blocks a connection, and the exact command that lets it through.
+"""Which rule of a host's firewall blocks a connection, and the command that lets it through.
 
 Pure: it reads what the worker's ``firewall`` verb read, and prints commands; nothing here runs one.
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ddpctl.checks import firewall_fix, iptables, nftables
@@ -20,12 +22,22 @@ from ddpctl.checks.rules import POLICY, Block, Chain, Packet, Rule, Verdict, wal
 Dump = Mapping[str, Any]
 Span = tuple[int, int]
 
-__all__ = ["Block", "Chain", "Packet", "Rule", "blocking", "fix", "manager", "readable"]
+__all__ = ["Block", "Chain", "Packet", "Rule", "blocking", "manager", "opening", "readable", "unread"]
 
 
 def readable(dump: Dump) -> bool:
     """Whether the host's rules could be read (reading them takes root)."""
     return bool(dump) and any(dump.get(key) is not None for key in ("nft", "iptables"))
+
+
+def unread(dump: Dump) -> str:
+    """Why the rules of a host are not known."""
+    if not dump:
+        return "its firewall could not be asked for"
+    if dump.get("uid") != 0:
+        return "its firewall can only be read by root (nor may this login read it with `sudo -n`)"
+    said = next(iter(dump.get("errors", {}).values()), "neither nft nor iptables-save is there")
+    return f"its firewall could not be read: {said}"
 
 
 def manager(dump: Dump) -> str | None:
@@ -58,9 +70,16 @@ def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = N
                     chain=chain.name,
                     rule=verdict.text,
                     certain=verdict.certain,
+                    zone=_zone(verdict),
                 )
             )
     return tuple(found)
+
+
+def _zone(verdict: Verdict) -> str | None:
+    """The zone of firewalld whose chain the packet went through (``filter_IN_public``, older: ``IN_public``)."""
+    found = (re.fullmatch(r"(?:filter_)?IN_(?!policy_)(.+)", name) for name in verdict.visited)
+    return next((match.group(1) for match in found if match), None)
 
 
 _STATIONS = {
@@ -70,18 +89,24 @@ _STATIONS = {
 
 
 def _chains(dump: Dump, packet: Packet) -> Iterable[Chain]:
-    """The base chains that a packet of this family meets. Tables that iptables made are read by iptables-save alone:
-    nft shows them in part only."""
+    """The base chains that a packet of this family meets."""
     six = ipaddress.ip_address(packet.src).version == 6
-    text = dump.get("ip6tables" if six else "iptables")
-    if dump.get("nft") is not None:
+    return _parsed(dump.get("nft"), dump.get("ip6tables" if six else "iptables"), six)
+
+
+@lru_cache(maxsize=4096)  # thousands of connections may have failed at one host
+def _parsed(nft: str | None, text: str | None, six: bool) -> tuple[Chain, ...]:
+    """Tables that iptables made are read by iptables-save alone: nft shows them in part only."""
+    found: list[Chain] = []
+    if nft is not None:
         skip = ("ip6" if six else "ip") if text is not None else None
-        for chain in nftables.base_chains(json.loads(dump["nft"])):
+        for chain in nftables.base_chains(json.loads(nft)):
             other = {"ip": six, "ip6": not six}.get(chain.family, False)
             if not other and not (chain.family == skip and chain.name.isupper()):
-                yield chain
+                found.append(chain)
     if text is not None:
-        yield from iptables.base_chains(text, "ip6" if six else "ip")
+        found += iptables.base_chains(text, "ip6" if six else "ip")
+    return tuple(found)
 
 
 def _tool(dump: Dump, chain: Chain, verdict: Verdict) -> str:
@@ -94,20 +119,31 @@ def _tool(dump: Dump, chain: Chain, verdict: Verdict) -> str:
     return "iptables" if chain.iptables else "nft"
 
 
-def fix(dump: Dump, blocks: Sequence[Block], hook: str, peers: Sequence[str], ports: Sequence[Span]) -> str:
-    """The command that opens ``ports`` between this host and ``peers`` (addresses), for the firewall that it has.
+def opening(
+    dump: Dump,
+    blocks: Sequence[Block],
+    hook: str,
+    peers: Sequence[str],
+    ports: Sequence[Span],
+    nets: Sequence[str] = (),
+) -> tuple[str | None, str]:
+    """The command that opens ``ports`` between this host and ``peers`` (addresses), for the firewall that it has, and
+    what a person must know of it. ``nets``: the networks that the host itself is in.
 
     With ``blocks`` the very chains that block are opened; without (the rules could not be read) the command is for the
-    manager that is known to run, or for nft.
+    manager that is known to run; None where nobody knows what to open.
     """
     spans = firewall_fix.merged(ports)
-    root = "" if dump.get("uid") == 0 else "sudo "
+    wanted = f"TCP {', '.join(firewall_fix.joined(span) for span in spans)} from {', '.join(peers)}"
     if not blocks:
         name = manager(dump)
         if name is None:
-            return firewall_fix.unknown(peers, spans)
+            return None, f"let in {wanted}; as root, or where `sudo -n` may read the rules, ddpctl prints the command"
         blocks = (Block(name, "inet", "", "", "", False),)
+    sources = firewall_fix.sources(peers, nets)
+    root = "" if dump.get("uid") == 0 else "sudo "
     lines: list[str] = []
     for block in blocks:
-        lines += firewall_fix.lines(block, hook, peers, spans, root)
-    return " && ".join(dict.fromkeys(lines))
+        lines += firewall_fix.lines(block, hook, sources, spans, root)
+    notes = [note for block in blocks for note in firewall_fix.notes(block, hook, sources, peers)]
+    return " && ".join(dict.fromkeys(lines)) or None, "; ".join(dict.fromkeys(notes))

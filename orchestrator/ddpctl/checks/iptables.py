@@ -62,6 +62,8 @@ def _rule(line: str) -> tuple[str, Rule]:
     """One ``-A CHAIN ...`` line: the chain's name and the rule."""
     words = shlex.split(line)
     conditions: list[Condition] = []
+    if "rpfilter" in words:
+        conditions.append(Condition("way_back", negate="--invert" in words))
     verdict: str | None = None
     target: str | None = None
     for negate, option, arguments in _options(words[2:]):
@@ -124,6 +126,8 @@ def _condition(option: str, arguments: list[str], negate: bool) -> Condition | N
     if option == "-m":
         return Condition(value) if value in ("set", "limit", "hashlimit", "recent", "connlimit", "statistic") else None
     if option in ("--comment", "--reject-with", "--log-prefix", "--log-level", "--limit-burst", "--limit"):
+        return None
+    if option in ("--validmark", "--invert", "--loose", "--accept-local"):  # of rpfilter
         return None
     return Condition("unknown")
 

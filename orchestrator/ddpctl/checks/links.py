@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ddpctl.checks.base import View
+from ddpctl.checks.meshwords import fine, network_answer, not_dialled
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh, Pair
 from ddpctl.spec.outliers import BROKEN, late_links, slow_links
@@ -27,6 +28,7 @@ class _Hole:
 
 def judge_bulk(view: View) -> Iterable[Finding]:
     """Small messages pass, bulk data stalls."""
+    yield from _not_measured("mesh.mtu", view)
     mesh = view.mesh
     if mesh is None or not mesh.speeds:
         return
@@ -34,7 +36,15 @@ def judge_bulk(view: View) -> Iterable[Finding]:
     for host, own in _by_host(mesh, holes).items():
         yield _hole_finding(view, mesh, host, own)
     if not holes:
-        yield Finding("mesh.mtu", Severity.OK, "big packets arrive in both directions")
+        yield from fine("mesh.mtu", mesh, "big packets arrive in both directions")
+
+
+def _not_measured(check: str, view: View) -> Iterable[Finding]:
+    """Links that were not dialled, or on which no data went."""
+    yield from not_dialled(check, view)
+    mesh = view.mesh
+    if mesh is not None and not mesh.speeds and mesh.pairs:
+        yield Finding(check, Severity.UNKNOWN, "not looked at: no link was measured")
 
 
 def _holes(mesh: Mesh) -> Iterable[_Hole]:
@@ -75,13 +85,15 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> 
     text = f"big packets {way} {host} {joint} {fold(others)} never arrive, small ones do"
     if passed:
         text += f"; packets of up to {passed} bytes pass, and the interface sends up to {mtus[host] or '?'}"
+    command, fix = _mtu_fix(view, mesh, host, others, passed)
     return Finding(
         "mesh.mtu",
         Severity.ERROR,
         text,
         host,
         peer=others[0] if len(others) == 1 else None,
-        fix=_mtu_fix(view, mesh, host, others, passed),
+        fix=fix,
+        command=command,
         evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [_arrow(h) for h in holes]},
     )
 
@@ -90,28 +102,30 @@ def _arrow(hole: _Hole) -> list[str]:
     return [hole.sender, hole.receiver]
 
 
-def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> str:
+def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> tuple[str | None, str]:
+    """The command for the host, and the rest in words."""
+    interface = _interface(mesh, host)
     if passed is None:
-        return (
+        return f"ip -s link show dev {interface}" if interface else None, (
             f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
-            f"packet length or rate, and at the error counters (`ip -s link`)"
+            f"packet length or rate, and at the interface's error counters"
         )
+    return as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
+        f"packets of up to {passed} bytes pass: set the interface's MTU to that, or raise what the switch or tunnel on "
+        "the way carries; gone after a reboot: set it in the machine's network configuration too"
+    )
+
+
+def _interface(mesh: Mesh, host: str) -> str | None:
+    """What names the host's interface in a command."""
     fabric = mesh.fabric.get(host)
-    interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
-    root = "" if _network(view, host).get("uid") == 0 else "sudo "
-    return f"{root}ip link set dev {interface} mtu {passed}"
+    return fabric.interface if fabric else None
 
 
 def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
     fabric = mesh.fabric.get(host)
-    entries = _network(view, host).get("addresses", [])
+    entries = network_answer(view, host).get("addresses", [])
     return next((entry["mtu"] for entry in entries if fabric and entry["address"] == fabric.address), None)
-
-
-def _network(view: View, host: str) -> Mapping[str, Any]:
-    """The host's answer to the ``network`` question."""
-    answers = view.answers.get(host, {}).items()
-    return next((a.value for key, a in answers if a.ok and key.partition(":")[0] == "network"), {})
 
 
 # --- slow and late ---------------------------------------------------------------------------------------------------
@@ -119,6 +133,7 @@ def _network(view: View, host: str) -> Mapping[str, Any]:
 
 def judge_bandwidth(view: View) -> Iterable[Finding]:
     """Links that were slow in both measurements."""
+    yield from _not_measured("mesh.bandwidth", view)
     mesh = view.mesh
     if mesh is None or not any(speed.push_mbit for speed in mesh.speeds):
         return
@@ -128,12 +143,13 @@ def judge_bandwidth(view: View) -> Iterable[Finding]:
     for host, pairs in _worst_hosts(mesh, slow).items():
         yield _outlier("mesh.bandwidth", mesh, host, pairs, "Mbit/s", min(pairs.values()), middle)
     if not slow:
-        note = f" ({mesh.note})" if mesh.note else ""
-        yield Finding("mesh.bandwidth", Severity.OK, f"{len(rates)} links, median {middle:.0f} Mbit/s{note}")
+        words = f"{len(rates)} links, median {middle:.0f} Mbit/s over one TCP connection"
+        yield from fine("mesh.bandwidth", mesh, words + "{note}")
 
 
 def judge_latency(view: View) -> Iterable[Finding]:
     """Round trips that were long in both measurements."""
+    yield from _not_measured("mesh.latency", view)
     mesh = view.mesh
     if mesh is None:
         return
@@ -145,7 +161,7 @@ def judge_latency(view: View) -> Iterable[Finding]:
     for host, pairs in _worst_hosts(mesh, late).items():
         yield _outlier("mesh.latency", mesh, host, pairs, "ms", max(pairs.values()), middle)
     if not late:
-        yield Finding("mesh.latency", Severity.OK, f"{len(trips)} links, median round trip {middle:.2f} ms")
+        yield from fine("mesh.latency", mesh, f"{len(trips)} links, median round trip {middle:.2f} ms")
 
 
 def _back(pair: Pair) -> Pair:
@@ -181,20 +197,22 @@ def _outlier(
         where = f"the link from {fold(others)} to {host} gives"
     else:
         where = f"the link between {host} and {fold(others)} gives"
-    fabric = mesh.fabric.get(host)
-    interface = fabric.interface if fabric and fabric.interface else "INTERFACE"
-    fix = (
-        f"on {host}: `ethtool {interface}` shows the negotiated speed; `ip -s link show {interface}` the errors"
-        if unit == "Mbit/s"
-        else f"on {host}: `traceroute {mesh.fabric[others[0]].address}` shows the way"
-    )
+    if unit == "Mbit/s":
+        interface = _interface(mesh, host)
+        command = f"ip -s link show dev {interface}; ethtool {interface}" if interface else None
+        fix = "the speed that was negotiated and the error counters tell a bad port or cable from a busy neighbour"
+    else:
+        command = f"traceroute -n {mesh.fabric[others[0]].address}"
+        fix = "the way that packets take tells a detour or another site from a busy node"
     number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
+    one = " over one TCP connection" if unit == "Mbit/s" else ""
     return Finding(
         check,
         Severity.WARNING,
-        f"{where} {number} {unit}, measured twice; the median of all links is {middle:.4g} {unit}",
+        f"{where} {number} {unit}{one}, measured twice; the median of all links is {middle:.4g} {unit}",
         host,
         peer=others[0] if len(others) == 1 else None,
         fix=fix,
+        command=command,
         evidence={"links": {f"{a} -> {b}": value for (a, b), value in pairs.items()}, "median": middle, "unit": unit},
     )

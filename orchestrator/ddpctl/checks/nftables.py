@@ -91,6 +91,8 @@ def _branches(
 
 def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Sets) -> Condition:
     """A match; an unknown one keeps its name and cannot be judged."""
+    if _is_reverse_path(left):
+        return Condition("way_back", negate=(right is False) == (op == "=="))
     key = _key(left)
     values = _values(right, body, sets)
     if values is None or op in ("<", ">", "<=", ">="):
@@ -104,6 +106,12 @@ def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Se
     except ValueError:
         return Condition("unknown")
     return Condition(key, tuple(str(value) for value in values), negate)
+
+
+def _is_reverse_path(left: Any) -> bool:
+    """``fib saddr . iif oif missing``: would an answer leave by the interface that the packet came in by?"""
+    fib = left.get("fib", {}) if isinstance(left, dict) else {}
+    return fib.get("result") in ("oif", "oifname", "check") and "saddr" in fib.get("flags", ())
 
 
 def _bounded(key: str, op: str, right: Any) -> Condition:

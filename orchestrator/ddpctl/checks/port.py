@@ -52,7 +52,8 @@ def _verdict(host: str, found: dict[str, Any]) -> Iterable[Finding]:
             Severity.ERROR,
             f"port {number} is taken by {owners_text(found['owners'])}",
             host,
-            fix=_fix(host, found["owners"]),
+            fix=_fix(found["owners"]),
+            command=_command(found["owners"]),
             evidence=found,
         )
     elif found["error"]:
@@ -87,13 +88,15 @@ def owners_text(owners: list[dict[str, Any]]) -> str:
     return f"pid {first['pid']} ({first['command']}, user {first['user']}{job}, {where})"
 
 
-def _fix(host: str, owners: list[dict[str, Any]]) -> str:
+def _fix(owners: list[dict[str, Any]]) -> str:
     job = next((one["job"] for one in owners if one.get("job")), None)
-    if job:
-        return f"ddpctl kill {job}"
+    return f"{f'`ddpctl kill {job}`, or ' if job else ''}set `master_port: auto` for the job"
+
+
+def _command(owners: list[dict[str, Any]]) -> str | None:
+    """Whose pid we see is ours to end; a job of ddpctl's is ended by ddpctl."""
     pid = next((one["pid"] for one in owners if one["pid"] is not None), None)
-    stop = f"ssh {host} kill {pid}; or " if pid else ""
-    return f"{stop}set `master_port: auto` for the job"
+    return None if pid is None or any(one.get("job") for one in owners) else f"kill {pid}"
 
 
 MASTER = Check(

@@ -11,7 +11,8 @@ from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.blame import Fault, faults
 from ddpctl.checks.firewall import Block
-from ddpctl.checks.meshwords import dial_json, fine, names
+from ddpctl.checks.firewall_fix import joined
+from ddpctl.checks.meshwords import dial_json, fine, names, network_answer, not_dialled
 from ddpctl.checks.use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
@@ -29,6 +30,7 @@ HARMLESS = (
 )
 DEFAULT_RANGE = (32768, 60999)
 CROWD = 3  # hosts
+MOST_NAMED = 8  # addresses
 
 
 # --- the job's own ports ---------------------------------------------------------------------------------------------
@@ -37,6 +39,7 @@ CROWD = 3  # hosts
 def judge_ports(view: View) -> Iterable[Finding]:
     """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
     blocks, and each way in which it does. What gloo never uses is an info."""
+    yield from not_dialled("mesh.ports", view)
     mesh = view.mesh
     if mesh is None:
         return
@@ -54,7 +57,7 @@ def judge_ports(view: View) -> Iterable[Finding]:
     for group in _grouped([fault for fault in needed if fault.host not in guilty]):
         if group.blocks or not crowd:
             yield _finding(Severity.INFO, group, view)
-    if not needed:
+    if not needed and not mesh.crowded_out:
         yield from fine(
             "mesh.ports",
             mesh,
@@ -110,9 +113,14 @@ def _grouped(found: Sequence[Fault]) -> list[Group]:
         groups.setdefault((fault.host, fault.dial.status, fault.outgoing), []).append(fault)
     for host, status, outgoing in list(groups):
         back, there = (host, status, True), (host, status, False)
-        if outgoing and there in groups and _rules(groups[back]) & _rules(groups[there]):
-            groups[there] += groups.pop(back)  # one rule that stops what comes in, answers included
+        if outgoing and there in groups and _same(_rules(groups[back]), _rules(groups[there])):
+            groups[there] += groups.pop(back)
     return [Group(*key, tuple(members)) for key, members in groups.items()]
+
+
+def _same(one: set[Block], other: set[Block]) -> bool:
+    """One rule that stops what comes in, answers included; or none known for either way."""
+    return bool(one & other) or not (one or other)
 
 
 def _rules(found: Sequence[Fault]) -> set[Block]:
@@ -144,13 +152,15 @@ def _finding(severity: Severity, group: Group, view: View) -> Finding:
         text = f"{who} cannot connect to {group.host} on {ports}: {how}"
     dump = view.firewalls.get(group.host, {})
     harmless = severity is Severity.INFO
+    command, fix = (None, None) if harmless else _remedy(group, view, mesh, dump)
     return Finding(
         "mesh.ports",
         severity,
         f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
         group.host,
         peer=group.others[0] if len(group.others) == 1 else None,
-        fix=None if harmless else _fix(group, mesh, dump),
+        fix=fix,
+        command=command,
         evidence={
             "status": group.status,
             "peers": list(group.others),
@@ -174,10 +184,10 @@ def _between(view: View, mesh: Mesh, crowd: Sequence[Group]) -> Finding:
     pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
     links = len(mesh.pairs)
     hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
-    ports = {span for host in hosts for span in _spans(everything, mesh, host)}
-    spans = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in sorted(ports))
+    spans = _spans(_opened(everything.faults, mesh))
     cause = (
-        "their firewalls can only be read by root"
+        f"whether the nodes do it themselves is not known ({hidden[0]}: "
+        f"{firewall.unread(view.firewalls.get(hidden[0], {}))})"
         if hidden
         else "no firewall rule on them does it, so it is a filter between the nodes (switch, security group)"
     )
@@ -193,34 +203,51 @@ def _between(view: View, mesh: Mesh, crowd: Sequence[Group]) -> Finding:
 
 
 def _cause(group: Group, dump: Any) -> str:
+    sure = [block for block in group.blocks if block.certain]
+    if sure:
+        return f"{sure[0].tool} on {group.host} does it: {sure[0].place}: {sure[0].rule}"
     if group.blocks:
         block = group.blocks[0]
-        return f"{block.tool} on {group.host} does it: {block.place}: {block.rule}"
+        return (
+            f"{block.tool} on {group.host} may do it, by a rule that cannot be judged from here: {block.place}: "
+            f"{block.rule}; else it is a filter between the nodes (switch, security group)"
+        )
     if not firewall.readable(dump):
-        return f"the firewall of {group.host} can only be read by root"
+        return f"whether {group.host} itself does it is not known: {firewall.unread(dump)}"
     return f"no firewall rule of {group.host} does it, so it is a filter between the nodes (switch, security group)"
 
 
-def _fix(group: Group, mesh: Mesh, dump: Any) -> str:
+def _remedy(group: Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | None, str]:
+    """The command that opens the host's own firewall, and what there is to know or to do by hand."""
     peers = [mesh.fabric[host].address for host in group.others if host in mesh.fabric]
-    ports: list[tuple[int, int]] = []
-    for fault in group.faults:
-        if fault.reply:  # what comes back to us comes to a port that our kernel picked
-            ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
-        else:
-            ports += _spans(group, mesh, fault.dial.peer)
+    ports = _opened(group.faults, mesh)
+    if any(fault.reply for fault in group.faults):  # what comes back to us comes to a port that our kernel picked
+        ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
     if not group.blocks and firewall.readable(dump) and not firewall.manager(dump):
-        spans = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in dict.fromkeys(ports))
-        return f"let the filter between the nodes pass TCP {spans} to {group.host} from {', '.join(sorted(peers))}"
-    hook = group.faults[0].hook
-    return firewall.fix(dump, group.blocks, hook, peers, tuple(dict.fromkeys(ports)))
+        return None, f"let the filter between the nodes pass TCP {_spans(ports)} to {group.host} from {_list(peers)}"
+    entries = network_answer(view, group.host).get("addresses", ())
+    nets = [f"{entry['address']}/{entry['prefix']}" for entry in entries]
+    command, note = firewall.opening(dump, group.blocks, group.faults[0].hook, peers, ports, nets)
+    doubt = "" if any(block.certain for block in group.blocks) or command is None else "if that rule does it; "
+    return command, doubt + note
 
 
-def _spans(group: Group, mesh: Mesh, host: str) -> list[tuple[int, int]]:
-    """The ports to open on ``host``: those of the job's own that are blocked, and the whole ephemeral range where a
-    sample of it is."""
-    blocked = [fault.dial for fault in group.faults if fault.dial.peer == host]
-    spans = [(dial.port, dial.port) for dial in blocked if _role(mesh, dial) != "sample"]
-    if any(_role(mesh, dial) == "sample" for dial in blocked):
-        spans.append(mesh.ranges.get(host, DEFAULT_RANGE))
-    return spans
+def _opened(found: Iterable[Fault], mesh: Mesh) -> list[tuple[int, int]]:
+    """The ports to open: those of the job's own that are blocked, and a host's whole ephemeral range where a sample of
+    it is."""
+    spans: dict[tuple[int, int], None] = {}
+    for fault in found:
+        if not fault.reply:
+            dial = fault.dial
+            sample = _role(mesh, dial) == "sample"
+            spans[mesh.ranges.get(dial.peer, DEFAULT_RANGE) if sample else (dial.port, dial.port)] = None
+    return list(spans)
+
+
+def _spans(ports: Iterable[tuple[int, int]]) -> str:
+    return ", ".join(joined(span) for span in sorted(set(ports)))
+
+
+def _list(addresses: Sequence[str]) -> str:
+    shown = ", ".join(sorted(addresses)[:MOST_NAMED])
+    return shown if len(addresses) <= MOST_NAMED else f"{shown} and {len(addresses) - MOST_NAMED} more"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpctl.checks import nccl_log
 from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.ranges import fold
@@ -67,7 +68,15 @@ def _judge(view: View) -> Iterable[Finding]:
     for host, answer in told.items():
         if answer.get("survivors"):
             pids = ", ".join(str(one["pid"]) for one in answer["survivors"])
-            yield Finding(CHECK, Severity.WARNING, f"processes of the rehearsal could not be killed: {pids}", host)
+            yield Finding(
+                CHECK,
+                Severity.WARNING,
+                f"processes of the rehearsal could not be killed: {pids}",
+                host,
+                fix="a process that ignores SIGKILL hangs in its driver or file system: its wait channel says where; "
+                "only a reboot ends it if that does not come back",
+                command=f"ps -o pid,stat,wchan:32,args -p {pids.replace(' ', '')}",
+            )
 
 
 def _ranks(host: str, answer: Mapping[str, Any]) -> list[_Rank]:
@@ -131,7 +140,8 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
         Severity.ERROR,
         text,
         host,
-        fix="see the rehearsal's output in the evidence (--json), or run it as a job: worker/jobs/init_proc.py",
+        fix="see the rehearsal's output in the evidence (`ddpctl preflight --deep --json`), or run it as a job: "
+        "worker/jobs/init_proc.py",
         evidence={
             "ranks": [rank.rank for rank in ranks],
             "phases": {str(rank.rank): rank.phase for rank in ranks},
@@ -157,4 +167,4 @@ REHEARSAL = Check(
     ),
 )
 
-CHECKS = (REHEARSAL,)
+CHECKS = (REHEARSAL, nccl_log.NETWORK)

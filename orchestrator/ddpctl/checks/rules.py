@@ -30,7 +30,7 @@ class Packet:
 @dataclass(frozen=True)
 class Condition:
     """One match of a rule. ``key`` is saddr, daddr (values: networks), sport, dport (values: port spans), proto, iif,
-    oif, state, family (values: words), or anything else, which cannot be judged."""
+    oif, state, family (values: words), syn, way_back, or anything else, which cannot be judged."""
 
     key: str
     values: tuple[Any, ...] = ()
@@ -59,6 +59,8 @@ class Condition:
             return ("ipv4" if version == 4 else "ipv6") in self.values
         if self.key == "syn":
             return packet.state == "new"
+        if self.key == "way_back":  # rpfilter: the peer's answers have a way, or mesh.route would have told
+            return True
         return None
 
 
@@ -99,16 +101,18 @@ class Chain:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a walk ended: the deciding rule's words, the chains on the way, and whether it is certain."""
+    """How a walk ended: the deciding rule's words, the chains on the way to it, whether it is certain, and every chain
+    that the packet saw."""
 
     text: str
     certain: bool
     path: tuple[str, ...]
+    visited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Block:
-    """A base chain that stops the packet, and the rule that does it."""
+    """A base chain that stops the packet, and the rule that does it; ``zone``: of firewalld, that the packet was in."""
 
     tool: str
     family: str
@@ -116,6 +120,7 @@ class Block:
     chain: str
     rule: str
     certain: bool
+    zone: str | None = None
 
     @property
     def place(self) -> str:
@@ -143,19 +148,20 @@ class _End:
 def walk(chain: Chain, packet: Packet, hook: str, interface: str | None) -> Verdict | None:
     """What stops the packet in this chain; None when it passes.
 
-    A drop that may or may not apply is reported (uncertain) unless a certain one comes up. An accept that may or may
-    not apply is taken not to: the packet is known to have been lost.
+    A drop after a rule that may have let the packet through is uncertain, and so is a drop that may or may not apply
+    unless a certain one comes up.
     """
     interfaces = {"iif": interface, "oif": None} if hook == "input" else {"iif": None, "oif": interface}
     doubts: list[_End] = []
-    end = _run(chain.rules, (chain.name,), chain, packet, interfaces, doubts)
+    visited: list[str] = []
+    end = _run(chain.rules, (chain.name,), chain, packet, interfaces, doubts, visited)
     if end.verdict is None or end.verdict == RETURN:
         end = _End(DROP, POLICY, True, (chain.name,)) if chain.policy == DROP else _End(ACCEPT)
-    if end.verdict in STOPS and end.certain and not doubts:
-        return Verdict(end.text, True, end.path)
-    if doubts:
-        return Verdict(doubts[0].text, False, doubts[0].path)
-    return Verdict(end.text, end.certain, end.path) if end.verdict in STOPS else None
+    if end.verdict in STOPS:
+        certain = all(doubt.verdict in STOPS for doubt in doubts)
+        return Verdict(end.text, certain, end.path, tuple(visited))
+    maybe = next((doubt for doubt in doubts if doubt.verdict in STOPS), None)
+    return Verdict(maybe.text, False, maybe.path, tuple(visited)) if maybe else None
 
 
 def _run(
@@ -165,6 +171,7 @@ def _run(
     packet: Packet,
     interfaces: Mapping[str, str | None],
     doubts: list[_End],
+    visited: list[str],
 ) -> _End:
     for rule in rules:
         tests = [condition.test(packet, interfaces) for condition in rule.conditions]
@@ -179,16 +186,20 @@ def _run(
             doubts.append(end)
         elif verdict in (JUMP, GOTO) and target is not None and target in chain.others and len(path) < MAX_DEPTH:
             inner: list[_End] = []
-            end = _run(chain.others[target], (*path, target), chain, packet, interfaces, inner)
+            visited.append(target)
+            end = _run(chain.others[target], (*path, target), chain, packet, interfaces, inner, visited)
             doubts += inner
-            if end.verdict in STOPS and not certain:
+            if end.verdict in (*STOPS, ACCEPT) and not certain:
                 doubts.append(_End(end.verdict, end.text, False, end.path))
             elif certain and end.verdict not in (None, RETURN):
                 return end
             elif certain and verdict == GOTO:
                 return _End(None, path=path)
-        elif certain and verdict in (ACCEPT, RETURN):
-            return _End(verdict, path=path)
+        elif verdict in (ACCEPT, RETURN):
+            if certain:
+                return _End(verdict, path=path)
+            if verdict == ACCEPT:
+                doubts.append(_End(verdict, rule.text, False, path))
     return _End(None, path=path)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks.base import View
 from ddpctl.checks.blame import wrong_address
-from ddpctl.checks.meshwords import dial_json, fine, names
+from ddpctl.checks.meshwords import dial_json, fine, names, not_dialled
+from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
 
@@ -16,16 +17,17 @@ STRANGERS = {"wrong_host", "foreign", "silent", "closed"}
 
 def judge_route(view: View) -> Iterable[Finding]:
     """A node without a way to another's address."""
+    yield from not_dialled("mesh.route", view)
     mesh = view.mesh
     if mesh is None:
         return
     lost: dict[tuple[str, str], Dial] = {}
     for dial in mesh.dials:
-        if dial.status == "no_route" and not wrong_address(mesh, dial.peer):
+        if dial.status == "no_route" and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
             lost.setdefault((dial.dialer, dial.peer), dial)
     for host, dials in _by_culprit(lost).items():
         yield _no_route(mesh, host, dials)
-    if not lost:
+    if not lost and not mesh.crowded_out:
         yield from fine("mesh.route", mesh, "every node has a route to every other")
 
 
@@ -56,14 +58,16 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
         f"{text} at {addresses}: {dials[0].detail or 'no route'}",
         host,
         peer=others[0] if len(others) == 1 else None,
-        fix=f"on {dials[0].dialer}: `ip route get {dials[0].address}` shows the way; add the route that is missing, or "
-        f"set `fabric_address:` to addresses in a network that all nodes share",
+        fix=f"look at the routes of {dials[0].dialer} to {dials[0].address} and add the one that is missing, or set "
+        f"`fabric_address:` to addresses in a network that all nodes share",
+        command=f"ip route get {dials[0].address}" if leaving else "ip -brief address; ip route",
         evidence={"peers": list(others), "dials": [dial_json(dial) for dial in dials[:20]]},
     )
 
 
 def judge_identity(view: View) -> Iterable[Finding]:
     """Another node or another program behind a node's address."""
+    yield from not_dialled("mesh.identity", view)
     mesh = view.mesh
     if mesh is None:
         return
@@ -72,12 +76,12 @@ def judge_identity(view: View) -> Iterable[Finding]:
         if dial.status in STRANGERS and not wrong_address(mesh, dial.peer):
             groups.setdefault((dial.peer, dial.status, dial.detail or ""), []).append(dial)
     for (peer, status, detail), dials in groups.items():
-        yield _stranger(mesh, peer, status, detail, dials)
+        yield _stranger(view, mesh, peer, status, detail, dials)
     if not groups:
         yield from fine("mesh.identity", mesh, "the right node answers at every address")
 
 
-def _stranger(mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[Dial]) -> Finding:
+def _stranger(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[Dial]) -> Finding:
     dialers = tuple(dict.fromkeys(dial.dialer for dial in dials))
     ports = ", ".join(str(port) for port in sorted({dial.port for dial in dials}))
     address = dials[0].address
@@ -88,12 +92,18 @@ def _stranger(mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[D
         "silent": f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
         "closed": f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
     }[status]
-    fix = (
-        f"find who else has {address} (`ip neigh show {address}` on {dialers[0]}), or set `fabric_address:` of {peer}"
-        if status == "wrong_host"
-        else f"on {peer}: look for a forwarding of port {ports} (`sudo nft list ruleset | grep -e redirect -e dnat`, "
-        f"`docker ps`) or for another machine with {address}; or use another master_port"
-    )
+    look = None
+    if status == "wrong_host":
+        fix = (
+            f"find who else has {address} (the neighbour table of {dialers[0]} has the hardware address that answers), "
+            f"or set `fabric_address:` of {peer}"
+        )
+    else:
+        fix = (
+            f"look for a forwarding of port {ports} (nftables, a container's published port) or for another machine "
+            f"with {address}; or use another master_port"
+        )
+        look = as_root(view, peer, "nft list ruleset") + " | grep -e redirect -e dnat"
     return Finding(
         "mesh.identity",
         Severity.ERROR,
@@ -101,5 +111,6 @@ def _stranger(mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[D
         peer,
         peer=dialers[0] if len(dialers) == 1 else None,
         fix=fix,
+        command=look,
         evidence={"status": status, "peers": list(dialers), "dials": [dial_json(dial) for dial in dials[:20]]},
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 OK = "ok"
+_NO_ROOM = frozenset({"dropped", "rejected", "no_route", "error"})  # what a host without room for a neighbour sees
 
 Pair = tuple[str, str]
 
@@ -47,6 +48,16 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Neighbours:
+    """The kernel's neighbour (ARP) table of a node after its dials: how many entries it may have and has, and how many
+    found no room meanwhile."""
+
+    limit: int
+    entries: int
+    overflows: int
+
+
+@dataclass(frozen=True)
 class Fabric:
     """The address that the other nodes use for a node, and the interface that owns it (None: not known)."""
 
@@ -72,7 +83,8 @@ class Mesh:
     ``ports``: for each host its dialled ports and what they stand for (master, gang, sample); ``taken``: the job's own
     ports that another program holds there; ``ranges``: each host's ephemeral ports, both ends included; ``again``: the
     dialled pairs that were measured twice; ``reached``: for a host whose address nobody reaches, others of it that
-    somebody did (only where that address seems to be the wrong one, and not the network to be broken).
+    somebody did (only where that address seems to be the wrong one, and not the network to be broken); ``scheduled``:
+    who was to dial whom; ``absent``: hosts that could not take part, and why.
     """
 
     hosts: tuple[str, ...] = ()
@@ -87,11 +99,20 @@ class Mesh:
     note: str | None = None
     again: frozenset[Pair] = frozenset()
     reached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scheduled: frozenset[Pair] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:
         """Who dialled whom."""
         return frozenset((dial.dialer, dial.peer) for dial in self.dials)
+
+    @cached_property
+    def crowded_out(self) -> frozenset[Dial]:
+        """Connections that failed at a host whose neighbour table was full: they say nothing of the network."""
+        full = {host for host, table in self.neighbours.items() if table.overflows}
+        return frozenset(dial for dial in self.dials if dial.status in _NO_ROOM and {dial.dialer, dial.peer} & full)
 
     def rates(self) -> dict[Pair, float]:
         """Mbit/s of every direction that was measured: the better of the sender's push and the receiver's pull."""

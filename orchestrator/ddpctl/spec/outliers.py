@@ -7,7 +7,10 @@ import statistics
 from ddpctl.spec.mesh import Mesh, Pair
 
 SLOW_FACTOR = 0.5  # of the median
-FAST_ENOUGH_MBIT = 2000.0  # above this the processor is measured, not the link
+# One TCP connection: above the first rate the processors' own noise counts, so that it takes more; above the second
+# they are measured, and not the link.
+NOISY_MBIT, NOISY_FACTOR = 2000.0, 0.33
+FAST_ENOUGH_MBIT = 5000.0
 HARDLY_USABLE_MBIT = 80.0  # a 100 Mbit/s port gives 94
 LATE_FACTOR = 3.0
 LATE_MS = 2.0  # a round trip this much above the median is worth a word
@@ -17,14 +20,14 @@ BROKEN = frozenset({"stalled", "failed"})
 
 
 def slow_links(mesh: Mesh) -> dict[Pair, float]:
-    """Directions under half of the median of all (or hardly usable at all), with their Mbit/s; not those of a link
-    that swallows bulk data, whose rate says no more than that."""
+    """Directions under half of the median of all (a third, where they are fast; or hardly usable at all), with their
+    Mbit/s; not those of a link that swallows bulk data, whose rate says no more than that."""
     rates = mesh.rates()
     if not rates:
         return {}
-    bound = max(SLOW_FACTOR * statistics.median(rates.values()), HARDLY_USABLE_MBIT)
-    slow = {pair: value for pair, value in rates.items() if value < bound and value < FAST_ENOUGH_MBIT}
-    return _whole(mesh, slow)
+    middle = statistics.median(rates.values())
+    bound = max(min(SLOW_FACTOR * middle, NOISY_MBIT), min(NOISY_FACTOR * middle, FAST_ENOUGH_MBIT), HARDLY_USABLE_MBIT)
+    return _whole(mesh, {pair: value for pair, value in rates.items() if value < bound})
 
 
 def late_links(mesh: Mesh) -> dict[Pair, float]:

@@ -238,7 +238,7 @@ def _environment(
     """The variables a node's launcher gets; the names whose values hold a token come second."""
     env: dict[str, str] = {}
     if interface:
-        env["NCCL_SOCKET_IFNAME"] = interface
+        env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: to NCCL a bare name is a prefix, eth1 of eth10
         env["GLOO_SOCKET_IFNAME"] = interface
     if facts.cores is not None and nproc:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))

@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpctl.errors import DdpctlError, RemoteError, as_fault
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
-from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Pair, Speed
-from ddpctl.spec.outliers import stalled_pairs, suspects
+from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed
+from ddpctl.spec.outliers import NOISY_MBIT, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
 
@@ -27,18 +27,22 @@ BULK_BYTES = 1 << 20
 SMALL_BYTES = 256 << 10
 QUIET_BYTES = 4 << 20
 QUIET_REPEAT = 3
+BUSY_REPEAT = 20  # of a fast link: the best of many moments is the link's, the others are busy processors'
 QUIET_S = 8.0
 MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are enough links
 
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """What the mesh needs to know: the hosts' networks in node rank order, and the ports that the job will use."""
+    """What the mesh needs to know: the hosts' networks in node rank order, and the ports that the job will use.
+
+    The same ``seed`` gives the same sample of a big mesh."""
 
     networks: tuple[HostNetwork, ...]
     master: str
     master_port: int
     gang_port: int | None = None
+    seed: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -91,35 +95,47 @@ class _Bulk:
 
 def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, DdpctlError]]:
     """The mesh of all hosts of the plan, and the errors of hosts that could not take part."""
-    order = schedule(plan.hosts, plan.master)
+    order = schedule(plan.hosts, plan.master, plan.seed)
     tell(StageStarted(STAGE, order.links, "links"))
     with _listeners(plan, fleet) as listening:
         bulk = _Bulk(BULK_BYTES) if len(plan.hosts) <= MANY_HOSTS else _Bulk(SMALL_BYTES, ways=("push",))
-        dials, speeds, errors = _dial_all(plan, order, listening, bulk, fleet, tell)
-        mesh = _measure_again(_mesh(plan, order, listening, dials, speeds), listening.nonce, fleet)
-        errors = {**listening.errors, **errors}
+        seen = _dial_all(plan, order, listening, bulk, fleet, tell)
+        errors = {**listening.errors, **seen.errors}
+        mesh = _measure_again(_mesh(plan, order, listening, seen, errors), listening.nonce, fleet)
     tell(StageEnded(STAGE, not errors and all(dial.status == OK for dial in mesh.dials)))
     return mesh, errors
 
 
+@dataclass
+class _Dialled:
+    """What the dialers told."""
+
+    dials: list[Dial] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
+    neighbours: dict[str, Neighbours] = field(default_factory=dict)
+    errors: dict[str, DdpctlError] = field(default_factory=dict)
+
+
 def _dial_all(
     plan: MeshPlan, order: Schedule, listening: _Listening, bulk: _Bulk, fleet: Fleet, tell: Tell
-) -> tuple[list[Dial], list[Speed], dict[str, DdpctlError]]:
+) -> _Dialled:
     """The likeliest address of every host first. Only where that one is not reached by all, the others: an address
     that leads nowhere costs every dialer seconds."""
     best = {host: addresses[:1] for host, addresses in candidates(plan.networks).items()}
     requests = {host: listening.targets(host, order, best) for host in plan.hosts if host in listening.ready}
-    dials, speeds, errors = _dial(requests, listening.nonce, bulk, fleet, tell)
-    missed = {dial.peer for dial in dials if dial.status != OK} | {host for host, found in best.items() if not found}
+    seen = _dial(requests, listening.nonce, bulk, fleet, tell)
+    missed = {dial.peer for dial in seen.dials if dial.status != OK} | {
+        host for host, found in best.items() if not found
+    }
     rest = {host: addresses for host, addresses in other_addresses(plan.networks).items() if host in missed}
     if rest:
         requests = {host: listening.targets(host, order, rest) for host in requests}
-        more, more_speeds, more_errors = _dial(requests, listening.nonce, bulk, fleet, None)
-        known = {(speed.dialer, speed.peer) for speed in speeds}
-        dials += more
-        speeds += [speed for speed in more_speeds if (speed.dialer, speed.peer) not in known]
-        errors.update(more_errors)
-    return dials, speeds, errors
+        more = _dial(requests, listening.nonce, bulk, fleet, None)
+        known = {(speed.dialer, speed.peer) for speed in seen.speeds}
+        seen.dials += more.dials
+        seen.speeds += [speed for speed in more.speeds if (speed.dialer, speed.peer) not in known]
+        seen.errors |= more.errors
+    return seen
 
 
 @contextmanager
@@ -174,7 +190,7 @@ def _dial(
     bulk: _Bulk,
     fleet: Fleet,
     tell: Tell | None,
-) -> tuple[list[Dial], list[Speed], dict[str, DdpctlError]]:
+) -> _Dialled:
     """Every host dials its targets, all hosts at once."""
     total = sum(len({target["peer"] for target in targets}) for targets in requests.values())
     done = 0
@@ -193,9 +209,12 @@ def _dial(
 
     outcome = fleet.together(dial, [host for host, targets in requests.items() if targets])
     answers = [(host, outcome.results[host]) for host in requests if host in outcome.results]
-    dials = [dial for host, answer in answers for dial in _dials_of(host, answer)]
-    speeds = [_as_speed(host, entry) for host, answer in answers for entry in answer["speeds"]]
-    return dials, speeds, dict(outcome.errors)
+    return _Dialled(
+        dials=[dial for host, answer in answers for dial in _dials_of(host, answer)],
+        speeds=[_as_speed(host, entry) for host, answer in answers for entry in answer["speeds"]],
+        neighbours={host: Neighbours(**answer["neighbours"]) for host, answer in answers if answer["neighbours"]},
+        errors=dict(outcome.errors),
+    )
 
 
 def _dials_of(host: str, answer: Mapping[str, Any]) -> Iterator[Dial]:
@@ -236,9 +255,10 @@ def _as_speed(host: str, entry: Mapping[str, Any]) -> Speed:
 
 
 def _mesh(
-    plan: MeshPlan, order: Schedule, listening: _Listening, dials: Sequence[Dial], speeds: Sequence[Speed]
+    plan: MeshPlan, order: Schedule, listening: _Listening, seen: _Dialled, errors: Mapping[str, DdpctlError]
 ) -> Mesh:
     """What was seen on the address of each host that turned out to be the right one."""
+    dials = seen.dials
     fabric = choose_fabric(plan.networks, dials)
     dialled = [d for d in dials if d.dialer in fabric and d.peer in fabric and fabric[d.peer].address == d.address]
     kept = {(dial.dialer, dial.peer, dial.address) for dial in dialled}
@@ -254,13 +274,16 @@ def _mesh(
         fabric=fabric,
         dials=tuple(dialled),
         reached=_reached_elsewhere(plan.networks, fabric, dials),
-        speeds=tuple(s for s in speeds if (s.dialer, s.peer, s.address) in kept),
+        speeds=tuple(s for s in seen.speeds if (s.dialer, s.peer, s.address) in kept),
         ports=ports,
         taken={
             host: tuple(e["port"] for e in said["taken"]) for host, said in listening.ready.items() if said["taken"]
         },
         ranges={network.host: network.port_range for network in plan.networks},
         note=order.note,
+        scheduled=order.pairs,
+        absent={host: error.message for host, error in errors.items()},
+        neighbours=seen.neighbours,
     )
 
 
@@ -306,7 +329,7 @@ def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
                 busy |= set(pair)
                 batch.append(pair)
                 waiting.remove(pair)
-        mesh = _repeat(mesh, batch, nonce, fleet, _Bulk(_quiet_bytes(mesh, batch), QUIET_REPEAT))
+        mesh = _repeat(mesh, batch, nonce, fleet, _quiet_bulk(mesh, batch))
     return mesh
 
 
@@ -316,7 +339,7 @@ def _repeat(mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, bulk: _
     for dialer, peer in pairs:
         requests.setdefault(dialer, []).extend(_one_target(mesh, dialer, peer))
     speeds = {(speed.dialer, speed.peer): speed for speed in mesh.speeds}
-    _, found, _ = _dial(requests, nonce, bulk, fleet, None)
+    found = _dial(requests, nonce, bulk, fleet, None).speeds
     for speed in found:
         pair = (speed.dialer, speed.peer)
         speeds[pair] = _better(speeds[pair], speed)
@@ -324,7 +347,7 @@ def _repeat(mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, bulk: _
     return replace(mesh, speeds=tuple(speeds.values()), again=again)
 
 
-def _quiet_bytes(mesh: Mesh, pairs: Sequence[Pair]) -> int:
+def _quiet_bulk(mesh: Mesh, pairs: Sequence[Pair]) -> _Bulk:
     """As much as the slowest of these links should carry in a second, by what was seen of it."""
     rates = [
         rate
@@ -333,7 +356,9 @@ def _quiet_bytes(mesh: Mesh, pairs: Sequence[Pair]) -> int:
         for rate in (speed.push_mbit, speed.pull_mbit)
         if rate
     ]
-    return int(min(QUIET_BYTES, max(SMALL_BYTES, min(rates, default=0.0) * 1e6 / 8)))
+    slowest = min(rates, default=0.0)
+    size = int(min(QUIET_BYTES, max(SMALL_BYTES, slowest * 1e6 / 8)))
+    return _Bulk(size, BUSY_REPEAT if slowest >= NOISY_MBIT else QUIET_REPEAT)
 
 
 def _one_target(mesh: Mesh, dialer: str, peer: str) -> list[dict[str, Any]]:

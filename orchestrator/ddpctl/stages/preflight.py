@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpctl.checks import judge, rehearsal, subject
 from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Want
 from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.fabric import network_of
 from ddpctl.checks.job import script_question
-from ddpctl.checks.network import MESH_IDS, hosts_to_read, network_of, network_question
+from ddpctl.checks.meshwords import network_question
+from ddpctl.checks.network import MESH_IDS, hosts_to_read
 from ddpctl.checks.torch import live_question, versions_question
 from ddpctl.checks.use import devices
 from ddpctl.errors import ConnectError, DdpctlError
@@ -129,7 +131,7 @@ def _measure(
     networks = tuple(network for network in map(network_of(view), targets) if network is not None)
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
     if wants_mesh and len(networks) > 1 and asked.ports:
-        view = _with_mesh(view, networks, asked.ports, fleet, tell)
+        view = _with_mesh(view, networks, asked.ports, inventory.cluster, fleet, tell)
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, asked.ports)
     findings = judge.verdicts(checks, view, left_out)
@@ -139,7 +141,7 @@ def _measure(
             findings += (Finding(rehearsal.CHECK, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
             told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc)
-            findings += judge.verdicts((rehearsal.REHEARSAL,), replace(view, rehearsal=told))
+            findings += judge.verdicts(rehearsal.CHECKS, replace(view, rehearsal=told))
     return PreflightReport(
         cluster=inventory.cluster,
         hosts=tuple(target.name for target in targets),
@@ -156,13 +158,13 @@ def _measure(
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
     """``report`` with the verdict on a rehearsal that had to wait for the environment (``run_rehearsal`` says what was
     told)."""
-    findings = judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told))
-    return with_findings(report, rehearsal.CHECK, findings)
+    findings = judge.verdicts(rehearsal.CHECKS, View((), Want(), {}, rehearsal=told))
+    return with_findings(report, {check.id for check in rehearsal.CHECKS}, findings)
 
 
-def with_findings(report: PreflightReport, check: str, findings: Sequence[Finding]) -> PreflightReport:
-    """``report`` with these findings of a check instead of those that it had."""
-    others = tuple(finding for finding in report.findings if finding.check != check)
+def with_findings(report: PreflightReport, checks: Collection[str], findings: Sequence[Finding]) -> PreflightReport:
+    """``report`` with these findings of some checks instead of those that it had."""
+    others = tuple(finding for finding in report.findings if finding.check not in checks)
     return replace(report, findings=sorted_findings((*others, *findings), report.hosts))
 
 
@@ -236,11 +238,13 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
 # --- round two -------------------------------------------------------------------------------------------------------
 
 
-def _with_mesh(view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, ...], fleet: Fleet, tell: Tell) -> View:
+def _with_mesh(
+    view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, ...], cluster: str, fleet: Fleet, tell: Tell
+) -> View:
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1]), fleet, tell)
+    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1], cluster), fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
     if suspected:

@@ -21,6 +21,7 @@ SCRIPT = "init_proc.py"
 PHASE_S = 30  # the longest wait in one phase
 DEADLINE_S = 120.0  # imports and all phases, of the first node to end
 OTHERS_S = 20.0  # for the other nodes once one has ended: ranks get through together or not at all
+TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # what network NCCL took is in its own log alone
 SLACK_S = 40.0  # connecting, and ending whatever is left
 
 
@@ -79,8 +80,9 @@ def _told(node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping
 def _plan(inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, facts: Facts, nproc: int | None) -> Plan:
     """The plan of a job like this one, but with our own program."""
     keys: dict[str, Any] = {"name": "rehearsal", "script": SCRIPT, "args": ("--timeout", str(PHASE_S)), "code": None}
+    keys["env"] = {**(job.env if job is not None else {}), **TALKATIVE}
     if job is not None:
-        keys |= {"env": job.env, "nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
+        keys |= {"nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
     identity = Identity("rehearsal", "", "", "")
     return make_plan(inventory, JobSpec(**keys), list(hosts), identity, facts=facts, nproc=nproc)
 

@@ -150,7 +150,7 @@ def try_out(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
     assert way.report is not None
     assert way.environment is not None
     found = try_imports(wanted.inventory, wanted.hosts, wanted.job, wanted.imports, way.environment, fleet, tell)
-    way.report = with_findings(way.report, IMPORTS.id, found)
+    way.report = with_findings(way.report, {IMPORTS.id}, found)
     if way.report.exit_code:
         raise refusal(way.report)
 

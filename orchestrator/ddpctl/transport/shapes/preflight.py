@@ -57,6 +57,12 @@ class Address(TypedDict):
     bridge: NotRequired[bool]
 
 
+class Neighbours(TypedDict):
+    limit: Count
+    entries: Count
+    overflows: Count
+
+
 class Network(TypedDict):
     addresses: list[Annotated[Address, AfterValidator(_interface)]]
     ssh_address: IP | None
@@ -66,6 +72,7 @@ class Network(TypedDict):
     cores: Small | None
     uid: Count
     names: dict[str, list[IP]]
+    neighbours: Neighbours | None
 
 
 class Module(TypedDict):
@@ -266,6 +273,7 @@ class Dials(TypedDict):
     open: list[Open]
     links: list[Link]
     speeds: list[Speed]
+    neighbours: Neighbours | None
 
 
 def _dialled(found: Dials, info: ValidationInfo) -> Dials:
@@ -315,5 +323,6 @@ class Rehearsed(TypedDict):
     seconds: Number
     ranks: dict[Digits, RehearsedRank]
     tail: list[Short]
+    nccl: list[Short]
     met: bool
     survivors: list[Survivor]
