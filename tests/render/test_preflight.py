@@ -91,6 +91,10 @@ def test_what_was_not_looked_at_is_told_and_not_among_what_passed() -> None:
     closed = Finding("gpu.xid", Severity.UNKNOWN, "not looked at: the kernel log is for root only", "node1")
     one = report(2, closed, Finding("host.shm", OK, "fine"))
     assert "unknown gpu.xid  node1: not looked at" in text(one)
+    mesh = [Finding(f"mesh.{name}", Severity.UNKNOWN, "not looked at: nobody answers") for name in ("mtu", "route")]
+    assert "unknown gpu.xid, mesh  all: not looked at: nobody" in text(
+        report(2, Finding("gpu.xid", Severity.UNKNOWN, mesh[0].message), *mesh)
+    )
     assert "1 checks ok (host)" in text(one)
     assert "Not looked at" in preflight_html(one)
     assert one.ok
@@ -168,7 +172,7 @@ def test_without_colour_every_word_is_there() -> None:
     assert "\x1b" not in shown
     for words in ("1 error, 1 warning", "error   a.b  node0: broken", "info    e.f", "repair it", "no route", "940M"):
         assert words in shown
-    for words in ("1 checks ok (g)", "left out on request: i", "not applicable: no GPU found on node2: g.k"):
+    for words in ("1 checks ok (g)", "left out on request: i.j", "not applicable: no GPU found on node2: g.k"):
         assert words in shown
 
 

@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ddpctl_worker import processes
+from ddpctl_worker import processes, status
+from ddpctl_worker.paths import RunPaths
 from tests.worker.node import eventually
 
 
@@ -64,3 +66,20 @@ def test_stat_of_a_process_with_a_wild_name(tmp_path: Path) -> None:
         assert found.parent == os.getpid()
         assert found.name.startswith(") R 1 ((")
         child.kill()
+
+
+def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look lists the processes, then reads their command lines: in between one pid has become another."""
+    run = tmp_path.name
+    words = processes.guardian_words(run, "node0")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as guardian:
+        try:
+            eventually(lambda: processes.guardians(run, "node0"), "the guardian")
+            seen = processes.snapshot()
+            looks: list[dict[int, processes.Stat]] = [{}, seen]
+            monkeypatch.setattr(processes, "snapshot", lambda: looks.pop(0))
+            assert status._coming(RunPaths(str(tmp_path / run / "node0")), "node0")
+        finally:
+            guardian.kill()

@@ -221,7 +221,8 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity],
 def _coming(paths: RunPaths, host: str) -> bool:
     claimed = processes.from_json(record.read_optional(paths.claim).get("supervisor"))
     run = os.path.basename(os.path.dirname(paths.node))
-    return processes.is_alive(claimed) or bool(processes.guardians(run, host))
+    # Twice: the guardian forks once on its way up, and a look that begins before and ends after that finds neither.
+    return processes.is_alive(claimed) or any(processes.guardians(run, host) for _ in range(2))
 
 
 def settle(paths: RunPaths) -> None:

@@ -162,9 +162,12 @@ def _tell_warnings(report: PreflightReport) -> None:
 
 def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
     """Follow to the end, or until the person at the terminal, or whoever sent the signal, has had enough."""
+    asked = False
     while True:
         offsets = files.load_positions(run.run)
         with interrupts.noted():
+            if asked:
+                stderr_console().print("continuing; Ctrl-C asks again")
             try:
                 end = follow_run(run, fleet, offsets=offsets, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
                 return conclude(end, as_json=as_json)
@@ -179,6 +182,7 @@ def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: 
                 answer = _ask()
             _replace_broken_streams()
             if answer == "continue":
+                asked = True
                 continue
             if answer == "detach":
                 stderr_console().print(f"{run.job} is still running; {how_to_go_on(run.run)}")

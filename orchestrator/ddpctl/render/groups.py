@@ -156,26 +156,26 @@ def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRo
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Checks that were left out, or do not apply, for one reason; a subject stands for all of its checks."""
+    """Checks that say nothing of these hosts, for one reason; a subject stands for all of its checks."""
 
     why: str
     checks: tuple[str, ...]
     hosts: tuple[str, ...]
 
 
-def left_out(findings: Sequence[Finding]) -> tuple[LeftOut, ...]:
-    """What was skipped, by reason and hosts, in the order of the findings."""
+def left_out(findings: Sequence[Finding], severity: Severity) -> tuple[LeftOut, ...]:
+    """What was skipped, or is unknown, by reason and hosts, in the order of the findings."""
     every: dict[str, set[str]] = {}
     for finding in findings:
         every.setdefault(_subject(finding.check), set()).add(finding.check)
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for finding in findings:
-        if finding.severity is Severity.SKIPPED:
+        if finding.severity is severity:
             why = "left out on request" if finding.message.endswith("left out on request") else finding.message
             found.setdefault((why, finding.hosts), []).append(finding.check)
     made = []
     for (why, hosts), checks in found.items():
-        whole = {subject for subject, ids in every.items() if ids <= set(checks)}
+        whole = {subject for subject, ids in every.items() if len(ids) > 1 and ids <= set(checks)}
         names = dict.fromkeys(_subject(one) if _subject(one) in whole else one for one in checks)
         made.append(LeftOut(why, tuple(names), hosts))
     return tuple(made)

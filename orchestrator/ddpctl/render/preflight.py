@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.render import groups
-from ddpctl.render.groups import Group, Matrix
+from ddpctl.render.groups import Group, LeftOut, Matrix
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.mesh import OK, Mesh
 from ddpctl.spec.outliers import slow_links
@@ -30,10 +30,12 @@ def report_view(report: PreflightReport) -> RenderableType:
     found = groups.problems(report.findings)
     if found:
         parts += [Text(), _hosts(report), Text(), *(_finding(group) for group in found)]
-    for severity in (Severity.UNKNOWN, Severity.INFO):
-        others = groups.of_severity(report.findings, severity)
-        if others:
-            parts += [Text(), *(_finding(group) for group in others)]
+    unknown = groups.left_out(report.findings, Severity.UNKNOWN)
+    if unknown:
+        parts += [Text(), *(_unknown(one) for one in unknown)]
+    infos = groups.of_severity(report.findings, Severity.INFO)
+    if infos:
+        parts += [Text(), *(_finding(group) for group in infos)]
     if report.mesh is not None and len(report.mesh.hosts) > 1:
         parts += [Text(), *_mesh(report.mesh)]
     fixes = [(group, fix) for group in found for fix in group.fixes]
@@ -76,6 +78,13 @@ def _finding(group: Group) -> RenderableType:
     return head
 
 
+def _unknown(one: LeftOut) -> RenderableType:
+    """What keeps many checks from looking is told once."""
+    style = STYLE[Severity.UNKNOWN]
+    where = groups.named(one.hosts) or "all"
+    return Text.assemble((f"{'unknown':<8}", style), (f"{', '.join(one.checks)}  ", "bold"), f"{where}: {one.why}")
+
+
 def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
     """Each on a line of its own, so that it can be copied whole."""
     lines: list[RenderableType] = []
@@ -93,7 +102,7 @@ def _rest(report: PreflightReport) -> list[Text]:
     if subjects:
         line.append(f" ({', '.join(subjects)})", style="dim")
     lines = [line]
-    for one in groups.left_out(report.findings):
+    for one in groups.left_out(report.findings, Severity.SKIPPED):
         where = f" on {groups.named(one.hosts)}" if one.hosts and len(one.hosts) < len(report.hosts) else ""
         lines.append(Text(f"{one.why}{where}: {', '.join(one.checks)}", style="dim"))
     return lines
