@@ -11,6 +11,7 @@ import pytest
 from ddpctl.spec.finding import Severity
 from tests.lab import Lab
 from tests.lab.command import PATH, PROGRAM, Ddpctl
+from tests.lab_preflight.conftest import shape
 from tests.lab_preflight.preflight import infos, preflight, trouble, where
 
 RUNS = 10
@@ -38,10 +39,8 @@ def eight(make_module_lab: object) -> Lab:
 
 @pytest.mark.torch
 def test_healthy_hosts_ten_times(eight: Lab, ddpctl: Ddpctl, tmp_path: Path, python113: str) -> None:
-    """The whole catalogue, as the installed command runs it. The links are shaped: what this machine's processors have
-    left for each of them while other tests run would differ."""
-    for host in eight:
-        host.slow("500mbit")
+    """The whole catalogue, as the installed command runs it."""
+    shape(eight)
     path = eight.inventory(tmp_path / "inventory.yaml", defaults={"python": python113})
     home = eight.home("healthy")
     for _ in range(RUNS):
@@ -60,7 +59,7 @@ def test_what_is_harmless_stays_quiet(eight: Lab) -> None:
     eight[2].bashrc("echo welcome; echo 'to the machine' >&2")
     eight[3].write("/etc/resolv.conf", "nameserver 192.0.2.53\n")
     eight[7].firewall("ct state new tcp dport 32768-60999 drop")
-    report = preflight(eight, only=("ssh", "port", "fabric", "mesh"), jobs={})
+    report = preflight(shape(eight), only=("ssh", "port", "fabric", "mesh"), jobs={})
     eight.heal()
     eight[1].run("sysctl -qw net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.default.disable_ipv6=0")
     assert where(trouble(report)) == []
