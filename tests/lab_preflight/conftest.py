@@ -1,4 +1,4 @@
-"""The lab's hosts with links of a known speed: what two processors give each link while other tests run would differ."""
+"""Hosts with links of a known speed: what two processors give each link while other tests run would differ."""
 
 from __future__ import annotations
 
