@@ -17,8 +17,8 @@ SLEEPER = "import time\ntime.sleep(600)\n"
 def all_of(folder: Path) -> Sequence[Row]:
     """CPU and memory of the whole command divided by the hosts, and what one more host costs (64 against 8)."""
     with Lab(HOSTS) as lab:
-        many = _inventory(lab, folder / "many", HOSTS)
-        few = _inventory(lab, folder / "few", 8)
+        many = inventory(lab, folder / "many", HOSTS)
+        few = inventory(lab, folder / "few", 8)
         for place in (few, many):
             ddpctl("ps", home=place, cwd=place)  # the worker is sent once
         of_many = [ddpctl("ps", "--all", "--json", home=many, cwd=many) for _ in range(5)]
@@ -55,7 +55,8 @@ def all_of(folder: Path) -> Sequence[Row]:
     ]
 
 
-def _inventory(lab: Lab, place: Path, count: int) -> Path:
+def inventory(lab: Lab, place: Path, count: int) -> Path:
+    """A folder with an inventory of the lab's first ``count`` hosts."""
     place.mkdir()
     names = [host.name for host in lab][:count]
     text = f"cluster: bench\nssh_config: {lab.ssh_config}\nknown_hosts: {lab.known_hosts}\n"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.bench.fleet import inventory
 from tests.bench.report import Row, spread
 from tests.bench.usage import DDPCTL, Usage, ddpctl, run
 from tests.lab import Lab
@@ -28,7 +29,7 @@ def all_of(folder: Path) -> Sequence[Row]:
     cpus: dict[int, float] = {}
     with room_for_neighbours(), Lab(MANY) as lab:
         for count in (FEW, MANY):
-            place = _inventory(lab, folder / str(count), count)
+            place = inventory(lab, folder / str(count), count)
             _preflight(place)  # sends the worker, tries `import torch`, and remembers both
             full = [_preflight(place) for _ in range(RUNS)]
             cpu = [used.cpu_s * 1000 / count for used in full]
@@ -106,12 +107,3 @@ def _others(lab: Lab, count: int) -> list[Row]:
         wall = statistics.median(one.wall_s for one in used)
         rows.append(Row(f"{name} hostname, {count} hosts, wall", wall, "s", "", f"{cpu:.1f} ms of CPU per host"))
     return rows
-
-
-def _inventory(lab: Lab, place: Path, count: int) -> Path:
-    place.mkdir()
-    names = [host.name for host in lab][:count]
-    text = f"cluster: bench\nssh_config: {lab.ssh_config}\nknown_hosts: {lab.known_hosts}\n"
-    text += "defaults: {python: /usr/bin/python3}\nhosts: [" + ", ".join(names) + "]\n"
-    (place / "inventory.yaml").write_text(text)
-    return place

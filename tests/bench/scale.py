@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.bench.fleet import inventory
 from tests.bench.preflight import room_for_neighbours
 from tests.bench.report import Row
 from tests.bench.usage import Usage, ddpctl
@@ -25,7 +26,7 @@ def all_of(folder: Path) -> Sequence[Row]:
     rows: list[Row] = []
     with room_for_neighbours(), Lab(max(COUNTS)) as lab:
         for count in COUNTS:
-            place = _inventory(lab, folder / str(count), count)
+            place = inventory(lab, folder / str(count), count)
             _look(place, fine=(0, 3, 4))  # every host has only just started
             used, report = _look(place)
             assert report["ok"], [one for one in report["findings"] if one["severity"] == "error"]
@@ -78,12 +79,3 @@ def _apart(lab: Lab, one: Sequence[Host], other: Sequence[Host]) -> Iterator[Non
         yield
     finally:
         lab.switch.call(["nft", "delete", "table", "bridge", "racks"])
-
-
-def _inventory(lab: Lab, place: Path, count: int) -> Path:
-    place.mkdir()
-    names = [host.name for host in lab][:count]
-    text = f"cluster: bench\nssh_config: {lab.ssh_config}\nknown_hosts: {lab.known_hosts}\n"
-    text += "defaults: {python: /usr/bin/python3}\nhosts: [" + ", ".join(names) + "]\n"
-    (place / "inventory.yaml").write_text(text)
-    return place

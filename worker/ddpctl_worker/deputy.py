@@ -1,7 +1,7 @@
 """The supervisor's answer to a dead guardian.
 
 A process that is no ancestor cannot become a subreaper for others, so the deputy does what it can instead: once a
-second it notes every process of the run, and when the supervisor goes too it ends those, their children, and whoever
+second it notes every process of the run, and when the supervisor goes too it ends those, their children, and any that
 carries the cookie, and writes the exit record. It is told what the guardian was told, along the same line.
 """
 

@@ -1,4 +1,4 @@
-"""This node's firewall, read and never changed. The judging is done by whoever asked."""
+"""This node's firewall, read and never changed. The caller judges it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ddpctl_worker.gangwire import MAX_HELLO, HubWire, Stranger
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import note, now_iso
 
-GREETING_S = 5.0  # whoever has not proved the key by then is thrown out
+GREETING_S = 5.0  # a peer that has not proved the key by then is dropped
 MAX_STRANGERS = 64
 MAX_OUT = 1 << 20
 TELL_S = 60.0  # how often the log tells of strangers

@@ -1,8 +1,8 @@
 """What two supervisors of a run say to each other, and how each knows that it is the other. No I/O.
 
-Both hold the run's key (given to each node over SSH, never written down). The member speaks first; whoever cannot prove
-the key in the first line gets not one byte. Every message after that carries a MAC over a counter, under a key of its
-own for each connection and direction, so nothing can be replayed, reordered or taken from another run.
+Both hold the run's key (given to each node over SSH, never written down). The member speaks first; a peer that cannot
+prove the key in the first line gets not one byte. Every message after that carries a MAC over a counter, under a key of
+its own for each connection and direction, so nothing can be replayed, reordered or taken from another run.
 
     member -> hub   {"run", "host", "nonce", "mac"}
     hub -> member   {"nonce", "mac"}            both nonces are under the mac: the hub is no replay
@@ -103,7 +103,7 @@ class MemberWire(Wire):
     def _meet(self, answer: Dict[str, Any]) -> None:
         nonce = str(answer.get("nonce"))
         if not _same(answer.get("mac"), self._mac("hub", self._host, self._nonce, nonce)):
-            raise Stranger("whoever listens there does not hold the run's key")
+            raise Stranger("what listens there does not hold the run's key")
         self._agree(self._host, self._nonce, nonce, True)
         self.peer = self._hub
 

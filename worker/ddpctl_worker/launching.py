@@ -1,4 +1,4 @@
-"""The launcher of a run: claimed, started, and found again by whoever must end it."""
+"""The launcher of a run: claimed, started, and found again by the process that must end it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Processes: who they are, who belongs to a run, and how they are signalled without ever hitting a stranger.
 
 A process is boot id + pid + start time (clock ticks since boot): a pid alone is reused. What belongs to a run is the
-tree below its supervisor (a child subreaper, so orphans stay in it) and whoever carries the run's cookie in the
-environment. Nothing else is ever signalled.
+tree below its supervisor (a child subreaper, so orphans stay in it) and every process that carries the run's cookie in
+the environment. Nothing else is ever signalled.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool
     """
     mine = "%s.%d.%s" % (reserve, os.getpid(), os.urandom(4).hex())
     try:
-        os.rename(reserve, mine)  # whoever comes second finds none
+        os.rename(reserve, mine)  # the second one finds none
     except FileNotFoundError:
         return False
     try:

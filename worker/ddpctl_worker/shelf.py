@@ -58,7 +58,7 @@ class Shelf:
         return sum(item.done for item in self.items.values())
 
     def append(self, item: Item, data: bytes) -> None:
-        """More bytes of a file; whoever waits for them is told."""
+        """More bytes of a file; the readers that wait for them are woken."""
         assert item.part is not None
         item.part.write(data)
         with self.changed:

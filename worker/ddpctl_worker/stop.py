@@ -160,7 +160,7 @@ def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 
 def _wake(paths: RunPaths) -> None:
-    """Whoever has stopped supervisor or guardian with SIGSTOP, they go on now: otherwise they would never end."""
+    """Were supervisor or guardian stopped with SIGSTOP, they continue now: otherwise they would never end."""
     for who in watchers(holders(paths)):
         processes.send(who, signal.SIGCONT)
 

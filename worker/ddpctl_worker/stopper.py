@@ -1,7 +1,7 @@
 """Ending a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find nothing and that is proved.
 
 The launcher gets SIGTERM first, alone: it forwards it to its ranks, and a rank that writes a checkpoint should not be
-told twice. Whoever is left once the launcher is gone gets SIGTERM too (launchers before torch 1.10 forward nothing,
+told twice. What is left once the launcher is gone gets SIGTERM too (launchers before torch 1.10 forward nothing,
 and a launcher killed while it spawns leaves orphans). What lives after the grace is killed. A launcher that succeeded
 may leave something that still works, an upload say: that gets ``patience`` first, in which nothing is signalled.
 """

@@ -256,7 +256,7 @@ class Supervisor:
         if self.outcome is None and (self.candidate is None or self.candidate.victim):
             self._end_with(outcomes.killed(self.host, str(request.get("by") or "")))
         elif self.outcome is None:
-            self.outcome = self.candidate  # it had failed before; whoever stops it need not wait for the others' word
+            self.outcome = self.candidate  # it had failed before; a stop need not wait for the others' word
         grace = request.get("grace")
         self._begin_stop(None if grace is None else float(grace))
         if self._stopper is not None and grace is not None:

@@ -13,7 +13,7 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import boottime
 from ddpctl_worker.roster import Roster
 
-NAP_S = 10.0  # asked every second; whoever was not asked for so long was asleep
+NAP_S = 10.0  # asked every second; a process that was not asked for that long was asleep
 LINGER_S = 20.0  # how long a launcher may stay after its last rank
 BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: that takes up to 300 s
 HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ddpctl.checks import nvidia, use
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
+from ddpctl.checks.base import Check, Doc, View
 from ddpctl.checks.gpu import RECORDED
 from ddpctl.checks.gpu_health import Verdict, by_host
 from ddpctl.checks.nvidia import App, Gpu, Smi, labels, smis
@@ -20,10 +20,6 @@ WINDOWS_SHARE = 0.5  # WSL2 shows no process of Windows, and its desktop takes w
 SHOWN = 3  # owners named
 _SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
-
-
-def _ask(target: Target, want: Want) -> Iterable[Question]:
-    return nvidia.ask(target, want)
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
@@ -164,7 +160,7 @@ CHECKS = (
     Check(
         "gpu.busy",
         "GPUs are free",
-        _ask,
+        nvidia.ask,
         _judge_busy,
         Doc(
             cause="A process of somebody else, or a rank of an earlier job that was not ended, holds GPU memory. Small "
@@ -178,7 +174,7 @@ CHECKS = (
     Check(
         "gpu.compute_mode",
         "GPUs accept processes",
-        _ask,
+        nvidia.ask,
         by_host("gpu.compute_mode", _mode_of),
         Doc(
             cause="Compute mode Prohibited, or Exclusive_Process while somebody is on the GPU.",
@@ -191,7 +187,7 @@ CHECKS = (
     Check(
         "gpu.mig",
         "GPUs are whole",
-        _ask,
+        nvidia.ask,
         by_host("gpu.mig", _mig_of),
         Doc(
             cause="Multi-Instance GPU cuts a card into devices. A process can use one of them, and NCCL does not "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ddpctl.checks import nvidia, use
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
+from ddpctl.checks.base import Check, Doc, View
 from ddpctl.checks.gpu import RECORDED, reset_command
 from ddpctl.checks.nvidia import Gpu, Smi, labels, smis
 from ddpctl.checks.shell import as_root
@@ -61,10 +61,6 @@ def _together(check: str, view: View, host: str, severity: Severity, verdicts: d
         command=first.command(view, host, alike) if first.command else None,
         evidence={"gpus": [dict(gpu.cells) for gpus in verdicts.values() for gpu in gpus]},
     )
-
-
-def _ask(target: Target, want: Want) -> Iterable[Question]:
-    return (nvidia.SMI, nvidia.KERNEL)
 
 
 # --- memory errors ---------------------------------------------------------------------------------------------------
@@ -152,7 +148,7 @@ CHECKS = (
     Check(
         "gpu.ecc",
         "GPU memory has no uncorrected errors",
-        _ask,
+        nvidia.ask,
         by_host("gpu.ecc", _ecc_of),
         Doc(
             cause="Memory cells of a GPU fail; the driver sets rows aside at the next reset, until no spare ones are "
@@ -166,7 +162,7 @@ CHECKS = (
     Check(
         "gpu.throttle",
         "GPUs run at full speed",
-        _ask,
+        nvidia.ask,
         by_host("gpu.throttle", _throttle_of),
         Doc(
             cause="Heat or a weak power supply slows a GPU down; all ranks wait for it in every step.",
@@ -179,7 +175,7 @@ CHECKS = (
     Check(
         "gpu.pcie",
         "GPUs have all their PCIe lanes",
-        _ask,
+        nvidia.ask,
         by_host("gpu.pcie", _pcie_of),
         Doc(
             cause="A badly seated card or riser cable: the link came up with fewer lanes than that of another GPU of "
@@ -193,7 +189,7 @@ CHECKS = (
     Check(
         "gpu.persistence",
         "persistence mode",
-        _ask,
+        nvidia.ask,
         by_host("gpu.persistence", _persistence_of),
         Doc(
             cause="Without persistence mode the driver sets the GPU up anew for the first process that opens it.",

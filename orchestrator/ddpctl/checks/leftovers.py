@@ -68,7 +68,7 @@ def _present(
             command=command,
             fix="make sure that nobody needs them: the command ends them at once"
             if whole
-            else "this host runs too many ranks to be sure that no run of theirs lives on: end them by hand",
+            else "this host runs too many ranks to be sure that none of their runs is alive: end them by hand",
             evidence=evidence,
         )
     if kind == "ours" and job and job == wanted:

@@ -102,7 +102,7 @@ def _fine(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]]) -> Find
 
 
 def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, blame: bool) -> Iterable[Finding]:
-    """Causes if there are any; otherwise whoever is stuck. Ranks that only report the others' absence come last."""
+    """Causes if there are any; otherwise the stuck ranks. Ranks that only report the others' absence come last."""
     failed = [rank for rank in ranks if not rank.ok]
     silent = [rank for rank in failed if rank.report is None]
     guilty = [rank for rank in failed if rank.error is not None and not rank.echo]

@@ -1,4 +1,4 @@
-"""``ddpctl ps``: every job found on the nodes, whoever started it."""
+"""``ddpctl ps``: every job found on the nodes, no matter who started it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ps(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Every job found on the nodes, whoever started it."""
+    """Every job found on the nodes, no matter who started it."""
     where = session.load(inventory, option)
     with session.fleet_of(where) as fleet:
         runs, outcome = all_runs(fleet, everything=everything)

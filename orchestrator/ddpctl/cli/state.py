@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass
 class Globals:
-    """Set once by the root command; read by whoever reports errors or runs a script of the user's."""
+    """Set once by the root command; read where errors are reported and the user's script is run."""
 
     debug: bool = False
     inventory: Path | None = None

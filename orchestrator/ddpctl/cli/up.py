@@ -161,7 +161,7 @@ def _tell_warnings(report: PreflightReport) -> None:
 
 
 def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
-    """Follow to the end, or until the person at the terminal, or whoever sent the signal, has had enough."""
+    """Follow to the end, or until the person at the terminal, or the sender of a signal, has had enough."""
     asked = False
     while True:
         offsets = files.load_positions(run.run)

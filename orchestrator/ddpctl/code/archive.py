@@ -1,4 +1,4 @@
-"""The job's code as one archive, named by its content: the same files give the same bytes, whoever packs them."""
+"""The job's code as one archive, named by its content: the same files give the same bytes, on any machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Where packages come from: the inventory, else uv's own variables, else what pip is configured with.
 
-Whoever can `pip install torch` on this machine gets the same from ddpctl: a mirror, a folder of wheels or a private
+Anyone who can `pip install torch` on this machine gets the same from ddpctl: a mirror, a folder of wheels or a private
 index that pip's configuration names is used as long as neither the inventory nor uv's variables say otherwise. Each
 of index, extra indexes and find-links is looked up on its own.
 """
@@ -128,7 +128,7 @@ def pip_settings(variables: Mapping[str, str], files: Sequence[Path] | None = No
         try:
             parser.read(file, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError):
-            continue  # pip itself refuses it; whoever uses pip here knows
+            continue  # pip itself refuses it; anyone who uses pip here knows
         for section in ("global", "install"):  # later ones win, as in pip
             for name in names:
                 if parser.has_option(section, name):

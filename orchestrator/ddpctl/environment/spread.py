@@ -226,7 +226,7 @@ class Spread:
         node.feed.order(cmd="go", peers=self._peers([*chain, node], node))
 
     def _chain(self) -> list[_Node]:
-        """The nodes that listen, whoever has most first; otherwise in the order of the hosts."""
+        """The nodes that listen, the one that has most first; otherwise in the order of the hosts."""
         there = [node for node in self._nodes.values() if node.listening and not node.ended]
         return sorted(there, key=lambda node: -(node.listening or {"done": 0})["done"])
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 class Ahead(Generic[T]):
     """``work`` in a thread of its own. What it tells is kept until its result is wanted: a person reads one step after
-    the other. Whoever never asks for the result leaves the thread to end with the fleet's connections."""
+    the other. A caller that never asks for the result leaves the thread to end with the fleet's connections."""
 
     def __init__(self, work: Callable[[Tell], T]) -> None:
         self._work = work

@@ -290,7 +290,7 @@ def _mesh(
 def _reached_elsewhere(
     networks: Sequence[HostNetwork], fabric: Mapping[str, Fabric], dials: Sequence[Dial]
 ) -> dict[str, tuple[str, ...]]:
-    """For hosts whose address is the wrong one: others of theirs that answered.
+    """For hosts whose address is the wrong one: other addresses of the same hosts that answered.
 
     Wrong is an address that nobody reached and that another host answers at, or that lies in a network of its own. An
     address in the network of the others that nobody reaches is right, and the network is broken.

@@ -24,7 +24,7 @@ def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T
 
     Any exception of a job is its host's error and nobody else's: one that is no DdpctlError becomes an InternalFault,
     and its traceback goes to the debug log. On Ctrl-C this returns at once and begins no further job; the threads are
-    daemons, and whoever owns their connections closes them.
+    daemons, and the owner of their connections closes them.
     """
     waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]] = queue.SimpleQueue()
     for item in jobs.items():
