@@ -141,6 +141,7 @@ def test_bad_sizes(site: Site, args: list[str], said: str) -> None:
     assert said in one_line(done)
 
 
+@pytest.mark.alone
 def test_network_names_the_slow_host(site: Site, lab: Lab) -> None:
     """Links of 200 Mbit/s, one of 40: shaped, so that the figures are the links' and not the processors'."""
     for host in lab:
@@ -151,8 +152,9 @@ def test_network_names_the_slow_host(site: Site, lab: Lab) -> None:
     assert [one["hosts"] for one in report["slow"]] == [["node2"]]
     assert report["backend"] == "gloo"
     rates = {tuple(one["hosts"]): one["busbw_gb_s"] for one in report["pairs"]}
-    assert rates["node0", "node1"] == pytest.approx(0.025, rel=0.2)
-    assert rates["node0", "node2"] == pytest.approx(0.005, rel=0.2)
+    # GB/s: what a link lets through, less what a busy machine takes from it.
+    assert 0.015 < rates["node0", "node1"] < 0.028
+    assert 0.003 < rates["node0", "node2"] < 0.0056
     assert "<svg" in page.read_text()
     assert_nothing_runs(lab)
 

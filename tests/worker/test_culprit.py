@@ -109,6 +109,23 @@ def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) 
     assert (status["cause"]["exit_code"], status["exit_code"]) == (7, 7)
 
 
+def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end(node: Node, tmp_path: Path) -> None:
+    """The victim is reported before the launcher has ended; what is known by then is looked at again."""
+    flag = str(tmp_path / "flag")
+    early = f"open({flag!r}, 'w').close()"
+    request = node.request(both(early, VICTIM.format(flag=flag, later=0.3)))
+    slow = Path(request["argv"][1]).with_name("slow.py")
+    slow.write_text(
+        Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(2)")
+    )
+    request["argv"][1] = str(slow)
+    node.started.append(request["run"]["run"])
+    node.call("start", **request)
+    cause = node.wait_state(request["run"]["run"])["cause"]
+    assert (cause["rank"], cause["exit_code"]) == (0, 0), cause
+    assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
+
+
 # A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from somebody.
 OOM_EARLIER = """
 import os, signal, subprocess, sys, time

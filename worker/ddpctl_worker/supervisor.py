@@ -223,6 +223,7 @@ class Supervisor:
         if self.outcome is None and self.candidate is None:
             self._find_failure()
         self._look_closer()
+        self._look_finally()
         if self.outcome is None and self.candidate is None:
             self._check_deadlines()
         self._agree()
@@ -287,6 +288,15 @@ class Supervisor:
         self._closer_at = now + 1.0
         found = self._findings.closer(self.candidate)
         if found is not None:
+            self._propose(found)
+
+    def _look_finally(self) -> None:
+        """Once, when the launcher has ended after a victim was reported: its report may clear a rank, and nothing else
+        can fail here any more, so that a rank which ended early counts."""
+        if self.outcome or self._stopper or not self.status or self.candidate is None or not self.candidate.victim:
+            return
+        found = self._findings.likeliest(self.status)
+        if found is not None and not found.victim:
             self._propose(found)
 
     def _check_deadlines(self) -> None:
