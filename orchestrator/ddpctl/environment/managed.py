@@ -23,7 +23,7 @@ from ddpctl.environment.tool import Tool, uv_for
 from ddpctl.environment.wheelhouse import Counter, Wheelhouse
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.files.records import state_dir
-from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
@@ -225,15 +225,7 @@ def _install(
             transport.host, answer["python"], answer["versions"], answer["env"], float(answer["seconds"])
         )
 
-    done = 0
-
-    def on_done(host: str, result: NodeEnvironment | DdpctlError) -> None:
-        nonlocal done
-        done += 1
-        note = str(result) if isinstance(result, DdpctlError) else ""
-        state.tell(Progress("install", done, len(hosts), host, note))
-
-    return state.fleet.map(work, hosts, on_done=on_done)
+    return state.fleet.map(work, hosts, on_done=counting("install", len(hosts), state.tell))
 
 
 def _compare(state: _Build) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ddpctl.spec.event import Event, Line, NodeState, Note, StageEnded, StageStarted
+from ddpctl.spec.event import Event, Line, Note, StageEnded, StageStarted
 from ddpctl.spec.event import Progress as Step
 
 MOST_BARS = 16
@@ -124,8 +124,6 @@ class ProgressView:
             style = "yellow" if event.level == "warning" else ""
             host = f"{event.host}: " if event.host and not event.message.startswith(event.host) else ""
             self._console.print(Text(f"{host}{event.message}", style=style))
-        elif isinstance(event, NodeState):
-            self._console.print(Text(f"{event.host}: {event.state} {event.message}".rstrip()))
 
     def _start(self, event: StageStarted) -> None:
         self._begun[event.stage] = time.monotonic()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from ddpctl.errors import DdpctlError
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,15 @@ class Line:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class NodeState:
-    """A node's state changed."""
-
-    host: str
-    state: str
-    message: str = ""
-
-
-Event = StageStarted | Progress | StageEnded | Note | Line | NodeState
+Event = StageStarted | Progress | StageEnded | Note | Line
 Tell = Callable[[Event], None]
+
+
+def counting(stage: str, total: int, tell: Tell) -> Callable[[str, object], None]:
+    """What a fleet calls with each host that is done and its result or error; may be called on any thread."""
+    done = itertools.count(1)
+
+    def on_done(host: str, result: object) -> None:
+        tell(Progress(stage, next(done), total, host, str(result) if isinstance(result, DdpctlError) else ""))
+
+    return on_done

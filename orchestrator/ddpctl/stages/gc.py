@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.errors import ProvisionError, RemoteError
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.garbage import Garbage, GcOutcome
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.transport.base import Fleet, Transport
@@ -38,13 +38,6 @@ def collect(
             Garbage(item["kind"], item["name"], int(item["bytes"]), float(item["age_s"])) for item in answer["items"]
         )
 
-    done = 0
-
-    def on_done(host: str, result: tuple[Garbage, ...] | DdpctlError) -> None:
-        nonlocal done
-        done += 1
-        tell(Progress("gc", done, len(hosts), host, str(result) if isinstance(result, DdpctlError) else ""))
-
-    outcome = fleet.map(work, [host.name for host in hosts], on_done=on_done)
+    outcome = fleet.map(work, [host.name for host in hosts], on_done=counting("gc", len(hosts), tell))
     tell(StageEnded("gc", outcome.ok))
     return GcOutcome(inventory.cluster, not delete, dict(outcome.results), dict(outcome.errors))

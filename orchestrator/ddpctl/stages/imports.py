@@ -8,8 +8,7 @@ from dataclasses import replace
 from ddpctl.checks import judge, subject
 from ddpctl.checks.base import Answer, Check, Question, View
 from ddpctl.checks.imports import IMPORTS, script_imports
-from ddpctl.errors import DdpctlError
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host
 from ddpctl.spec.imports import Imports
@@ -57,7 +56,6 @@ def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> Vie
     if not questions:
         return view
     tell(StageStarted(STAGE, len(questions)))
-    done = 0
 
     def ask(transport: Transport) -> Mapping[str, Answer]:
         own = questions[transport.host]
@@ -65,12 +63,7 @@ def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> Vie
         reply = transport.call("probe", {"questions": judge.as_request(own)}, timeout=deadline + SLACK_S)
         return judge.as_answers(reply)
 
-    def on_done(host: str, answer: Mapping[str, Answer] | DdpctlError) -> None:
-        nonlocal done
-        done += 1
-        tell(Progress(STAGE, done, len(questions), host, str(answer) if isinstance(answer, DdpctlError) else ""))
-
-    outcome = fleet.map(ask, list(questions), on_done=on_done)
+    outcome = fleet.map(ask, list(questions), on_done=counting(STAGE, len(questions), tell))
     tell(StageEnded(STAGE, outcome.ok))
     answers = {host: {**told, **outcome.results.get(host, {})} for host, told in view.answers.items()}
     return replace(view, answers=answers, errors={**view.errors, **outcome.errors})

@@ -6,8 +6,8 @@ import secrets as random_source
 from collections.abc import Mapping
 from typing import Any
 
-from ddpctl.errors import DdpctlError, HostsFailed
-from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.errors import HostsFailed
+from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.outcome import RunStatus, merge_runs
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.transport.base import Fleet, Transport
@@ -32,15 +32,7 @@ def launch(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | No
         request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key)
         return transport.call("start", request, timeout=START_TIMEOUT_S)
 
-    done = 0
-
-    def on_done(host: str, answer: dict[str, Any] | DdpctlError) -> None:
-        nonlocal done
-        done += 1
-        note = str(answer) if isinstance(answer, DdpctlError) else ""
-        tell(Progress("launch", done, len(plan.nodes), host, note))
-
-    outcome = fleet.map(start, plan.hosts, on_done=on_done)
+    outcome = fleet.map(start, plan.hosts, on_done=counting("launch", len(plan.nodes), tell))
     tell(StageEnded("launch", outcome.ok))
     if not outcome.ok:
         tell(Note("not every node could be started: stopping the others", level="warning"))

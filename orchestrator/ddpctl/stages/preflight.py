@@ -22,7 +22,7 @@ from ddpctl.checks.network import MESH_IDS, hosts_to_read
 from ddpctl.checks.torch import live_question, versions_question
 from ddpctl.checks.use import devices
 from ddpctl.errors import ConnectError, DdpctlError
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.host import Host
@@ -200,15 +200,7 @@ def _ask(
             asked.ports = _pick_ports(transport, want, cluster)
         return judge.as_answers(reply)
 
-    done = 0
-
-    def on_done(host: str, answer: Mapping[str, Answer] | DdpctlError) -> None:
-        nonlocal done
-        done += 1
-        note = str(answer) if isinstance(answer, DdpctlError) else ""
-        tell(Progress(STAGE, done, len(targets), host, note))
-
-    outcome = fleet.map(ask, [target.name for target in targets], on_done=on_done)
+    outcome = fleet.map(ask, list(by_name), on_done=counting(STAGE, len(targets), tell))
     asked.answers, asked.errors = dict(outcome.results), dict(outcome.errors)
     tell(StageEnded(STAGE, outcome.ok))
     return asked

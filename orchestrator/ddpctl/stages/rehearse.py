@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.files.shipped import shipped_jobs
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
@@ -43,23 +43,20 @@ def run_rehearsal(
     plan = _plan(inventory, hosts, job, facts, nproc)
     script = (shipped_jobs() / SCRIPT).read_text(encoding="utf-8")
     tell(StageStarted(STAGE, len(plan.nodes)))
-    done = 0
-
+    done = counting(STAGE, len(plan.nodes), tell)
     enough = threading.Event()
     last_call = threading.Timer(OTHERS_S, enough.set)
     last_call.daemon = True
     first = threading.Semaphore()
 
     def rehearse(transport: Transport) -> dict[str, Any]:
-        nonlocal done
         request = _request(plan, plan.node(transport.host), script)
         try:
             answer = transport.call("rehearse", request, timeout=DEADLINE_S + SLACK_S, until=enough)
         finally:
             if first.acquire(blocking=False):
                 last_call.start()
-        done += 1
-        tell(Progress(STAGE, done, len(plan.nodes), transport.host))
+        done(transport.host, answer)
         return answer
 
     try:

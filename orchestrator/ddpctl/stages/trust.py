@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.transport import known_hosts
 from ddpctl.transport.banners import Say
 from ddpctl.transport.fan import fan_out
@@ -78,16 +78,9 @@ def survey(
     servers = {each.label: each for hop in hops.values() for each in reversed(with_jumps(hop))}
     tell(StageStarted(STAGE, len(servers)))
     connector = open_connector(list(hops.values()), prompter, say)
-    done = 0
-
-    def progress(host: str, _outcome: object) -> None:
-        nonlocal done
-        done += 1
-        tell(Progress(STAGE, done, len(servers), host))
-
     try:
         jobs = {label: partial(_shown_key, connector, hop) for label, hop in servers.items()}
-        outcome = fan_out(jobs, DIALS, progress)
+        outcome = fan_out(jobs, DIALS, counting(STAGE, len(servers), tell))
     finally:
         connector.close()
     tell(StageEnded(STAGE, outcome.ok))
