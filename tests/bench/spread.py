@@ -57,7 +57,7 @@ def by_ddpctl(lab: Lab, folder: Path, size: int, seed: int) -> tuple[float, floa
     names = [host.name for host in where.hosts]
     fleet = open_fleet(where)
     try:
-        fleet.map(lambda transport: transport.call("hello"), names)  # connected, the worker is there
+        fleet.map(lambda transport: transport.call("echo"), names)  # connected, the worker is there
         begun = time.monotonic()
         delivery = bring("bench", [source], fleet, lambda _: None, names)
         seconds = time.monotonic() - begun

@@ -8,7 +8,7 @@ from ddpctl.environment.blobs import BytesSource
 from ddpctl.environment.feed import MOST_WANTS, Feed
 from ddpctl.environment.spread import Addresses, Spread
 from ddpctl.errors import RemoteError
-from ddpctl.transport.dry import DryFleet, DryTransport, Stream
+from tests.transport.dry import DryFleet, DryTransport, Stream
 
 SOURCE = BytesSource(b"x" * 100, "wheel")
 

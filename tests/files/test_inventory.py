@@ -263,7 +263,9 @@ def quoted(document: Any) -> bytes:
 @given(documents())
 def test_a_loaded_inventory_written_out_loads_back_to_the_same(document: dict[str, Any]) -> None:
     first = load_text(quoted(document), "/x/c.yaml")
-    assert load_text(quoted(first.to_document()), "/x/c.yaml") == first
+    written = first.model_dump(mode="json", exclude={"file", "jobs"})
+    written["jobs"] = {name: job.model_dump(mode="json", exclude={"name"}) for name, job in first.jobs.items()}
+    assert load_text(quoted(written), "/x/c.yaml") == first
 
 
 PIECES = st.sampled_from(

@@ -176,20 +176,3 @@ def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whol
     )
     assert run.state == whole
     assert run.cause == (killed if whole == "killed" else lost)
-
-
-@pytest.mark.parametrize(
-    ("states", "cause", "decided"),
-    [
-        (["failed", "unreachable"], True, True),
-        (["failed", "failed"], True, True),
-        (["failed", "unreachable"], False, False),
-        (["failed", "running"], True, False),
-        (["failed", "stale"], True, False),
-        (["succeeded", "unreachable"], False, False),
-    ],
-)
-def test_a_lost_host_does_not_keep_a_failure_open(states: list[str], cause: bool, decided: bool) -> None:
-    why = Cause("b", "node_lost", "no word", "2026-01-01T00:00:00Z") if cause else None
-    nodes = tuple(NodeStatus(name, 0, state, cause=why) for name, state in zip("ab", states, strict=True))
-    assert RunStatus("j", "r", "c", nodes).decided is decided

@@ -9,7 +9,7 @@ import pytest
 from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.stages.fetch import Fetched, fetch_run, nowhere
 from ddpctl.transport.base import FleetOutcome, Frame
-from ddpctl.transport.dry import DryFleet, DryTransport, Stream
+from tests.transport.dry import DryFleet, DryTransport, Stream
 
 
 def _host(name: str, path: str, data: bytes = b"loss 0.1\n", size: int | None = None) -> DryTransport:

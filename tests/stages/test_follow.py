@@ -8,7 +8,7 @@ from ddpctl.errors import DdpctlError, InternalFault, RemoteError
 from ddpctl.spec.event import Event, Line, Note
 from ddpctl.stages.follow import follow
 from ddpctl.transport.base import Frame
-from ddpctl.transport.dry import Asked, DryFleet, DryTransport, Stream
+from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
 LINE = {"rank": 0, "stream": "stdout", "time": "2026-01-02T03:04:05+00:00", "text": "loss", "end": "\n", "offset": 5}
 WELL = Stream([Frame({"lines": [LINE]})], {"offset": 5, "state": "succeeded"})

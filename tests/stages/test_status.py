@@ -8,7 +8,7 @@ import pytest
 
 from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable
 from ddpctl.stages.status import find_run, live_runs
-from ddpctl.transport.dry import Asked, DryFleet, DryTransport
+from tests.transport.dry import Asked, DryFleet, DryTransport
 
 
 @pytest.fixture(autouse=True)

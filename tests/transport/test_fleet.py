@@ -11,8 +11,8 @@ import pytest
 
 from ddpctl.errors import DdpctlError, InternalFault, RemoteError, Unreachable, UsageError
 from ddpctl.transport.base import Frame, Transport
-from ddpctl.transport.dry import DryFleet, DryTransport, Stream
 from ddpctl.transport.limits import WORKERS
+from tests.transport.dry import DryFleet, DryTransport, Stream
 
 
 def fleet(count: int = 4) -> DryFleet:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.errors import Unreachable, UsageError
-from ddpctl.stages.trust import KeyReport, add, describe, new_lines
+from ddpctl.errors import UsageError
+from ddpctl.stages.trust import KeyReport, add, new_lines
 from ddpctl.transport.known_hosts import Key
 
 
@@ -65,10 +65,3 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "known_hosts").mkdir()
     with pytest.raises(UsageError, match="known_hosts"):
         add([report(1)], tmp_path / "known_hosts")
-
-
-def test_descriptions() -> None:
-    assert describe(report(1)).startswith("n1: 10.0.0.1 ssh-ed25519 SHA256:")
-    assert "[10.0.0.1]:22" not in describe(report(1))
-    error = Unreachable("no answer", host="n2")
-    assert describe(KeyReport("n2", "a", 22, "", "", "unreachable", error)) == "n2: no answer"

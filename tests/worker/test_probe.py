@@ -43,14 +43,6 @@ def tricks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(facts.QUESTIONS, name, "tricky")
 
 
-def test_hello_says_who_answers(link: Link) -> None:
-    said = probe.hello({}, link)
-    assert said["hostname"] == os.uname().nodename
-    assert said["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert said["home"] == os.path.expanduser("~")
-    assert abs(said["time"] - time.time()) < 60
-
-
 def test_every_plain_question_answers_here(link: Link) -> None:
     with_params = ("disk", "port", "path", "script", "tree", "modules", "torch_import")
     plain = [name for name in facts.QUESTIONS if name not in with_params]

@@ -18,7 +18,6 @@ Verb = Callable[[Dict[str, Any], Link], Dict[str, Any]]
 # busy node should not pay for the mesh.
 VERBS = {
     "echo": ("ddpctl_worker.echo", "echo", True),
-    "hello": ("ddpctl_worker.probe", "hello", False),
     "probe": ("ddpctl_worker.probe", "probe", False),
     "start": ("ddpctl_worker.start", "start", False),
     "status": ("ddpctl_worker.status", "status", False),

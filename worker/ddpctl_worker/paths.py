@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from ddpctl_worker.contract import BAD_REQUEST, UNSAFE_PATH
 from ddpctl_worker.link import WorkerError
@@ -142,12 +142,3 @@ def known_runs(base: str, host: str) -> List[RunPaths]:
         if _NAME.match(run) and os.path.exists(paths.run):
             found.append(paths)
     return found
-
-
-def free_mb(path: str) -> Optional[int]:
-    """MiB that an ordinary user can still write at ``path``; None when that cannot be told."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize >> 20

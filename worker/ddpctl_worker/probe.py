@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import select
 import signal
 import threading
@@ -27,20 +26,6 @@ MAX_DEADLINE_S = 300.0
 REAP_S = 0.5  # how long a killed child may take to go; one that is stuck in the kernel is left behind
 
 Answer = Dict[str, Any]
-
-
-def hello(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
-    """Who answers here: the least that shows that the worker runs, and on which boot of which machine."""
-    return {
-        "python": platform.python_version(),
-        "hostname": os.uname().nodename,
-        "boot_id": facts.boot_id(),
-        "home": os.path.expanduser("~"),
-        "user": facts.user_name(),
-        "uid": os.getuid(),
-        "machine": os.uname().machine,
-        "time": time.time(),
-    }
 
 
 def probe(request: Dict[str, Any], link: Link) -> Dict[str, Any]:

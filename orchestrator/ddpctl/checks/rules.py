@@ -12,7 +12,6 @@ ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return",
 STOPS = frozenset({DROP, REJECT})
 POLICY = "policy drop"
 
-PortSpan = tuple[int, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 

@@ -37,24 +37,17 @@ JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdo
 JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest run) or a run id.", show_default=False)
 
 
-def load(
-    argument: Path | None,
-    option: Path | None,
-    *,
-    job: str | None = None,
-    sets: Sequence[str] = (),
-    set_job: str | None = None,
-) -> Inventory:
+def load(argument: Path | None, option: Path | None, *, job: str | None = None) -> Inventory:
     """The inventory that the command line, the environment, the folder or the record of ``job``'s last `up` names.
 
     Raises:
         UsageError: there is none, or it is wrong.
     """
-    return files.load_inventory(inventory_file(argument, option, job=job), sets=sets, job=set_job)
+    return files.load_inventory(inventory_file(argument, option, job=job))
 
 
 def inventory_file(argument: Path | None, option: Path | None, *, job: str | None = None) -> Path:
-    """The file that is meant: ``-i`` may stand behind the command (``option``) or before it.
+    """The file that is meant: ``-i`` may follow the command (``option``) or come before it.
 
     Raises:
         UsageError: there is none, or two are named.

@@ -224,13 +224,6 @@ class Inventory(Strict):
             f"{self.file} has {len(self.jobs)} jobs", hint=f"choose one with --job: {', '.join(self.jobs)}"
         )
 
-    def to_document(self) -> dict[str, Any]:
-        """The inventory as a document that loads back to the same value (every host written out)."""
-        document = self.model_dump(mode="json", exclude={"file", "jobs", "hosts"})
-        document["hosts"] = [host.model_dump(mode="json") for host in self.hosts]
-        document["jobs"] = {name: job.model_dump(mode="json", exclude={"name"}) for name, job in self.jobs.items()}
-        return document
-
 
 def build(document: InventoryFile, file: str) -> tuple[Inventory | None, list[Fault]]:
     """The inventory that a file describes, or everything that does not fit together in it."""

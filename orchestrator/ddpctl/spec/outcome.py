@@ -168,12 +168,6 @@ class RunStatus:
         return self.state in contract.TERMINAL
 
     @property
-    def decided(self) -> bool:
-        """Over on every node that answers, and those agree on a cause: the others cannot change how it ended."""
-        answer = [node for node in self.nodes if node.state != contract.UNREACHABLE]
-        return self.cause is not None and all(node.state in contract.TERMINAL for node in answer)
-
-    @property
     def cause(self) -> Cause | None:
         """The first failure in time, preferring a culprit over those who only lost their peer.
 

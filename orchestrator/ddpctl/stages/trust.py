@@ -162,12 +162,3 @@ def _append(path: Path, text: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def describe(report: KeyReport) -> str:
-    """One line for a person."""
-    server = entry_name(report.name or report.address, report.key_port)
-    if report.state == UNREACHABLE:
-        return str(report.error)
-    changed = f"; another key is known ({', '.join(report.known)})" if report.state == CHANGED else ""
-    return f"{report.host}: {server} {report.key_type} {report.sha256} {report.state}{changed}"

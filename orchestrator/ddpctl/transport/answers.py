@@ -19,7 +19,6 @@ from ddpctl.transport.shapes.words import adapter, first_fault
 
 RESULTS: Mapping[str, Any] = {
     "echo": dict[str, Any],
-    "hello": dict[str, Any],
     "probe": preflight.Probed,
     "start": runs.Started,
     "status": runs.Runs,

@@ -3,7 +3,7 @@
 A ``Transport`` reaches one host. Everything that talks to a host goes through ``call``, a verb of the worker; what it
 answers has been checked (answers.py). ``Fleet`` (fleet.py) does it on many hosts at once.
 
-Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``, ``dry.DryTransport`` (answers from a table; for tests).
+Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``.
 """
 
 from __future__ import annotations
