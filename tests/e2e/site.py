@@ -150,7 +150,7 @@ def named(host: Host, name: str) -> Process | None:
 
 
 def wait_for_ranks(lab: Iterable[Host], run: str, count: int = 1, timeout: float = 60) -> None:
-    """Until every host has so many ranks that are past the exec of their script."""
+    """Until every host has this many ranks that are past the exec of their script."""
 
     def there() -> bool:
         return all(len(ranks(host, run)) >= count for host in lab)

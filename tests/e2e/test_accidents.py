@@ -1,4 +1,4 @@
-"""What can happen to machines and to ddpctl's own processes in mid-run: the job ends or goes on, and is told of."""
+"""What can happen to machines and to ddpctl's own processes in mid-run: the job ends or goes on, and says so."""
 
 from __future__ import annotations
 

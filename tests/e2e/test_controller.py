@@ -88,7 +88,7 @@ def lines_of_all(run: Running, hosts: int) -> int:
 
 
 def see_more(run: Running, *, hosts: int = 3, lines: int = 300) -> None:
-    """Until so many more lines of every host have come."""
+    """Until this many more lines of every host have come."""
     before = lines_of_all(run, hosts)
 
     def there() -> bool:

@@ -70,11 +70,11 @@ def test_before_the_start(
     job = site.job("never", SLEEP)
     authorized = lab[1].read("/root/.ssh/authorized_keys")
 
-    def mend() -> None:
+    def repair() -> None:
         lab[1].heal()
         lab[1].write("/root/.ssh/authorized_keys", authorized, 0o600)
 
-    request.addfinalizer(mend)
+    request.addfinalizer(repair)
     fault(site, lab[1])
     name = next(entry["name"] for entry in site.hosts if entry["name"] not in ("node0", "node2"))
     running = [site.start("up", "--job", job), site.start("ps", "--json"), site.start("preflight", "--json")]

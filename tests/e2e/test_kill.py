@@ -58,7 +58,7 @@ def test_right_after_the_start(site: Site, lab: Lab) -> None:
 
 @pytest.mark.parametrize("found", [1, 3])
 def test_while_up_is_still_launching(site: Site, lab: Lab, found: int) -> None:
-    """As soon as the second place can see the run on so many hosts."""
+    """As soon as the second place can see the run on this many hosts."""
     job = site.job("launching", SLEEP, nproc_per_node=4)
     up = site.start("up", "--job", job)
     until(lambda: sum(bool(by_cookie(host)) for host in lab) >= found, 60, lambda: up.stderr, 0.01)

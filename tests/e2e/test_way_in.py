@@ -151,7 +151,7 @@ def test_an_agent_that_never_answers(site: Site, tmp_path: Path) -> None:
 
 
 def test_a_password_goes_where_it_is_asked_for(site: Site, lab: Lab) -> None:
-    """One host takes passwords, one only keys, and takes none of ours; one is fine."""
+    """One host takes passwords, one only keys, and does not accept ours; one is fine."""
     lab[0].run("id guest || useradd --create-home --shell /bin/bash guest; echo 'guest:s3cret words' | chpasswd")
     lab[0].sshd_config("PasswordAuthentication yes", "LoginGraceTime 5")
     lab[1].refuse_key()

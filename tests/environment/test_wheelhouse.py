@@ -23,7 +23,7 @@ HASH = hashlib.sha256(DATA).hexdigest()
 
 
 class Index(ThreadingHTTPServer):
-    """Serves DATA; ``cut`` breaks so many answers off half-way, ``fail`` answers so many with 503."""
+    """Serves DATA; ``cut`` breaks this many answers off half-way, ``fail`` answers this many with 503."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

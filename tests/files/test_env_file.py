@@ -41,8 +41,8 @@ H=a=b=c
     ("text", "words"),
     [
         (b"A=1\nhunter2", "f:2: the line is not NAME=value"),
-        (b"A=1\n\nhunter2 x=hunter2", "f:3: what stands before '='"),
-        (b"A=1\nA=hunter2", "f:2: A is there twice"),
+        (b"A=1\n\nhunter2 x=hunter2", "f:3: the text before '='"),
+        (b"A=1\nA=hunter2", "f:2: A is given twice"),
         (b"A='hunter2", "f:1: the quotes around the value of A do not close"),
         (b'A="hunter2" hunter2', "f:1: the quotes"),
         (b'A="hunter2\\"', "f:1: the quotes"),

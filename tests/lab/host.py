@@ -35,19 +35,19 @@ class Host(Machine):
 
     def __init__(self, lab: Lab, name: str, cables: Sequence[Cable], disk: Disk) -> None:
         super().__init__(lab, name, cables, disk)
-        self._mend: dict[str, Callable[[], object]] = {}
+        self._healing: dict[str, Callable[[], object]] = {}
 
     def heal(self) -> None:
         """Take back whatever was done: power, cable, firewall, speed, sshd, keys, interpreters, mounts."""
-        mend, self._mend = self._mend, {}
+        healing, self._healing = self._healing, {}
         if not self.running:
             self.power_off()
             self.boot()
-        for undo in reversed(mend.values()):
+        for undo in reversed(healing.values()):
             undo()
 
     def _remember(self, what: str, undo: Callable[[], object]) -> None:
-        self._mend.setdefault(what, undo)
+        self._healing.setdefault(what, undo)
 
     # -- network -------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ except OSError as error:
 
 
 def serve(host: Host, port: int, size: int = 1) -> None:
-    """Listen, and hand out so many bytes to each that comes, until the host is healed."""
+    """Listen, and hand out this many bytes to each that comes, until the host is healed."""
     server = host.popen(["/usr/bin/python3", "-c", LISTEN, str(port), str(size)])
     assert server.stdout
     assert server.stdout.readline() == "listening\n"

@@ -1,4 +1,4 @@
-"""Blocked and foreign ports on real hosts: each fault gives exactly its finding, and the printed command mends it."""
+"""Blocked and foreign ports on real hosts: each fault gives exactly its finding, and the printed command fixes it."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_releases(text: str | None, release: tuple[int, int] | None) -> None:
     assert torch_release(text) == release
 
 
-@pytest.mark.parametrize(("torch", "mended"), [("1.13.1", True), ("1.8.1", False), ("2.13.0", False), (None, False)])
-def test_old_launchers_get_defaults_that_work_on_new_pythons(torch: str | None, mended: bool) -> None:
+@pytest.mark.parametrize(("torch", "patched"), [("1.13.1", True), ("1.8.1", False), ("2.13.0", False), (None, False)])
+def test_old_launchers_get_defaults_that_work_on_new_pythons(torch: str | None, patched: bool) -> None:
     env = plan({}, hosts(1), facts=Facts({"node0": NodeFacts(torch=torch)})).nodes[0].command.env
-    assert (env.get("PET_TEE") == "9:1") is mended
+    assert (env.get("PET_TEE") == "9:1") is patched

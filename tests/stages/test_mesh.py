@@ -64,7 +64,7 @@ class Node:
 
 
 class World:
-    """So many hosts in one network; ``dropped`` says of a dialer and a peer whether nothing comes through."""
+    """Hosts in one network; ``dropped`` says of a dialer and a peer whether nothing comes through."""
 
     def __init__(self, count: int, dropped: Dropped, late: Iterable[str] = ()) -> None:
         self.names = tuple(f"n{number}" for number in range(count))

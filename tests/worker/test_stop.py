@@ -119,7 +119,7 @@ def test_stopped_watchers_end_with_the_run(node: Node, who: list[str]) -> None:
 
 
 def test_a_start_that_comes_after_the_stop_is_refused(node: Node) -> None:
-    """The stop was quicker: a start that was under way to this node must not begin behind its back."""
+    """The stop was quicker: a start that was under way to this node must not begin afterwards."""
     request = node.request(SLEEP)
     run = request["run"]["run"]
     node.started.append(run)

@@ -225,7 +225,7 @@ def _rank(pid: int) -> str | None:
 
 
 def test_an_elastic_run_restarts_and_its_ranks_keep_their_names(make_node: MakeNode, python213: str) -> None:
-    """The rendezvous hands out ranks, and a failure that the launcher mends is no failure of the run."""
+    """The rendezvous hands out ranks, and a failure that the launcher recovers from is no failure of the run."""
     node = make_node()
     script = """
 import os, sys, time

@@ -256,7 +256,7 @@ def _text_of(seen: Evidence, local: Optional[int]) -> str:
 
 
 def _known_words(text: str, seen: Evidence) -> Optional[str]:
-    """What is behind a failure without a traceback, where that is clear."""
+    """What caused a failure without a traceback, where that is clear."""
     missing = _NO_SCRIPT.search(text)
     if missing:
         return "there is no script %s on this node" % missing.group("file")

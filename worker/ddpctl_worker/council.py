@@ -2,9 +2,9 @@
 
 Which node failed first is not simply which one says so first: a rank whose peer died fails too, and its launcher may
 be the quicker one. So the hub waits a moment, prefers a failure that does not look like a peer's death, and then the
-earliest. While it knows only of victims it waits longer for a node that has told of no failure, and for one whose beats
-have stopped until that is given up: the culprit may take its time to die. A node that falls silent is a failure of its
-own; a kill by the user ends the matter at once.
+earliest. While it knows only of victims it waits longer for a node that has reported no failure, and for one whose
+beats have stopped until that is given up: the culprit may take its time to die. A node that falls silent is a failure
+of its own; a kill by the user ends the matter at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its super
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
 STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing
 VICTIMS_S = 8.0  # how long victims wait for their culprit; a starved node finds it seconds late
-MUTE_S = 10.0  # ... while a node that lives has told of no failure
+MUTE_S = 10.0  # ... while a node that lives has reported no failure
 LATE_S = 3.0  # no word for so long: may be down
 AFTER_S = 5.0  # a rank's connections close so long before its process has ended, and its peers fail at once
 SLACK_S = 0.5  # a node is found lost first, then there is a decision
@@ -93,7 +93,7 @@ class Council:
         seat.finished = True
 
     def report(self, outcome: Outcome, age: float, now: float) -> None:
-        """A node tells of a failure that happened ``age`` seconds ago, or of a kill."""
+        """A node reports a failure that happened ``age`` seconds ago, or of a kill."""
         if self.verdict is not None:
             return
         if outcome.state == KILLED:
@@ -138,7 +138,7 @@ class Council:
         return self.verdict is None and bool(self._candidates)
 
     def causes(self) -> List[Dict[str, Any]]:
-        """What the nodes have told of, the likeliest first."""
+        """What the nodes have reported, the likeliest first."""
         return [one.outcome.cause for one in self._by_blame() if one.outcome.cause is not None]
 
     def _by_blame(self) -> List[Candidate]:

@@ -39,7 +39,7 @@ class Cuts:
         self._first: Optional[float] = None  # when a cut was found
 
     def told(self, origin: str, message: Dict[str, Any], now: float) -> None:
-        """``origin`` tells of its link to another node."""
+        """``origin`` reports on its link to another node."""
         to = message.get("to")
         if to in self._hosts and to != origin:
             seconds, end = float(message.get("for") or 0.0), message.get("end")

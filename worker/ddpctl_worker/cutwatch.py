@@ -179,7 +179,7 @@ def owned(inodes: Set[int]) -> Set[int]:
 
 
 def answers(targets: Mapping[str, Sequence[End]], seconds: float) -> Set[str]:
-    """The hosts that gave a sign on one of their ports within so many seconds: let in or refused, packets pass."""
+    """The hosts that gave a sign on one of their ports within this many seconds: let in or refused, packets pass."""
     found: Set[str] = set()
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:

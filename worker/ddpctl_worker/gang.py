@@ -121,7 +121,7 @@ class Gang:
         return SILENT_S if self.talking else -math.inf
 
     def candidates(self) -> List[Dict[str, Any]]:
-        """The causes that the nodes have told of (the hub only)."""
+        """The causes that the nodes have reported (the hub only)."""
         return []
 
     def _loop(self) -> None:

@@ -19,7 +19,7 @@ from ddpctl_worker.record import note, now_iso
 GREETING_S = 5.0  # a peer that has not proved the key by then is dropped
 MAX_STRANGERS = 64
 MAX_OUT = 1 << 20
-TELL_S = 60.0  # how often the log tells of strangers
+TELL_S = 60.0  # how often the log mentions strangers
 START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
 
 
@@ -43,7 +43,7 @@ class HubGang(Gang):
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
-        self._refused = 0  # strangers since the log last told of them, and what was wrong with the last one
+        self._refused = 0  # strangers since the log last mentioned them, and what was wrong with the last one
         self._refused_why = ""
         self._tell_at = 0.0
         self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)

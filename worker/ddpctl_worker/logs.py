@@ -184,7 +184,7 @@ class Writer:
 
 
 class Batch(NamedTuple):
-    """What a reader got: whole records with the offset behind each, where to go on, and bytes that are gone."""
+    """What a reader got: whole records with the offset after each, where to go on, and bytes that are gone."""
 
     records: List[Tuple[int, bytes]]
     offset: int
@@ -218,7 +218,7 @@ class Reader:
         return Batch([], offset, skipped)
 
     def end(self) -> int:
-        """The offset behind the last whole record."""
+        """The offset after the last whole record."""
         self._known = segments(self._folder)
         if not self._known:
             return 0
@@ -237,7 +237,7 @@ class Reader:
             if one.start <= offset:
                 best = one
             else:
-                # ``offset`` is at or behind the end of ``best``: go on with the next one.
+                # ``offset`` is at or after the end of ``best``: go on with the next one.
                 if best is None or not _covers(best, offset):
                     return one
                 break

@@ -1,6 +1,6 @@
 """How it is proved that nothing of a run is left, and how what cannot be listed in time is ended.
 
-A look at /proc finds what stands still for a moment. A process that forks and ends every millisecond is a new one at
+A look at /proc finds what stays for a moment. A process that forks and ends every millisecond is a new one at
 each look. The run's control group knows of it; without a group its orphans still end up as children of the run's
 subreaper (its supervisor or guardian), so no child is proof, and a child is caught where it is adopted.
 """

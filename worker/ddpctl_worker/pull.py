@@ -19,7 +19,7 @@ STARVED_S = 40.0  # no byte for this long, though the peer lives: try elsewhere 
 LOOK_S = 3.0  # how often we look whether somebody further up has much more
 LAG = 24 << 20  # bytes behind somebody further up that call for a change
 GAIN = 1.3  # a change that did not bring this much tells that our own link is the slow one
-MAX_UNREACHABLE = 3  # after so many nodes that could not even be connected, the controller is asked
+MAX_UNREACHABLE = 3  # after this many nodes that could not be connected, the controller is asked
 FEED_QUEUE = 8
 
 

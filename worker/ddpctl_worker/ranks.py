@@ -10,7 +10,7 @@ from typing import Deque, Dict, List, NamedTuple, Optional, Tuple
 from ddpctl_worker.processes import children_of, environment, read_stat
 
 OOM_LOOK_S = 0.5
-MAX_DEPTH = 3  # a launcher may sit behind a wrapper
+MAX_DEPTH = 3  # a launcher may run inside a wrapper
 
 
 class Rank(NamedTuple):

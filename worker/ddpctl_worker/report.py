@@ -31,7 +31,7 @@ def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
 
 
 def old_exit_code(text: str) -> Optional[int]:
-    """The exit code (negative for a signal) that a launcher before torch 1.9 tells of; None where it does not."""
+    """The exit code (negative for a signal) that a launcher before torch 1.9 reports; None where it does not."""
     old = _OLD_EXIT.search(text)
     if old:
         return int(old.group(1))

@@ -1,7 +1,7 @@
 """The stop verb: ends a run on this node and proves it: nothing of it is left when it answers.
 
 A run that has not come here yet is given an exit record all the same, so that a start that is still under way (a slow
-link, a busy disk) finds the run over instead of beginning behind the back of the one who stopped it.
+link, a busy disk) finds the run over instead of starting it after it was stopped.
 """
 
 from __future__ import annotations

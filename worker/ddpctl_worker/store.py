@@ -161,7 +161,7 @@ class Part:
         self.done += len(data)
 
     def rewind(self, offset: int) -> None:
-        """Forget what lies behind ``offset``: the sender starts there."""
+        """Forget what comes after ``offset``: the sender starts there."""
         if offset > self.done:
             raise WorkerError(CORRUPT, "only %d bytes of %s are here, not %d" % (self.done, self.sha256, offset))
         if offset == self.done:

@@ -140,7 +140,7 @@ def _backwards(path: str, start: int) -> Iterator[Any]:
             parts: List[bytes] = blob.split(b"\n")
             rest = parts[0] if end > 0 else b""
             at = start + end + len(blob)
-            at -= len(parts[-1])  # behind the last newline: half a record
+            at -= len(parts[-1])  # after the last newline: half a record
             first = 1 if end > 0 else 0
             for part in reversed(parts[first:-1]):
                 at -= len(part) + 1

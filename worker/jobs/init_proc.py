@@ -44,7 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def new_report(args: argparse.Namespace) -> Report:
-    """Who this is, with nothing done yet. ``phase`` is the one under way; ``seconds`` holds those behind it."""
+    """Who this is, with nothing done yet. ``phase`` is the one under way; ``seconds`` holds those that are over."""
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ.get("LOCAL_RANK", args.local_rank))
     return {

@@ -111,7 +111,7 @@ class View:
     A host that could not be asked at all has no answers but an entry in ``errors``; only the checks of connection.py
     look there, every other check simply passes over it. ``timings`` holds the moments of each host's probe call.
     ``mesh`` is what the nodes saw of each other (None: not measured), ``firewalls`` the raw rules of hosts that a
-    connection failed on, ``rehearsal`` what each host told of the deep rehearsal (None: not done).
+    connection failed on, ``rehearsal`` what each host says about the deep rehearsal (None: not done).
     """
 
     targets: tuple[Target, ...]

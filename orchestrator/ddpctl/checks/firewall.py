@@ -41,7 +41,7 @@ def unread(dump: Dump) -> str:
 
 
 def manager(dump: Dump) -> str | None:
-    """The program that manages this host's firewall and would undo what is changed behind its back."""
+    """The program that manages this host's firewall and would undo a change that it does not know of."""
     if dump.get("firewalld"):
         return "firewalld"
     if dump.get("ufw"):

@@ -44,7 +44,7 @@ _FATAL = {
     149: "NVLink error",
     154: "the GPU needs a reset or a reboot",
 }
-_MEMORY = (48, 63, 64, 92, 94, 95, 140)  # what the error counters tell of, which a reset sets to 0
+_MEMORY = (48, 63, 64, 92, 94, 95, 140)  # what the error counters count, which a reset sets to 0
 _NO_INIT = 0  # RmInitAdapter, which has no Xid
 _MILD = {
     61: "internal controller warning",

@@ -66,7 +66,7 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
 
 
 def judge_identity(view: View) -> Iterable[Finding]:
-    """Another node or another program behind a node's address."""
+    """Another node or another program at a node's address."""
     yield from not_dialled("mesh.identity", view)
     mesh = view.mesh
     if mesh is None:

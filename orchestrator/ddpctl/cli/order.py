@@ -1,4 +1,4 @@
-"""From a command line to what shall run: the job, its hosts, its code and its secrets. Nothing is contacted."""
+"""From a command line to what is to run: the job, its hosts, its code and its secrets. Nothing is contacted."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def root(
-    inventory: Path = typer.Option(None, "-i", "--inventory", help="Inventory file; also behind the command."),
+    inventory: Path = typer.Option(None, "-i", "--inventory", help="Inventory file (may also follow the command)."),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks, and what nodes said on stderr; anywhere."),
     version: bool = typer.Option(False, "--version", help="Print the version and end."),
 ) -> None:

@@ -1,4 +1,4 @@
-"""What stands before the command on the command line, and what stands behind ``--``."""
+"""What comes before the command on the command line, and what follows ``--``."""
 
 from __future__ import annotations
 

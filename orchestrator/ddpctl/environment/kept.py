@@ -102,7 +102,7 @@ def _read(path: Path, target: Target, inputs: str, locked: bool) -> Lock | None:
     if locked:
         raise ProvisionError(
             f"the lock for {target.label} is out of date: environment, platform or package sources have changed since",
-            hint=f"run ddpctl push without --locked, or take back the change; the lock is {path}",
+            hint=f"run ddpctl push without --locked, or undo the change; the lock is {path}",
         )
     return None
 

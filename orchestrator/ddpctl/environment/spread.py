@@ -1,8 +1,8 @@
 """Files onto many nodes, sent once: controller -> first node -> next node, while they still arrive.
 
 Every node runs the worker's ``spread`` verb and gets what it lacks from the node before it; the first one, and any
-node that can reach no other, asks the controller. The controller only starts, orders the chain, feeds who asks, tells
-of nodes it lost, and ends it when every node is through.
+node that can reach no other, asks the controller. The controller only starts, orders the chain, feeds who asks, names
+the nodes it lost, and ends it when every node is through.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Spread:
         return sorted(there, key=lambda node: -(node.listening or {"done": 0})["done"])
 
     def _peers(self, chain: Sequence[_Node], node: _Node) -> list[dict[str, Any]]:
-        """All others, nearest first: those before it in the chain, then those behind it (for what they had)."""
+        """All others, nearest first: those before it in the chain, then those after it (for what they had)."""
         place = chain.index(node)
         before = [self._peer(other, before=True) for other in reversed(chain[:place])]
         return before + [self._peer(other, before=False) for other in chain[place + 1 :]]

@@ -1,7 +1,7 @@
 """Reads a job's ``env_file``: lines of ``NAME=value``. No message and no log ever repeats a value.
 
 What is understood: blank lines, ``#`` comment lines, an optional ``export`` in front, values in single quotes (taken
-literally), in double quotes (with ``\\n \\t \\" \\\\ \\$``), or bare (blanks around them and a `` #`` comment behind
+literally), in double quotes (with ``\\n \\t \\" \\\\ \\$``), or bare (blanks around them and a `` #`` comment after
 them are dropped). Nothing is interpolated and nothing is put into this process's environment.
 """
 
@@ -52,7 +52,7 @@ def parse_env(data: bytes, file: str) -> dict[str, str]:
             continue
         name, value = _pair(stripped, file, number)
         if name in found:
-            raise InventoryError(f"{name} is there twice", file=file, line=number, hint="remove one of the two")
+            raise InventoryError(f"{name} is given twice", file=file, line=number, hint="remove one of the two")
         found[name] = value
     return found
 
@@ -63,9 +63,9 @@ def _pair(line: str, file: str, number: int) -> tuple[str, str]:
     if not equals:
         raise InventoryError("the line is not NAME=value", file=file, line=number)
     if not is_env_name(name):
-        # What stands before the '=' may be the tail of a secret of several lines: not repeated either.
+        # The text before '=' may be the tail of a secret of several lines: not repeated either.
         raise InventoryError(
-            "what stands before '=' is not a name for an environment variable",
+            "the text before '=' is not a name for an environment variable",
             file=file,
             line=number,
             hint="letters, digits and '_', not starting with a digit; a value of several lines cannot be written",

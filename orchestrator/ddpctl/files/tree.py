@@ -1,7 +1,7 @@
 """A strict YAML reader: one document as a tree that knows the line and column of everything in it.
 
 Works on ruamel.yaml's event stream, so that what a composed document hides (aliases, anchors, tags, a key that is
-there twice, a second document) is seen, and a deeply nested file costs nothing.
+a duplicate key, a second document) is seen, and a deeply nested file costs nothing.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class _Builder:
             self._place_node(Node(self.file, line, column, value))
 
     def _named(self, text: str, is_key: bool) -> str:
-        """The scalar itself, for a message; what stands below ``env`` may be a secret and is not repeated."""
+        """The scalar itself, for a message; a value below ``env`` may be a secret and is not repeated."""
         return f"{text!r} " if is_key or "env" not in self._path() else ""
 
     def _take_key(self, value: Scalar, text: str, mark: Any) -> None:
@@ -198,7 +198,7 @@ class _Builder:
         if value in items.key_at:
             first = items.key_at[value][0]
             where = f" (first in line {first})" if first is not None else ""
-            raise self.fault("is there twice" + where, mark, "remove one of the two", path=(*self._path(), value))
+            raise self.fault("is given twice" + where, mark, "remove one of the two", path=(*self._path(), value))
         items.key_at[value] = self._at(mark)
         self._key[-1] = value
 

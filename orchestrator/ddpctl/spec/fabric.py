@@ -48,7 +48,7 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class HostNetwork:
-    """What a node told of its network, and what the inventory says: ``wanted`` addresses (resolved) and interface."""
+    """A node's network as the node and the inventory say: ``wanted`` addresses (resolved) and interface."""
 
     host: str
     addresses: tuple[NodeAddress, ...]

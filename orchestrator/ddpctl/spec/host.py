@@ -110,7 +110,7 @@ def expand_hosts(defaults: HostKeys, entries: tuple[HostEntry, ...]) -> tuple[li
             continue
         for host in expanded:
             if host.name in first_at:
-                faults.append(Fault(where, f"host {host.name} is there twice", "remove one of the two"))
+                faults.append(Fault(where, f"host {host.name} is listed twice", "remove one of the two"))
                 break
             first_at[host.name] = index
             hosts.append(host)

@@ -299,7 +299,7 @@ def _named(texts: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
             if name not in every:
                 raise UsageError(f"no host is named {name}", hint=suggestion(name, known))
             if name in chosen:
-                raise UsageError(f"host {name} is there twice", hint="remove one of the two")
+                raise UsageError(f"host {name} is given twice", hint="remove one of the two")
             chosen.add(name)
     return tuple(name for name in known if name in chosen)
 

@@ -100,7 +100,7 @@ class Timeouts(Strict):
     )
     silence: PositiveSeconds | None = Field(
         default=None,
-        description="A job that prints nothing for so many seconds is stopped; null (the default): a warning.",
+        description="Stop a job that prints nothing for this many seconds; null (the default): only warn.",
     )
 
 

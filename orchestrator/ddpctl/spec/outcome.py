@@ -158,7 +158,7 @@ class RunStatus:
 
     @property
     def end(self) -> End | None:
-        """What is to be remembered: the end, where every node tells of it."""
+        """What to remember: the end, once every node reports it."""
         if self.seen or any(node.state not in contract.TERMINAL for node in self.nodes):
             return self.seen
         return End(self.state, self.ended, self.cause)
@@ -206,7 +206,7 @@ class RunStatus:
 
     @property
     def candidates(self) -> tuple[Cause, ...]:
-        """What else may have been the cause, the earliest first; every node tells of its own, one of all."""
+        """What else may have been the cause, the earliest first; every node reports its own, one reports all."""
         cause = self.cause
         kept = {(cause.host, cause.rank, cause.reason): cause} if cause else {}
         for node in self.nodes:
@@ -291,7 +291,7 @@ def merge_runs(
 def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: Mapping[str, DdpctlError]) -> RunStatus:
     first = _most_told(parts)
     record = first["record"]
-    # A host that tells of the run takes part in it, whatever the record of another leaves out.
+    # A host that reports the run takes part in it, whatever the record of another leaves out.
     hosts = list(dict.fromkeys((*(record.get("hosts") or ()), *parts)))
     nodes = []
     for node_rank, host in enumerate(hosts):

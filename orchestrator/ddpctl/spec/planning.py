@@ -242,7 +242,7 @@ def _environment(
         env["GLOO_SOCKET_IFNAME"] = interface
     if facts.cores is not None and nproc:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
-    env.update(_mended_defaults(facts, nproc))
+    env.update(_launcher_defaults(facts, nproc))
     env.update(host.env)
     env.update(shared.job.env)
     for name in shared.secret_names:
@@ -262,7 +262,7 @@ def _environment(
     return env | folders, tuple(folders)
 
 
-def _mended_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
+def _launcher_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
     """torch 1.9 to 1.13 cannot launch on Python 3.11 and newer with its own defaults for redirects and tee.
 
     Iterating an IntFlag leaves out its zero there, so the launcher turns "nothing" into None and fails. Naming a local

@@ -43,7 +43,7 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at ``path`` (keys and list indices from the file's root), and how to mend it."""
+    """What is wrong at ``path`` (keys and list indices from the file's root), and how to fix it."""
 
     path: tuple[str | int, ...]
     message: str
@@ -230,7 +230,7 @@ def auto_schema(minimum: int, maximum: int) -> dict[str, Any]:
 def as_tuple(value: Any) -> Any:
     """A list as a tuple; anything else that is not a list is refused with words a YAML writer knows."""
     if not isinstance(value, (list, tuple)):
-        raise bad("must be a list", "write [one, two], or one item a line behind '- '")
+        raise bad("must be a list", "write [one, two], or one item per line after '- '")
     return tuple(value)
 
 

@@ -35,7 +35,7 @@ def run_rehearsal(
     *,
     nproc: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """What each host told of it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
+    """What each host says about it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
 
     Raises:
         UsageError: the job cannot be planned on these hosts.

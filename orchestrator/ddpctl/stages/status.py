@@ -1,6 +1,6 @@
 """Which runs there are and how they stand, as the nodes' own records tell.
 
-An end that all nodes of a run have told of is remembered on this machine: a terminal state never changes, also not when
+An end that all nodes of a run have reported is remembered on this machine: a terminal state never changes, even when
 one of them cannot be asked any more.
 """
 
@@ -36,7 +36,7 @@ def ask_runs(
 
 
 def merged(outcome: FleetOutcome[dict[str, Any]]) -> list[RunStatus]:
-    """The runs that the hosts told of, oldest first."""
+    """The runs that the hosts report, oldest first."""
     return merge_runs({host: answer["runs"] for host, answer in outcome.results.items()}, outcome.errors)
 
 
@@ -88,7 +88,7 @@ def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> Run
 
 
 def _settled(run: RunStatus) -> RunStatus:
-    """The run with the end that was seen before, where its nodes cannot all tell of it now."""
+    """The run with the end that was seen before, where its nodes cannot all report it now."""
     if run.end is not None:
         with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know
             files.save_end(run.run, run.end.to_json())

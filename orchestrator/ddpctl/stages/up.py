@@ -36,7 +36,7 @@ UNDO_GRACE_S = 2.0  # of a run that has only just begun
 
 @dataclass(frozen=True)
 class Wanted:
-    """What shall run: everything that is known before a host is contacted.
+    """What is to run: everything that is known before a host is contacted.
 
     ``plan`` makes the launch from what the nodes tell; ``imports`` is what the job's script imports.
     """

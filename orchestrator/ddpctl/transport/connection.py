@@ -1,4 +1,4 @@
-"""paramiko's Transport, mended in two places where many threads share one connection."""
+"""paramiko's Transport, fixed in two places where many threads share one connection."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 DIED = "died"
 
-# Verbs after which a node shall be as if nothing had been there: the worker's own end is waited for too.
+# Verbs after which nothing of ddpctl may be left on a node: the worker's own end is waited for too.
 _NOTHING_STAYS = frozenset({"stop", "rehearse"})
 # Verbs after which nothing more is asked of that worker; a tail lives as long as its run, in no more than one process.
 _LAST = _NOTHING_STAYS | {"tail"}

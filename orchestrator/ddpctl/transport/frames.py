@@ -24,7 +24,7 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 class FrameReader:
-    """One JSON object a line; ``"raw": n`` in it announces n raw bytes behind the line."""
+    """One JSON object a line; ``"raw": n`` in it announces n raw bytes after the line."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

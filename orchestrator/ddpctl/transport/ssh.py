@@ -167,7 +167,7 @@ class Connector:
             yield sock
 
     def _reach(self, hop: Hop, via: Link | None) -> Any:
-        """A socket, or what stands for one, on which the server speaks."""
+        """A socket, or what takes its place, on which the server speaks."""
         if via is not None:
             with self._gates.tunnels(via.hop):
                 return via.tunnel(hop)

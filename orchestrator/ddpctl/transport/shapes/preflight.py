@@ -285,7 +285,7 @@ def _dialled(found: Dials, info: ValidationInfo) -> Dials:
     if not seen <= wanted or not {(one["peer"], one["address"]) for one in found["speeds"]} <= {
         one[:2] for one in made
     }:
-        raise ValueError("it tells of a connection that it was not asked for")
+        raise ValueError("it reports a connection that it was not asked for")
     return found
 
 
