@@ -196,8 +196,8 @@ def as_fault(error: Exception, host: str | None = None) -> DdpctlError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     fault = InternalFault(
-        f"a fault of ddpctl itself: {type(error).__name__}: {error}{where}",
-        hint="run it again with --debug and report what it shows",
+        f"internal error: {type(error).__name__}: {error}{where}",
+        hint="re-run with --debug and report the output",
         host=host,
     )
     fault.__cause__ = error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.command import PROGRAM
+from tests.lab.command import PROGRAM, Ddpctl
 
 LOCAL = "cluster: here\nhosts:\n  - {name: here, connection: local, base_dir: BASE}\n"
 
@@ -101,7 +101,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line(inventory: Path) -> N
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert "No space left on device" in done.stderr
-        assert "fault of ddpctl" not in done.stderr
+        assert "internal error" not in done.stderr
 
 
 def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contacted(inventory: Path) -> None:
@@ -156,3 +156,13 @@ def test_ctrl_c_while_a_library_is_imported_is_no_traceback(module: str, tmp_pat
     )
     done = ddpctl("ps", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "ddpctl: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("stop", "did you mean kill?"), ("prefligth", "did you mean preflight?"), ("zzz", "--help")]
+)
+def test_a_command_that_does_not_exist(ddpctl: Ddpctl, typed: str, meant: str) -> None:
+    done = ddpctl(typed)
+    assert done.rc == 2
+    assert done.stderr.startswith(f"ddpctl: no such command: {typed}; ")
+    assert meant in done.stderr

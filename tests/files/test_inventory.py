@@ -80,7 +80,7 @@ def refused(text: str | bytes) -> InventoryError:
             "c.yaml:3:3: jobs.train: both script and module are set; write exactly one of the two",
         ),
         (JOB + "    master: c\n", "c.yaml:5:13: jobs.train.master: no host is named c; there is: a, b"),
-        (JOB + "    nodes: 3\n", "c.yaml:5:12: jobs.train.nodes: 3 nodes wanted, but there are 2 hosts"),
+        (JOB + "    nodes: 3\n", "c.yaml:5:12: jobs.train.nodes: 3 nodes, but the inventory has 2 hosts"),
         (JOB + "    env: {RANK: x}\n", "c.yaml:5:11: jobs.train.env.RANK: is set by the launcher"),
         (JOB + "    env:\n", "c.yaml:5:5: jobs.train.env: has no value"),
         (JOB + "    args: [a, null]\n", "c.yaml:5:15: jobs.train.args[1]: has no value"),

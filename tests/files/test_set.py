@@ -82,7 +82,7 @@ def test_the_later_one_wins() -> None:
     [
         ("nproc_per_nod=2", "did you mean nproc_per_node"),
         ("timeouts.stp=2", "--set timeouts.stp: jobs.train.timeouts.stp: is not a known key; did you mean stop"),
-        ("nodes=9", "--set nodes: jobs.train.nodes: 9 nodes wanted, but there are 2 hosts"),
+        ("nodes=9", "--set nodes: jobs.train.nodes: 9 nodes, but the inventory has 2 hosts"),
         ("launcher=no", "--set launcher: reads as a boolean in some YAML readers and as text in others; quote it"),
         ("args=[a", "--set args: [1]: is not valid YAML"),
         ("args=[&x a]", "--set args: [0]: YAML anchors are not allowed"),

@@ -116,7 +116,7 @@ def _preflight(fleet: SSHFleet, played: Played) -> None:
     report.to_json()
     page = preflight_html(report)
     assert "\x1b" not in page
-    assert "fault of ddpctl" not in page
+    assert "internal error" not in page
     assert not [finding for finding in report.findings if finding.check == "host.worker" and finding.host in GOOD]
     played.served = {host: (report.facts.node(host).cores, report.facts.node(host).gpus) for host in GOOD}
 
@@ -139,7 +139,7 @@ def _rehearse(fleet: SSHFleet, played: Played) -> None:
     told = run_rehearsal(where, where.hosts, None, facts, fleet, played.tell, nproc=1)
     for finding in judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told)):
         played.show(finding.message)
-        assert "fault of ddpctl" not in finding.message
+        assert "internal error" not in finding.message
     played.served = {host: told[host].get("ranks") for host in GOOD}
 
 

@@ -66,7 +66,7 @@ def test_a_fault_of_ours_is_one_hosts_error_and_the_others_are_served() -> None:
     fault = outcome.errors["n0"]
     assert isinstance(fault, InternalFault)
     assert isinstance(fault.__cause__, ZeroDivisionError)
-    assert "n0: a fault of ddpctl itself: ZeroDivisionError: oh (test_fleet.py:" in str(fault)
+    assert "n0: internal error: ZeroDivisionError: oh (test_fleet.py:" in str(fault)
     assert "--debug" in str(fault)
 
 

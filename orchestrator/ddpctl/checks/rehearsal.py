@@ -96,7 +96,7 @@ def _fine(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]]) -> Find
     return Finding(
         CHECK,
         Severity.OK,
-        f"{len(ranks)} ranks on {len(told)} nodes added up right ({backend}{speed}, {seconds:.0f} s)",
+        f"all-reduce correct across {len(ranks)} ranks on {len(told)} nodes ({backend}{speed}, {seconds:.0f} s)",
         evidence={"mb_per_s": slowest, "backend": backend, "seconds": seconds},
     )
 

@@ -40,7 +40,7 @@ class Order:
         """What a person should know before it starts."""
         words = self.archive.notes if self.archive is not None else ()
         if self.job.elastic is not None and self.job.rendezvous == "static":
-            words = (*words, "elastic: is not used: nodes that come and go need rendezvous: c10d or etcd-v2")
+            words = (*words, "`elastic` is ignored with static rendezvous; use c10d or etcd-v2")
         return words
 
     def plan(self, facts: Facts | None = None) -> Plan:
@@ -119,4 +119,4 @@ def remember(order: Order, plan: Plan, lock: Mapping[str, str] | None = None) ->
     try:
         files.save_run(order.job.name, order.identity.run, data)
     except OSError as error:
-        session.warn(f"warning: later commands need the inventory named, no record can be kept here: {error}")
+        session.warn(f"warning: could not record this run ({error}); pass `-i INVENTORY` to later commands")

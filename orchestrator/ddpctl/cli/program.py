@@ -7,6 +7,7 @@ stderr and an exit code (errors.py); a traceback only with ``--debug``.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import gc
 import importlib
@@ -16,13 +17,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
+import typer.core
 
 from ddpctl import __version__
 from ddpctl.cli import debug as debugging
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import DdpctlError, Interrupted, as_fault
+from ddpctl.errors import DdpctlError, Interrupted, UsageError, as_fault
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 
@@ -46,12 +49,27 @@ COMMANDS = (
 
 
 INTERRUPTED = Interrupted.exit_code
+# What other tools call our commands.
+KNOWN_AS = {"stop": "kill", "logs": "tail", "run": "up", "start": "up", "ls": "ps", "list": "ps", "check": "preflight"}
+
+
+class Commands(typer.core.TyperGroup):
+    """The group of all commands, which knows what a wrong one was meant to be."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            near = [KNOWN_AS[args[0]]] if args[0] in KNOWN_AS else difflib.get_close_matches(args[0], COMMANDS, 1)
+            raise UsageError(
+                f"no such command: {args[0]}", hint=f"did you mean {near[0]}?" if near else "see ddpctl --help"
+            )
+        return super().resolve_command(ctx, args)
 
 
 def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     """The application with these commands."""
     app = typer.Typer(
         name="ddpctl",
+        cls=Commands,
         help="Run multi-node PyTorch DDP jobs on plain machines that speak SSH.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -70,7 +88,7 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
 def root(
     inventory: Path = typer.Option(None, "-i", "--inventory", help="Inventory file (may also follow the command)."),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks, and what nodes said on stderr; anywhere."),
-    version: bool = typer.Option(False, "--version", help="Print the version and end."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""
     GLOBAL.inventory = inventory

@@ -16,7 +16,7 @@ from ddpctl_worker import contract
 def ps(
     inventory: Path | None = session.InventoryArgument,
     everything: bool = typer.Option(
-        False, "-a", "--all", help="Every run, not only the newest of each job and what is not over."
+        False, "-a", "--all", help="Include older finished runs (default: active runs and each job's latest)."
     ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,

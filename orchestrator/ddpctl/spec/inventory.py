@@ -281,7 +281,8 @@ def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, .
 
 def _first(count: int, known: tuple[str, ...], master: str | None) -> tuple[str, ...]:
     if not 1 <= count <= len(known):
-        raise UsageError(f"{count} nodes wanted, but there are {len(known)} hosts", hint=f"1 to {len(known)}, or all")
+        hosts = f"{len(known)} host{'' if len(known) == 1 else 's'}"
+        raise UsageError(f"{count} nodes, but the inventory has {hosts}", hint=f"1 to {len(known)}, or all")
     others = [name for name in known if name != master]
     chosen = {*others[: count - 1], master} if master in known else set(others[:count])
     return tuple(name for name in known if name in chosen)

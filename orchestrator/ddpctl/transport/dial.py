@@ -189,7 +189,8 @@ def unreachable(hop: Hop, error: OSError) -> ConnectError:
     where = hop.where
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return Unreachable(
-            f"no answer from {where} within {CONNECT_S:g} s", hint="is the host up, and does a firewall drop?"
+            f"no answer from {where} within {CONNECT_S:g} s",
+            hint="is the host down, or is a firewall dropping packets?",
         )
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(f"{where} refuses the connection", hint="is sshd running there, and is `port:` right?")

@@ -56,7 +56,7 @@ def _work(
         except Exception as raised:
             error = as_fault(raised, host)
             if isinstance(error, InternalFault):
-                _log.debug("%s: a fault of ddpctl itself", host, exc_info=raised)
+                _log.debug("%s: internal error", host, exc_info=raised)
         finally:  # whatever ends this thread, the host is not waited for
             done.put((host, result, error))
 
