@@ -18,6 +18,8 @@ from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import open_fleet
 from ddpctl.transport.local import LocalTransport
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalTransport]:
