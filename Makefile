@@ -12,7 +12,7 @@ N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test lint format system interpreters bench chaos garble clean
+.PHONY: help venv demo test unit lint format system interpreters bench chaos garble clean
 
 help: ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ demo: venv ## two local nodes of two processes train resnet_ddp on synthetic ima
 test: system venv interpreters lint ## everything; as root also on real hosts in the laboratory
 	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) -m "not alone" $(ARGS)
 	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest -m alone $(ARGS) || [ $$? = 5 ] # 5: none among what ARGS names
+
+unit: venv lint ## what needs no root, no torch and little time
+	$(BIN)/pytest $(PARALLEL) -m "not lab and not slow and not torch and not alone" $(ARGS)
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .

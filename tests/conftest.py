@@ -23,15 +23,20 @@ settings.register_profile("busy", deadline=None)  # a machine with other work to
 settings.load_profile("busy")
 
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
+SLOW_FIXTURES = {"make_node"}  # real supervisors, which wait for real deadlines
+SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs")  # jobs: torch is imported
 MakeLab = Callable[..., Lab]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A lab test is one that lies in the lab's folder or asks for a lab."""
-    here = Path(__file__).parent / "lab"
+    """A lab test is one that lies in the lab's folder or asks for a lab; a slow one is known by the same signs."""
+    here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) or LAB_FIXTURES & set(getattr(item, "fixturenames", ())):
+        folder, fixtures = item.path.relative_to(here).parts[0], set(getattr(item, "fixturenames", ()))
+        if folder == "lab" or LAB_FIXTURES & fixtures:
             item.add_marker("lab")
+        if folder in SLOW_FOLDERS or SLOW_FIXTURES & fixtures:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

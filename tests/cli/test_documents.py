@@ -14,6 +14,8 @@ import pytest
 
 from tests.lab.command import PROGRAM
 
+pytestmark = pytest.mark.slow
+
 LINES = 40
 SCRIPT = f"""\
 import os

@@ -11,6 +11,8 @@ import pytest
 
 from tests.lab.command import PROGRAM, Ddpctl
 
+pytestmark = pytest.mark.slow
+
 LOCAL = "cluster: here\nhosts:\n  - {name: here, connection: local, base_dir: BASE}\n"
 
 

@@ -7,8 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import MakeLab
 from tests.lab.command import AtTerminal, Ddpctl
+
+pytestmark = pytest.mark.slow
 
 
 def test_unknown_keys_are_added_only_when_confirmed(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path) -> None:

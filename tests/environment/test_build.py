@@ -25,6 +25,8 @@ from tests.environment.support import (
     make_wheel,
 )
 
+pytestmark = pytest.mark.slow
+
 HERE = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 
 

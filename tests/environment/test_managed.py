@@ -16,6 +16,8 @@ from ddpctl.spec.push import PushOutcome
 from ddpctl.stages.push import push
 from tests.environment.support import TORCH, Heard, blobs, fleet_of, local_inventory, make_wheel
 
+pytestmark = pytest.mark.slow
+
 
 def managed(wheels: Path, *packages: str, **keys: object) -> Environment:
     wanted = (*(packages or ("alpha",)), "torch")

@@ -113,6 +113,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_a_value_it_wrote() -> None:
     last = dict.fromkeys((f"host{index}" for index in range(8)), 0)
     for _ in range(15):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
+
 from ddpctl.checks.base import Answer, Target, View, Want
 from ddpctl.checks.judge import verdicts
 from ddpctl.checks.network import CHECKS
@@ -16,6 +18,8 @@ from ddpctl.spec.mesh import Mesh
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, T, Transport
 from ddpctl_worker.dialer import CONNECT_S, IN_FLIGHT
+
+pytestmark = pytest.mark.slow
 
 PORT, GANG = 29500, 29501
 SAMPLES = [40000, 50000]

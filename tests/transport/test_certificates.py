@@ -15,6 +15,8 @@ from ddpctl.transport import certificates
 from ddpctl.transport.certificates import plain_key
 from ddpctl.transport.known_hosts import Key, Verdict, parse
 
+pytestmark = pytest.mark.slow
+
 KINDS = {"ed25519": "ssh-ed25519", "ecdsa": "ecdsa-sha2-nistp256", "rsa": "ssh-rsa"}
 
 

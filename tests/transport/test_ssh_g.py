@@ -14,6 +14,8 @@ from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.transport.route import resolve
 from ddpctl.transport.ssh_config import SSHConfig, load
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = 200
 NAMES = ("node1", "node2.lab", "gate", "Node1")
 LISTS = {"identityfile", "certificatefile"}

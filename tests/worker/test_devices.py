@@ -12,6 +12,8 @@ import pytest
 
 from ddpctl_worker.facts import amd, devices, kernel_log, nvidia, torch_import
 
+pytestmark = pytest.mark.slow
+
 # A driver library that says what the environment tells it.
 LIBRARY = r"""
 #include <stdio.h>

@@ -22,6 +22,8 @@ from ddpctl_worker.install import MARKER
 from tests.environment.support import make_wheel
 from tests.worker.test_install import HERE, WORKER, Node, call, sha
 
+pytestmark = pytest.mark.slow
+
 DAY = 86400
 OLD = 30 * DAY
 

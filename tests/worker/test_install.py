@@ -21,6 +21,8 @@ from ddpctl.environment.locked import Lock, Wheel
 from ddpctl.environment.platforms import Target
 from tests.environment.support import make_wheel
 
+pytestmark = pytest.mark.slow
+
 HERE = Target("x86_64", (sys.version_info[0], sys.version_info[1]), 36)
 
 

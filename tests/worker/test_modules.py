@@ -11,6 +11,8 @@ import pytest
 
 from ddpctl_worker.facts import modules
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = {
     "broken/__init__.py": "raise RuntimeError('built for another\\noperator broken::nms does not exist')\n",
     "trainer/__init__.py": "from trainer import loop\n",

@@ -19,6 +19,8 @@ import pytest
 from ddpctl_worker import addresses, listener, network
 from ddpctl_worker.link import Link, WorkerError
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(network.__file__).parents[1]
 NONCE = "ab" * 32
 

@@ -16,6 +16,8 @@ from ddpctl_worker.contract import MIN_PYTHON
 from tests.worker.node import WORKER, Node, eventually
 from tests.worker.programs import SLEEP, here, watchers_end
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted(path for path in Path(WORKER, "ddpctl_worker").rglob("*.py") if "__pycache__" not in path.parts)
 IMPORT_ALL = """
 import importlib, sys

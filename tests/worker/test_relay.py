@@ -20,6 +20,8 @@ from ddpctl_worker.relay import Relay
 from ddpctl_worker.shelf import Shelf
 from ddpctl_worker.store import Part
 
+pytestmark = pytest.mark.slow
+
 DATA = os.urandom(700_000)
 HASH = hashlib.sha256(DATA).hexdigest()
 OURS, OTHER = new_credentials(), new_credentials()
