@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker import addresses, listener, network
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 
 WORKER = Path(network.__file__).parents[1]
 NONCE = "ab" * 32
@@ -103,7 +103,7 @@ def test_other_host_other_preflight_and_nobody(listening: tuple[Worker, dict[str
     assert (wrong["status"], wrong["answered"]) == ("wrong_host", "a")
     (stranger,) = dial(at("a", port), nonce="cd" * 32)["links"]
     assert stranger["status"] == "foreign"
-    (nobody,) = dial(at("a", network.free_port({}, Link())["port"]))["links"]
+    (nobody,) = dial(at("a", network.free_port({}, Channel())["port"]))["links"]
     assert (nobody["status"], nobody["errno"]) == ("refused", "ECONNREFUSED")
 
 
@@ -174,17 +174,17 @@ def test_port_that_is_taken_is_told_and_left_alone() -> None:
 
 
 def test_free_ports_are_distinct_stable_and_skip_what_is_taken() -> None:
-    first = network.free_port({"count": 2, "prefer": 29600}, Link())["ports"]
+    first = network.free_port({"count": 2, "prefer": 29600}, Channel())["ports"]
     assert len(set(first)) == 2
-    assert network.free_port({"count": 2, "prefer": 29600}, Link())["ports"] == first
+    assert network.free_port({"count": 2, "prefer": 29600}, Channel())["ports"] == first
     with socket.create_server(("127.0.0.1", first[0])):
-        moved = network.free_port({"count": 2, "prefer": 29600, "avoid": [first[1]]}, Link())["ports"]
+        moved = network.free_port({"count": 2, "prefer": 29600, "avoid": [first[1]]}, Channel())["ports"]
     assert not set(moved) & set(first)
 
 
 def test_key_is_needed() -> None:
     with pytest.raises(WorkerError):
-        network.listen({"host": "a", "nonce": "ab"}, Link())
+        network.listen({"host": "a", "nonce": "ab"}, Channel())
 
 
 def test_addresses_of_this_machine() -> None:

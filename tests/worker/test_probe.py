@@ -17,20 +17,22 @@ import pytest
 
 from ddpctl_worker import facts, probe
 from ddpctl_worker.facts import command, disk, kernel_log, nvidia, paths, port, processes, versions
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 
 
 @pytest.fixture
-def link() -> Iterator[Link]:
+def link() -> Iterator[Channel]:
     reader, writer = os.pipe()
-    yield Link(reader, writer)
+    yield Channel(reader, writer)
     os.close(reader)
     os.close(writer)
 
 
-def ask(link: Link, *questions: tuple[str, dict[str, Any], float], base_dir: str = "/nonexistent") -> dict[str, Any]:
+def ask(
+    channel: Channel, *questions: tuple[str, dict[str, Any], float], base_dir: str = "/nonexistent"
+) -> dict[str, Any]:
     wire = [{"id": str(i), "name": n, "params": p, "deadline": d} for i, (n, p, d) in enumerate(questions)]
-    return probe.probe({"verb": "probe", "base_dir": base_dir, "questions": wire}, link)
+    return probe.probe({"verb": "probe", "base_dir": base_dir, "questions": wire}, channel)
 
 
 @pytest.fixture
@@ -43,10 +45,10 @@ def tricks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(facts.QUESTIONS, name, "tricky")
 
 
-def test_every_plain_question_answers_here(link: Link) -> None:
+def test_every_plain_question_answers_here(channel: Channel) -> None:
     with_params = ("disk", "port", "path", "script", "tree", "modules", "torch_import")
     plain = [name for name in facts.QUESTIONS if name not in with_params]
-    reply = ask(link, *((name, {}, 30.0) for name in plain))
+    reply = ask(channel, *((name, {}, 30.0) for name in plain))
     wrong = {plain[int(key)]: answer for key, answer in reply["answers"].items() if not answer["ok"]}
     assert not wrong
     assert reply["received"] <= reply["sent"]
@@ -54,8 +56,8 @@ def test_every_plain_question_answers_here(link: Link) -> None:
 
 
 @pytest.mark.usefixtures("tricks")
-def test_what_hangs_costs_its_own_answer(link: Link) -> None:
-    reply = ask(link, ("hang", {}, 1.0), ("python", {}, 1.0))
+def test_what_hangs_costs_its_own_answer(channel: Channel) -> None:
+    reply = ask(channel, ("hang", {}, 1.0), ("python", {}, 1.0))
     hung, fine = reply["answers"]["0"], reply["answers"]["1"]
     assert (hung["ok"], hung["timed_out"]) == (False, True)
     assert "1 s" in hung["error"]
@@ -64,9 +66,9 @@ def test_what_hangs_costs_its_own_answer(link: Link) -> None:
 
 
 @pytest.mark.usefixtures("tricks")
-def test_nothing_that_a_question_started_is_left(link: Link) -> None:
+def test_nothing_that_a_question_started_is_left(channel: Channel) -> None:
     mark = f"ddpctl-left-{os.getpid()}"
-    reply = ask(link, ("child", {"mark": mark}, 1.0))
+    reply = ask(channel, ("child", {"mark": mark}, 1.0))
     assert reply["answers"]["0"]["timed_out"]
     deadline = time.monotonic() + 10
     while mark in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
@@ -75,36 +77,36 @@ def test_nothing_that_a_question_started_is_left(link: Link) -> None:
 
 
 @pytest.mark.usefixtures("tricks")
-def test_an_exception_is_that_questions_answer(link: Link) -> None:
-    reply = ask(link, ("fail", {}, 5.0), ("python", {}, 5.0))
+def test_an_exception_is_that_questions_answer(channel: Channel) -> None:
+    reply = ask(channel, ("fail", {}, 5.0), ("python", {}, 5.0))
     assert reply["answers"]["0"]["error"] == "RuntimeError: no such luck"
     assert not reply["answers"]["0"]["timed_out"]
     assert reply["answers"]["1"]["ok"]
 
 
 @pytest.mark.usefixtures("tricks")
-def test_a_crash_is_told_from_a_deadline(link: Link) -> None:
-    reply = ask(link, ("crash", {}, 30.0))
+def test_a_crash_is_told_from_a_deadline(channel: Channel) -> None:
+    reply = ask(channel, ("crash", {}, 30.0))
     assert "ended without an answer" in reply["answers"]["0"]["error"]
     assert not reply["answers"]["0"]["timed_out"]
 
 
 @pytest.mark.usefixtures("tricks")
-def test_an_answer_larger_than_a_pipe_arrives_whole(link: Link) -> None:
-    reply = ask(link, *(("big", {"bytes": 300_000, "letter": letter}, 20.0) for letter in "abc"))
+def test_an_answer_larger_than_a_pipe_arrives_whole(channel: Channel) -> None:
+    reply = ask(channel, *(("big", {"bytes": 300_000, "letter": letter}, 20.0) for letter in "abc"))
     assert [reply["answers"][key]["value"] for key in "012"] == [letter * 300_000 for letter in "abc"]
 
 
-def test_an_unknown_question_is_an_error_of_its_own(link: Link) -> None:
-    reply = ask(link, ("no_such", {}, 5.0), ("python", {}, 5.0))
+def test_an_unknown_question_is_an_error_of_its_own(channel: Channel) -> None:
+    reply = ask(channel, ("no_such", {}, 5.0), ("python", {}, 5.0))
     assert "no question 'no_such'" in reply["answers"]["0"]["error"]
     assert reply["answers"]["1"]["ok"]
 
 
-def test_no_questions_no_answers(link: Link) -> None:
-    assert ask(link)["answers"] == {}
+def test_no_questions_no_answers(channel: Channel) -> None:
+    assert ask(channel)["answers"] == {}
     with pytest.raises(WorkerError):
-        probe.probe({"questions": None}, link)
+        probe.probe({"questions": None}, channel)
 
 
 # --- single facts ----------------------------------------------------------------------------------------------------

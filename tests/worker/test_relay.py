@@ -17,7 +17,7 @@ import pytest
 from ddpctl.environment.certs import Credentials, new_credentials
 from ddpctl_worker import relaywire
 from ddpctl_worker.relay import Relay
-from ddpctl_worker.shelf import Shelf
+from ddpctl_worker.shelf import Incoming
 from ddpctl_worker.store import Part
 
 DATA = os.urandom(700_000)
@@ -30,17 +30,17 @@ def client(credentials: Credentials, folder: Path) -> ssl.SSLContext:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
+def shelf(tmp_path: Path) -> Iterator[Incoming]:
     part = Part(str(tmp_path), HASH, len(DATA))
     part.write(DATA)
     part.commit()
-    made = Shelf(str(tmp_path), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    made = Incoming(str(tmp_path), [{"hash": HASH, "size": len(DATA), "name": "data"}])
     yield made
     made.close()
 
 
 @pytest.fixture
-def relay(shelf: Shelf, tmp_path: Path) -> Iterator[Relay]:
+def relay(shelf: Incoming, tmp_path: Path) -> Iterator[Relay]:
     made = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
     yield made
     made.close()
@@ -127,7 +127,7 @@ def test_strangers_who_only_connect_do_not_keep_the_nodes_out(relay: Relay, tmp_
             sock.close()
 
 
-def test_a_client_does_not_take_files_from_a_stranger(tmp_path: Path, shelf: Shelf) -> None:
+def test_a_client_does_not_take_files_from_a_stranger(tmp_path: Path, shelf: Incoming) -> None:
     false = Relay(shelf, relaywire.context(OTHER.certificate, OTHER.key, str(tmp_path), True), "me", [0])
     try:
         with pytest.raises(ssl.SSLError):
@@ -152,7 +152,7 @@ def test_a_request_for_anything_else_brings_nothing(relay: Relay, tmp_path: Path
     assert fetch(relay.port, client(OURS, tmp_path), request_) == b""
 
 
-def test_the_key_is_written_to_no_disk(tmp_path: Path, shelf: Shelf) -> None:
+def test_the_key_is_written_to_no_disk(tmp_path: Path, shelf: Incoming) -> None:
     before = set(tmp_path.rglob("*"))
     relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True)
     assert set(tmp_path.rglob("*")) == before
@@ -160,7 +160,7 @@ def test_the_key_is_written_to_no_disk(tmp_path: Path, shelf: Shelf) -> None:
 
 def test_a_growing_file_is_served_while_it_grows(tmp_path: Path) -> None:
     base = tmp_path / "growing"
-    shelf = Shelf(str(base), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    shelf = Incoming(str(base), [{"hash": HASH, "size": len(DATA), "name": "data"}])
     relay = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
     item = shelf.items[HASH]
     try:
@@ -184,7 +184,7 @@ def test_a_growing_file_is_served_while_it_grows(tmp_path: Path) -> None:
 
 
 def test_a_reader_hears_of_a_file_that_will_not_go_on(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    shelf = Incoming(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
     relay = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
     try:
         sock = relaywire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
@@ -201,7 +201,7 @@ def test_a_reader_hears_of_a_file_that_will_not_go_on(tmp_path: Path) -> None:
 
 
 def test_a_file_that_came_changed_starts_from_scratch_for_its_readers_too(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    shelf = Incoming(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
     item = shelf.items[HASH]
     shelf.append(item, b"\0" * len(DATA))
     fd, generation = shelf.open(item)

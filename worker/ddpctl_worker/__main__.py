@@ -10,9 +10,9 @@ import traceback
 from typing import Any, Callable, Dict
 
 from ddpctl_worker.contract import AGAIN, BAD_REQUEST, READY
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 
-Verb = Callable[[Dict[str, Any], Link], Dict[str, Any]]
+Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 
 # verb -> (module, function, takes a body). A module is imported only when its verb is asked for: a status call on a
 # busy node should not pay for the mesh.
@@ -42,7 +42,7 @@ VERBS = {
 def main() -> int:
     """Serve requests on stdin and stdout; 0 when they were answered, even with an error."""
     umask = os.umask(0o077)
-    link = Link(os.dup(0), os.dup(1))
+    link = Channel(os.dup(0), os.dup(1))
     link.login_umask = umask
     # From here on a stray print or a child's output must not reach the protocol.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -70,33 +70,33 @@ def _again(line: bytes) -> bool:
         return False
 
 
-def answer(line: bytes, link: Link) -> None:
+def answer(line: bytes, channel: Channel) -> None:
     """Serve one request."""
     try:
-        result = serve(json.loads(line), link)
+        result = serve(json.loads(line), channel)
     except WorkerError as error:
         fail = {"kind": error.kind, "message": error.message, "hint": error.hint}
     except Exception as error:
         traceback.print_exc()  # stderr reaches the orchestrator's debug log
         fail = {"kind": "bug", "message": "%s: %s" % (type(error).__name__, error), "hint": None}
     else:
-        link.send({"ok": True, "result": result})
+        channel.send({"ok": True, "result": result})
         return
-    link.send({"ok": False, "error": fail})
+    channel.send({"ok": False, "error": fail})
 
 
-def serve(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def serve(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Find the verb and run it."""
     name = request.get("verb")
     if name not in VERBS:
         raise WorkerError(BAD_REQUEST, "this worker has no verb %r" % (name,))
     module, function, has_body = VERBS[name]
     if has_body:
-        link.beat()
+        channel.beat()
     else:
-        link.watch()
+        channel.watch()
     verb: Verb = getattr(importlib.import_module(module), function)
-    return verb(request, link)
+    return verb(request, channel)
 
 
 if __name__ == "__main__":

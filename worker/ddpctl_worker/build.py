@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker import locks
 from ddpctl_worker.contract import BUILD, CORRUPT
 from ddpctl_worker.install import Damaged, fill
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.store import blob_path, discard_if_corrupt, own_folder
 from ddpctl_worker.unpack import unpack
 from ddpctl_worker.uvtool import Uv, UvFailed, place_wheels, run_watched, uv_program
@@ -42,7 +42,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def build(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"source": {"hash", "name"}, "lock", "lock_hash", "wheels": [{"hash", "name"}], "uv": {"hash", "kind"},
     "requires": [requirement], "backend", "backend_path": [folder], "env": {name: value}}``.
 
@@ -51,16 +51,16 @@ def build(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     """
     base_dir = request["base_dir"]
     envs = own_folder(base_dir, "envs")
-    with locks.shared(os.path.join(envs, locks.ENVS), link):  # gc must not take what is just being used
+    with locks.shared(os.path.join(envs, locks.ENVS), channel):  # gc must not take what is just being used
         place = tempfile.mkdtemp(prefix="build-", suffix=".tmp", dir=envs)
         try:
-            return _build(request, base_dir, place, link)
+            return _build(request, base_dir, place, channel)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _build(request: Dict[str, Any], base_dir: str, place: str, link: Link) -> Dict[str, Any]:
-    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), link, BUILD_S)
+def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel) -> Dict[str, Any]:
+    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), channel, BUILD_S)
     tree = _source(base_dir, request["source"], place)
     env = os.path.join(place, "env")
     try:
@@ -74,13 +74,13 @@ def _build(request: Dict[str, Any], base_dir: str, place: str, link: Link) -> Di
     python, out = os.path.join(bin_folder, "python"), os.path.join(place, "out")
     command = ["build", "--wheel", "--no-build-isolation", "--no-create-gitignore", "--python", python]
     try:
-        more = [need for need in _asks(python, request, tree, variables, link) if need not in request["requires"]]
+        more = [need for need in _asks(python, request, tree, variables, channel) if need not in request["requires"]]
         if more:
             return {"needs": more}
         uv.run([*command, "--out-dir", out, tree], variables)
     except UvFailed as failed:
         raise WorkerError(BUILD, failed.output or str(failed), _missing(variables)) from None
-    return _send(out, link)
+    return _send(out, channel)
 
 
 def _source(base_dir: str, source: Dict[str, str], place: str) -> str:
@@ -98,11 +98,11 @@ def _source(base_dir: str, source: Dict[str, str], place: str) -> str:
     return os.path.join(folder, inner[0]) if len(inner) == 1 else folder
 
 
-def _asks(python: str, request: Dict[str, Any], tree: str, env: Dict[str, str], link: Link) -> List[str]:
+def _asks(python: str, request: Dict[str, Any], tree: str, env: Dict[str, str], channel: Channel) -> List[str]:
     """What the backend asks for besides."""
     said = os.path.join(os.path.dirname(tree), ".asks.json")
     folders = [os.path.join(tree, inside) for inside in request["backend_path"]]
-    run_watched([python, "-c", _ASK, said, request["backend"], *folders], env, link, BUILD_S, cwd=tree)
+    run_watched([python, "-c", _ASK, said, request["backend"], *folders], env, channel, BUILD_S, cwd=tree)
     with open(said) as file:
         return [str(need) for need in json.load(file)]
 
@@ -117,7 +117,7 @@ def _missing(env: Dict[str, str]) -> Optional[str]:
     return None
 
 
-def _send(out: str, link: Link) -> Dict[str, Any]:
+def _send(out: str, channel: Channel) -> Dict[str, Any]:
     """The one wheel in the folder, to the controller."""
     found = [name for name in os.listdir(out) if name.endswith(".whl")] if os.path.isdir(out) else []
     if len(found) != 1:
@@ -131,5 +131,5 @@ def _send(out: str, link: Link) -> Dict[str, Any]:
                 break
             sha.update(piece)
             size += len(piece)
-            link.send({"piece": size}, piece)
+            channel.send({"piece": size}, piece)
     return {"name": found[0], "hash": sha.hexdigest(), "size": size}

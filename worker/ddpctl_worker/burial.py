@@ -13,17 +13,17 @@ from ddpctl_worker.contract import LOST, SUPERVISOR_LOST
 from ddpctl_worker.faults import trace
 from ddpctl_worker.outcome import Outcome, Pen
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.processes import Identity
+from ddpctl_worker.processes import ProcessId
 from ddpctl_worker.proof import Proof
 from ddpctl_worker.stopper import Stopper, reap, run_to_end
-from ddpctl_worker.tether import Listener
+from ddpctl_worker.tether import TetherListener
 
 GRACE_S = 10.0
 LOOK_S = 1.0
 PAUSE_S = 10.0  # at most, between two attempts to clean up
 
 
-class Burial:
+class Leftovers:
     """How to find and end what a dead supervisor left: by cookie and by what was known of it; ``words`` are what it
     told its guardian. No disk is asked.
 
@@ -35,7 +35,7 @@ class Burial:
         cookie: str,
         known: Sequence[Sequence[int]],
         roots: Sequence[int],
-        supervisor: Optional[Identity],
+        supervisor: Optional[ProcessId],
         words: Dict[str, Any],
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
@@ -55,7 +55,9 @@ class Burial:
         return {pid: one for pid, one in found.items() if me is None or (pid, one.start) != (me.pid, me.start)}
 
 
-def outlive(listener: Listener, supervisor: Optional[Identity], look: Callable[[], None]) -> Optional[str]:
+def wait_until_gone(
+    listener: TetherListener, supervisor: Optional[ProcessId], look: Callable[[], None]
+) -> Optional[str]:
     """Until the supervisor is gone; one whose loop stands still is killed. What is to be said of its end."""
     while listener.listen(LOOK_S):
         if listener.stands_still() and supervisor is not None:
@@ -66,7 +68,7 @@ def outlive(listener: Listener, supervisor: Optional[Identity], look: Callable[[
     return "the supervisor failed (%s); the processes that it left were ended" % died if died else None
 
 
-def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
+def clean_up(paths: RunPaths, burial: Leftovers, detail: Optional[str] = None) -> None:
     """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did.
 
     A fault that may pass (no memory, no descriptors, a disk that is away) ends neither: each is tried until it is done.
@@ -87,7 +89,7 @@ def bury(paths: RunPaths, burial: Burial, detail: Optional[str] = None) -> None:
         time.sleep(max(0.0, pen.again_at - time.monotonic()))
 
 
-def _exit_record(paths: RunPaths, burial: Burial, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
+def _exit_record(paths: RunPaths, burial: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
     """What the supervisor said of the run's end; without a word of its own the run is lost."""
     host = paths.host
     body = burial.end or outcomes.exit_record(lost(paths, host, detail))

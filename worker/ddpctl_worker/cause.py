@@ -39,7 +39,7 @@ class Evidence(NamedTuple):
     said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> when it last wrote there
 
 
-class Verdict(NamedTuple):
+class Failure(NamedTuple):
     """A cause in the contract's fields, less host and time."""
 
     rank: Optional[int]
@@ -81,7 +81,7 @@ class _Death(NamedTuple):
         return signal_name(-self.code) if self.code is not None and self.code < 0 else None
 
 
-def candidates(seen: Evidence) -> List[Verdict]:
+def candidates(seen: Evidence) -> List[Failure]:
     """Everything that may have been the failure of this node, the likeliest first, or a rank that ended too early.
 
     Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
@@ -122,7 +122,7 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
     return list(found.values())
 
 
-def _of_launcher(seen: Evidence) -> List[Verdict]:
+def _of_launcher(seen: Evidence) -> List[Failure]:
     """For a launcher that ended without a word of its ranks."""
     if not seen.status:
         return []
@@ -135,7 +135,7 @@ def _of_launcher(seen: Evidence) -> List[Verdict]:
     return [_of_death(_Death(local, rank, code if old is None else old), seen)]
 
 
-def _of_death(one: _Death, seen: Evidence) -> Verdict:
+def _of_death(one: _Death, seen: Evidence) -> Failure:
     text = _text_of(seen, one.local)
     own = words.read(text)
     if own.traceback is None and one.root:
@@ -153,7 +153,7 @@ def _of_death(one: _Death, seen: Evidence) -> Verdict:
     if one.local is not None and raised and (final or died is None):
         times.append(seen.tracebacks.get(one.local))
     note = " (a peer failed or hung first)" if peers else " (its launcher ended it after another failure)"
-    return Verdict(
+    return Failure(
         one.rank,
         None if one.signal else one.code,
         one.signal,
@@ -185,7 +185,7 @@ def _reason(
     return reason, how + ((": " if one.rank is None else "; last line: ") + last if last else "")
 
 
-def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Verdict]:
+def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
     """Ranks that have raised an exception and hang in their exit, while others die of it."""
     found = []
     for local, at in seen.tracebacks.items():
@@ -201,15 +201,15 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Verdict]:
         text = "%s %s, %.0f s after %s" % (who, still, seen.now - at, _shown(own.error))
         reason = DISK_FULL if _NO_SPACE.search(own.error) else EXITED
         message = words.one_line(text)
-        found.append(Verdict(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
+        found.append(Failure(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
     return found
 
 
-def _early(rank: Optional[int], at: float) -> Verdict:
-    return Verdict(rank, 0, None, EXITED, "ended with exit code 0", None, False, at, suspect=True)
+def _early(rank: Optional[int], at: float) -> Failure:
+    return Failure(rank, 0, None, EXITED, "ended with exit code 0", None, False, at, suspect=True)
 
 
-def _ended_early(seen: Evidence) -> List[Verdict]:
+def _ended_early(seen: Evidence) -> List[Failure]:
     """The first rank that had ended with exit code 0 when the others failed: they waited for it in a collective.
 
     One that ended later may have been told to by its launcher.

@@ -15,7 +15,7 @@ from typing import Any, Iterator, Optional, Set
 ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and beside version 1
 
 
-class Group:
+class ControlGroup:
     """A group that is there; its processes may make groups of their own below it."""
 
     def __init__(self, path: str) -> None:
@@ -61,12 +61,12 @@ class Group:
             yield folder
 
 
-def make(run: str, host: str) -> Optional[Group]:
+def make(run: str, host: str) -> Optional[ControlGroup]:
     """A group for a run, below this process's own; None where there is no version 2, or none that we may write to."""
     parent = _own()
     if parent is None:
         return None
-    group = Group(os.path.join(parent, "ddpctl-%s.%s" % (run, host)))
+    group = ControlGroup(os.path.join(parent, "ddpctl-%s.%s" % (run, host)))
     try:
         os.mkdir(group.path, 0o755)
     except FileExistsError:
@@ -76,10 +76,10 @@ def make(run: str, host: str) -> Optional[Group]:
     return group
 
 
-def of_record(path: Any) -> Optional[Group]:
+def of_record(path: Any) -> Optional[ControlGroup]:
     """The group that a record names; None for none, or for nonsense."""
     inside = isinstance(path, str) and path == os.path.normpath(path) and path.startswith(ROOTS[0] + "/")
-    return Group(path) if inside and os.path.basename(path).startswith("ddpctl-") else None
+    return ControlGroup(path) if inside and os.path.basename(path).startswith("ddpctl-") else None
 
 
 def _own() -> Optional[str]:

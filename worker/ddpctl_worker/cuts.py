@@ -20,7 +20,7 @@ Steady = Callable[[str, float], bool]
 Pair = Tuple[str, str]
 
 
-class Finding(NamedTuple):
+class LinkReport(NamedTuple):
     """What one end found of the link to the other."""
 
     seconds: float  # for how long data was not acknowledged
@@ -34,7 +34,7 @@ class Cuts:
 
     def __init__(self, hosts: Sequence[str], hub: str) -> None:
         self._hosts, self._hub = list(hosts), hub
-        self._found: Dict[Pair, Finding] = {}
+        self._found: Dict[Pair, LinkReport] = {}
         self._asked: Dict[Pair, float] = {}
         self._first: Optional[float] = None  # when a cut was found
 
@@ -44,7 +44,7 @@ class Cuts:
         if to in self._hosts and to != origin:
             seconds, end = float(message.get("for") or 0.0), message.get("end")
             to_dial = (str(end[0]), int(end[1])) if end else None
-            self._found[origin, str(to)] = Finding(seconds, message.get("silent") is True, now, to_dial)
+            self._found[origin, str(to)] = LinkReport(seconds, message.get("silent") is True, now, to_dial)
 
     def questions(self, now: float) -> List[Tuple[str, str, Tuple[str, int]]]:
         """(host, other, end): who is to dial whom, now."""
@@ -77,7 +77,7 @@ class Cuts:
             return None
         return now - max(cut.values()), self._why(cut)
 
-    def _waiting(self, now: float) -> Dict[Pair, Finding]:
+    def _waiting(self, now: float) -> Dict[Pair, LinkReport]:
         """What is known of ends whose data waits and that get no answer."""
         return {
             pair: one

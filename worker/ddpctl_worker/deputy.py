@@ -14,12 +14,14 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker import processes, record
-from ddpctl_worker.burial import Burial, bury, outlive
+from ddpctl_worker.burial import Leftovers, clean_up, wait_until_gone
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.tether import Listener, Tether
+from ddpctl_worker.tether import Tether, TetherListener
 
 RESTART_S = 5.0
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.deputy import main; main()"
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.deputy import serve_as_deputy; serve_as_deputy()"
+)
 
 
 class Deputy:
@@ -76,11 +78,11 @@ class Deputy:
         return [self._process.pid] if self._process is not None else []
 
 
-def main() -> None:
+def serve_as_deputy() -> None:
     """The deputy's process."""
     os.umask(0o077)
     processes.set_name("ddpctl-deputy")
-    listener = Listener(0)
+    listener = TetherListener(0)
     while "order" not in listener.words:
         if not listener.listen(1.0):
             return
@@ -93,12 +95,12 @@ def main() -> None:
         found = None if supervisor is None else _note(order["cookie"], supervisor)
         known = known if found is None else found
 
-    detail = outlive(listener, supervisor, look)
-    burial = Burial(order["cookie"], sorted(known), (), supervisor, listener.words)
-    bury(RunPaths(order["node"]), burial, detail)
+    detail = wait_until_gone(listener, supervisor, look)
+    burial = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.words)
+    clean_up(RunPaths(order["node"]), burial, detail)
 
 
-def _note(cookie: str, supervisor: processes.Identity) -> Optional[Set[Tuple[int, int]]]:
+def _note(cookie: str, supervisor: processes.ProcessId) -> Optional[Set[Tuple[int, int]]]:
     """Who belongs to the run; None when the supervisor died in between, and what was below it hangs nowhere now."""
     found = processes.members(cookie, [supervisor.pid], [supervisor.pid])
     return {(one.pid, one.start) for one in found.values()} if processes.is_alive(supervisor) else None

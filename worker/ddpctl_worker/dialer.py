@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker import meshwire
 from ddpctl_worker.addresses import addresses, neighbour_table, silent_neighbour, source_address
-from ddpctl_worker.link import Link
+from ddpctl_worker.link import Channel
 from ddpctl_worker.speed import WAYS, Measure, measure_all
 
 OK = "ok"
@@ -67,7 +67,7 @@ class _Attempt:
             self.result["detail"] = detail
 
 
-def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
+def dial_all(request: Dict[str, Any], key: bytes, channel: Channel) -> Dict[str, Any]:
     """Every port of every target, then the speed of the first address of each peer that answered."""
     attempts = [
         _Attempt(str(target["peer"]), str(target["address"]), int(port))
@@ -76,7 +76,7 @@ def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
     ]
     connect_s = float(request.get("connect_s", CONNECT_S))
     before = neighbour_table()
-    Dialer(key, connect_s, float(request.get("answer_s", ANSWER_S))).run(attempts, link)
+    Dialer(key, connect_s, float(request.get("answer_s", ANSWER_S))).run(attempts, channel)
     neighbours = neighbour_table()
     if neighbours and before:
         neighbours["overflows"] -= before["overflows"]
@@ -96,7 +96,7 @@ def dial_all(request: Dict[str, Any], key: bytes, link: Link) -> Dict[str, Any]:
                 bool(request.get("find_mtu")),
                 tuple(request.get("ways") or WAYS),
             ),
-            link,
+            channel,
         )
     return {
         "open": _open(links),
@@ -142,11 +142,11 @@ class Dialer:
         self._waiting: List[_Attempt] = []
         self._running: List[_Attempt] = []
 
-    def run(self, attempts: List[_Attempt], link: Link) -> None:
+    def run(self, attempts: List[_Attempt], channel: Channel) -> None:
         """Fill in every attempt's result. Bounded by the two deadlines times the number of rounds."""
         self._waiting = list(reversed(attempts))
         try:
-            while (self._waiting or self._running) and not link.closed.is_set():
+            while (self._waiting or self._running) and not channel.closed.is_set():
                 while self._waiting and len(self._running) < IN_FLIGHT:
                     self._start(self._waiting.pop())
                 for key, _ in self._selector.select(0.1):

@@ -24,7 +24,7 @@ TAIL_BYTES = 64 << 10  # kept in memory of each stream, to explain a failure
 _TRACEBACK = b"Traceback (most recent call last)"
 
 
-class Source:
+class OutputPipe:
     """One pipe: whose it is, what is unfinished of it, and the end of what it said."""
 
     def __init__(self, fd: int, local_rank: Optional[int], stream: str) -> None:
@@ -56,7 +56,7 @@ class Drain:
 
     def __init__(self, writer: Writer, rank_of: Callable[[int], Optional[int]], changed: Callable[[], None]) -> None:
         self._writer, self._rank_of, self._changed = writer, rank_of, changed
-        self._sources: Dict[int, Source] = {}
+        self._sources: Dict[int, OutputPipe] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
         for fd in (self._wake_r, self._wake_w):
@@ -71,7 +71,7 @@ class Drain:
 
     def add(self, fd: int, local_rank: Optional[int], stream: str) -> None:
         """Before the start."""
-        self._sources[fd] = Source(fd, local_rank, stream)
+        self._sources[fd] = OutputPipe(fd, local_rank, stream)
         self._selector.register(fd, selectors.EVENT_READ)
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class Drain:
             while time.monotonic() < deadline and source.open and self._ready(source):
                 pass
 
-    def _ready(self, source: Source) -> bool:
+    def _ready(self, source: OutputPipe) -> bool:
         """Read what is there, once; True when there was something."""
         try:
             data = os.read(source.fd, READ_BYTES)
@@ -172,13 +172,13 @@ class Drain:
         own = (one for one in self._sources.values() if one.local_rank is not None)
         return {(one.local_rank or 0, one.stream): one.said_at for one in own}
 
-    def _finish(self, source: Source) -> None:
+    def _finish(self, source: OutputPipe) -> None:
         source.open = False
         self._selector.unregister(source.fd)
         self._record(source, source.splitter.flush(final=True))
         source.flush_at = None
 
-    def _record(self, source: Source, pieces: List[Tuple[bytes, bytes]]) -> None:
+    def _record(self, source: OutputPipe, pieces: List[Tuple[bytes, bytes]]) -> None:
         if not pieces:
             return
         rank = None if source.local_rank is None else self._rank_of(source.local_rank)

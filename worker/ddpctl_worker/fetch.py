@@ -11,7 +11,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Set
 from ddpctl_worker import record
 from ddpctl_worker.contract import NO_SUCH_RUN
 from ddpctl_worker.lines import decode
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.logs import Reader
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.spawn import folders_of, place, working_folder
@@ -19,7 +19,7 @@ from ddpctl_worker.spawn import folders_of, place, working_folder
 CHUNK = 1 << 20
 
 
-def fetch(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"file"} and {"chunk"} frames, then {"files", "bytes", "missing"}.
 
     ``outputs`` (default: those of the record) are paths or patterns below the job's working folder; ``missing`` are
@@ -30,7 +30,7 @@ def fetch(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if run is None:
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
     outputs = request.get("outputs")
-    sender = _Sender(link)
+    sender = _Sender(channel)
     for path in (paths.run, paths.state, paths.exit, paths.debug_log):
         sender.plain(path, "record/" + os.path.basename(path))
     _send_logs(paths, sender)
@@ -45,15 +45,15 @@ def fetch(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
 class _Sender:
     """Sends files, each one once."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._sent: Set[str] = set()
         self.files = 0
         self.bytes = 0
 
     def plain(self, path: str, name: str) -> None:
         """A plain file; what is none, or has vanished, is passed over."""
-        if name in self._sent or self._link.closed.is_set():
+        if name in self._sent or self._channel.closed.is_set():
             return
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,11 +67,11 @@ class _Sender:
     def stream(self, file: IO[bytes], name: str, size: int, mode: int = 0o600) -> None:
         """Exactly ``size`` bytes: a file that grows is cut there, one that shrinks is filled with zeros."""
         self._sent.add(name)
-        self._link.send({"file": {"path": _printable(name), "size": size, "mode": mode}})
+        self._channel.send({"file": {"path": _printable(name), "size": size, "mode": mode}})
         left = size
-        while left and not self._link.closed.is_set():
+        while left and not self._channel.closed.is_set():
             piece = file.read(min(CHUNK, left)) or b"\0" * min(CHUNK, left)
-            self._link.send({"chunk": True}, piece)
+            self._channel.send({"chunk": True}, piece)
             left -= len(piece)
         self.files += 1
         self.bytes += size

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker import cause as causes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker import ranks
-from ddpctl_worker.cause import Verdict
+from ddpctl_worker.cause import Failure
 from ddpctl_worker.drain import Drain
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.record import iso
@@ -27,7 +27,7 @@ class Findings:
         self._host, self._drain, self._roster, self._recorder = host, drain, roster, recorder
         self._oom = ranks.OomHistory()
         self._look: Optional[Look] = None
-        self.kept: List[Verdict] = []
+        self.kept: List[Failure] = []
 
     def watch(self) -> None:
         """To be called about once a second, or more often."""
@@ -75,7 +75,7 @@ class Findings:
         """The exit code of the rank that failed here; negative for a signal."""
         return next((one.code for one in self.kept if one.rank is not None and one.code is not None), None)
 
-    def candidates(self, status: Optional[int]) -> List[Verdict]:
+    def candidates(self, status: Optional[int]) -> List[Failure]:
         """What may have failed here, the likeliest first."""
         return causes.candidates(
             causes.Evidence(
@@ -95,7 +95,7 @@ class Findings:
         """When the first rank failed, here or, for all that is known here, elsewhere (wall clock)."""
         return min([one.at for one in self._roster.deaths.values() if one.status], default=time.time())
 
-    def outcome(self, told: Verdict) -> Outcome:
+    def outcome(self, told: Failure) -> Outcome:
         when = told.when or time.time()
         if told.early:
             why = outcomes.ended_early(self._host, told.rank, iso(when), self._first_failure() - when)

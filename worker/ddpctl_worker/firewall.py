@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.link import Link
+from ddpctl_worker.link import Channel
 
 READ_S = 8.0
 LIMIT = 8 << 20
@@ -16,7 +16,7 @@ TOOLS = {"nft": ["nft", "-j", "list", "ruleset"], "iptables": ["iptables-save"],
 _PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 
 
-def firewall(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def firewall(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The rules as each tool prints them, a {"tool"} frame with the text for each that has any; and who manages them.
 
     ``nft``: JSON text of ``nft -j list ruleset``; ``iptables`` and ``ip6tables``: text of ``iptables-save``. Then
@@ -26,7 +26,7 @@ def firewall(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     for tool, argv in TOOLS.items():
         text = _read(argv, errors)
         if text is not None:
-            link.send({"tool": tool}, text.encode("utf-8"))
+            channel.send({"tool": tool}, text.encode("utf-8"))
     return {
         "uid": os.getuid(),
         "ufw": _ufw(errors),

@@ -15,7 +15,7 @@ from ddpctl_worker.paths import RunPaths
 LOOK_S = 1.0
 
 
-class Footing:
+class FolderWatch:
     """Looked at now and then by the record writer, for the supervisor."""
 
     def __init__(self, paths: RunPaths, host: str, gone: float = GONE_S) -> None:

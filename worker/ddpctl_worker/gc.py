@@ -17,7 +17,7 @@ import ddpctl_worker
 from ddpctl_worker import locks
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.install import MARKER
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.record import read_optional
 from ddpctl_worker.status import last_sign, node_status
@@ -28,7 +28,7 @@ DAY = 86400.0
 PATIENCE_S = 10.0
 
 
-class Item(NamedTuple):
+class Unused(NamedTuple):
     """Something that can go. ``bytes`` is what its removal frees, each file counted once however many names it has."""
 
     kind: str
@@ -38,7 +38,7 @@ class Item(NamedTuple):
     age_s: float
 
 
-def gc(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"days": float, "delete": bool}`` -> ``{"items": [{"kind", "name", "bytes", "age_s"}], "freed", "kept"}``.
 
     ``patience``: how many seconds an installation, or another gc, is waited for.
@@ -50,7 +50,7 @@ def gc(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     days = float(request.get("days", 7))
     # Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
     lock = os.path.join(own_folder(base, "envs"), locks.ENVS)
-    with locks.alone(lock, link, float(request.get("patience", PATIENCE_S))):
+    with locks.alone(lock, channel, float(request.get("patience", PATIENCE_S))):
         finder = Finder(base, request["host"], days * DAY)
         items = list(finder.items())
         freed = 0
@@ -80,7 +80,7 @@ class Finder:
         self._counted: Set[int] = set()
         self.kept_environments: Set[str] = set()
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[Unused]:
         """Runs before environments before wheels: what one keeps, the next one needs."""
         yield from self._runs()
         yield from self._environments()
@@ -97,8 +97,8 @@ class Finder:
         except OSError:
             return 0.0
 
-    def _item(self, kind: str, path: str, age: Optional[float] = None) -> Item:
-        return Item(kind, os.path.basename(path), path, self._freeable(path), self._age(path) if age is None else age)
+    def _item(self, kind: str, path: str, age: Optional[float] = None) -> Unused:
+        return Unused(kind, os.path.basename(path), path, self._freeable(path), self._age(path) if age is None else age)
 
     def _freeable(self, path: str) -> int:
         """Bytes of the files below ``path`` that neither stay under another name nor were counted before."""
@@ -110,7 +110,7 @@ class Finder:
         return total
 
     # --- runs ---------------------------------------------------------------------------------------------------------
-    def _runs(self) -> Iterator[Item]:
+    def _runs(self) -> Iterator[Unused]:
         """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts)."""
         for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
             parts = [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if _is_folder(path)]
@@ -145,7 +145,7 @@ class Finder:
             self._live_since = min(created, created if self._live_since is None else self._live_since)
 
     # --- environments -------------------------------------------------------------------------------------------------
-    def _environments(self) -> Iterator[Item]:
+    def _environments(self) -> Iterator[Unused]:
         running = mapped_paths()
         going = []
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "envs", "[0-9a-f]*"))):
@@ -170,7 +170,7 @@ class Finder:
         self._staying.update(info.st_ino for info in files_of(path))
 
     # --- files --------------------------------------------------------------------------------------------------------
-    def _blobs(self) -> Iterator[Item]:
+    def _blobs(self) -> Iterator[Unused]:
         """Wheels that no environment that stays was made from, code that no run that stays was started with."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "store", "[0-9a-f]*"))):
             name = os.path.basename(path)
@@ -182,7 +182,7 @@ class Finder:
                 continue
             folder = os.path.join(self._base, "wheels", name)
             links = glob.glob(os.path.join(glob.escape(folder), "*")) or [path]
-            yield Item(
+            yield Unused(
                 "wheel" if os.path.isdir(folder) else "file",
                 os.path.basename(links[0]),
                 path,
@@ -190,15 +190,15 @@ class Finder:
                 self._age(path),
             )
             if os.path.isdir(folder):
-                yield Item("wheel", "link", folder, 0, self._age(folder))
+                yield Unused("wheel", "link", folder, 0, self._age(folder))
 
-    def _cache(self) -> Iterator[Item]:
+    def _cache(self) -> Iterator[Unused]:
         """What uv unpacked, where no environment that stays has a file of it. (Installations are locked out.)"""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "uv-cache", "archive-*", "*"))):
             if self._age(path) > FRESH_S and not any(info.st_ino in self._staying for info in files_of(path)):
                 yield self._item("cache", path)
 
-    def _leftovers(self) -> Iterator[Item]:
+    def _leftovers(self) -> Iterator[Unused]:
         for path in glob.glob(os.path.join(glob.escape(self._base), "tools", "uv-*")):
             if not path.endswith(".part") and self._old(path):
                 yield self._item("tool", path)
@@ -206,7 +206,7 @@ class Finder:
         for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*"):
             yield from self._broken_off(pattern)
 
-    def _packages(self) -> Iterator[Item]:
+    def _packages(self) -> Iterator[Unused]:
         """Workers of other versions. A supervisor may need more of its own at any time, and no record says which that
         is: as long as a run is not over they stay."""
         own = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))))
@@ -214,7 +214,7 @@ class Finder:
             if self._live_since is None and self._old(path) and os.path.realpath(path) != own:
                 yield self._item("worker", path)
 
-    def _broken_off(self, pattern: str) -> Iterator[Item]:
+    def _broken_off(self, pattern: str) -> Iterator[Unused]:
         """What a start, a stop or a transfer that was killed left below base_dir."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), pattern))):
             if self._age(path) > FRESH_S:

@@ -19,11 +19,11 @@ import time
 from typing import Any, Dict, Optional
 
 from ddpctl_worker import processes, record
-from ddpctl_worker.burial import Burial, bury, outlive
+from ddpctl_worker.burial import Leftovers, clean_up, wait_until_gone
 from ddpctl_worker.faults import trace
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.supervisor import Supervisor
-from ddpctl_worker.tether import UP_S, Listener
+from ddpctl_worker.tether import UP_S, TetherListener
 
 END_S = 5.0  # how long a supervisor that has ended, or was killed, may take to be gone
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.guardian import main; main(int(sys.argv[2]))"
@@ -81,10 +81,10 @@ def main(reply: int) -> None:
     limit = float((order["run"].get("timeouts") or {}).get("start") or UP_S)
     del order  # the secrets
     supervisor = processes.identify(child)
-    listener = Listener(ours.fileno(), limit)
-    detail = outlive(listener, supervisor, lambda: None)
+    listener = TetherListener(ours.fileno(), limit)
+    detail = wait_until_gone(listener, supervisor, lambda: None)
     _wait_for(child)
-    bury(paths, Burial(cookie, (), [os.getpid()], supervisor, listener.words), detail)
+    clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.words), detail)
 
 
 def _detach(log: str) -> None:
@@ -102,7 +102,7 @@ def _detach(log: str) -> None:
     os.close(debug)
 
 
-def _supervise(order: Dict[str, Any], guardian: processes.Identity, guard: int, reply: int) -> None:
+def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int, reply: int) -> None:
     """The supervisor's process; never returns."""
     code = 70
     supervisor: Optional[Supervisor] = None

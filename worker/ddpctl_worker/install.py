@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from ddpctl_worker import locks
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.store import discard_if_corrupt, own_folder, require_space, sync_folder
 from ddpctl_worker.tryout import try_out
 from ddpctl_worker.uvtool import Uv, UvFailed, place_wheels, unpacked_size, uv_program
@@ -27,7 +27,7 @@ MARKER = "ddpctl.json"
 INSTALL_S = 900.0
 
 
-def install(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"lock": text, "lock_hash", "wheels": [{"hash", "name"}], "uv": {"hash", "kind"}, "imports": [module]}``.
 
     Returns ``{"python", "env", "versions", "reused", "seconds"}``; the environment has been imported from once.
@@ -38,11 +38,11 @@ def install(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
         raise WorkerError(CORRUPT, "the lock arrived changed", "run the same command again")
     base_dir = request["base_dir"]
     name = environment_id(request["lock_hash"])
-    with _claimed(base_dir, name, link):
+    with _claimed(base_dir, name, channel):
         marker = usable(base_dir, name)
         reused = marker is not None
         if marker is None:
-            marker = _build(request, base_dir, name, link)
+            marker = _build(request, base_dir, name, channel)
     path = os.path.join(own_folder(base_dir, "envs"), name)
     return {
         "python": os.path.join(path, "bin", "python"),
@@ -83,17 +83,17 @@ def packages(site: str) -> List[str]:
 
 
 @contextlib.contextmanager
-def _claimed(base_dir: str, name: str, link: Link) -> Iterator[None]:
+def _claimed(base_dir: str, name: str, channel: Channel) -> Iterator[None]:
     """Only one run at a time makes this environment; another one that wants the same waits and finds it made."""
     envs = own_folder(base_dir, "envs")
     # The first lock is shared with every other installation and keeps `gc` from taking what is just being used.
-    no_gc = locks.shared(os.path.join(envs, locks.ENVS), link)
-    mine = locks.alone(os.path.join(envs, "." + name + ".lock"), link)
+    no_gc = locks.shared(os.path.join(envs, locks.ENVS), channel)
+    mine = locks.alone(os.path.join(envs, "." + name + ".lock"), channel)
     with no_gc, mine:
         yield
 
 
-def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dict[str, Any]:
+def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) -> Dict[str, Any]:
     envs = own_folder(base_dir, "envs")
     for entry in os.listdir(envs):
         if entry.startswith(name + ".") and entry.endswith(".tmp"):
@@ -103,7 +103,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dic
         raise WorkerError(BAD_REQUEST, "install needs wheels")
     folder = place_wheels(base_dir, wheels)
     require_space(envs, unpacked_size(folder, wheels, _known_wheels(envs)))
-    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), link, INSTALL_S)
+    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), channel, INSTALL_S)
     place = os.path.join(envs, "%s.%s.tmp" % (name, os.urandom(4).hex()))
     try:
         for attempt in (1, 2):
@@ -111,7 +111,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dic
                 fill(uv, place, folder, request)
                 break
             except UvFailed as failed:
-                _blame(base_dir, wheels, failed, link)
+                _blame(base_dir, wheels, failed, channel)
             except Damaged as damaged:
                 # uv's cache lost something (a power cut before it reached the disk): once more, with a new one.
                 if attempt == 2:
@@ -120,7 +120,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, link: Link) -> Dic
                 own_folder(base_dir, "uv-cache")
                 shutil.rmtree(place)
         site = site_folder(place)
-        versions = try_out(os.path.join(place, "bin", "python"), request.get("imports", []), link)
+        versions = try_out(os.path.join(place, "bin", "python"), request.get("imports", []), channel)
         marker = {
             "schema": 1,
             "lock_hash": request["lock_hash"],
@@ -188,7 +188,7 @@ def check_sizes(site: str) -> None:
                 raise Damaged("%s of %s has %d bytes instead of %s" % (row[0], info, size, row[2]))
 
 
-def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed, link: Link) -> None:
+def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed, channel: Channel) -> None:
     """uv could not install: is it one of our files? Always raises."""
     rotten = [wheel["name"] for wheel in wheels if discard_if_corrupt(base_dir, wheel["hash"])]
     if rotten:

@@ -6,11 +6,11 @@ import os
 from typing import Any, Dict, Optional
 
 from ddpctl_worker import cgroup, processes, record, spawn
-from ddpctl_worker.cgroup import Group
+from ddpctl_worker.cgroup import ControlGroup
 from ddpctl_worker.drain import Drain
 from ddpctl_worker.lines import STDERR, STDOUT
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.processes import Identity
+from ddpctl_worker.processes import ProcessId
 
 
 class TooLate(Exception):
@@ -20,12 +20,12 @@ class TooLate(Exception):
 class Launching:
     """``order`` is the guardian's; ``launcher`` is there once it has been started."""
 
-    def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: Identity) -> None:
+    def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: ProcessId) -> None:
         self._order, self._run, self._paths = order, order["run"], paths
         self._me = processes.identify(os.getpid())
         self._guardian = guardian
-        self.group: Optional[Group] = None
-        self.launcher: Optional[Identity] = None
+        self.group: Optional[ControlGroup] = None
+        self.launcher: Optional[ProcessId] = None
 
     def claim(self) -> None:
         """Say on disk who runs this, before there is anything that somebody may have to end.

@@ -20,7 +20,7 @@ class WorkerError(Exception):
         self.hint = hint
 
 
-class Link:
+class Channel:
     """Frames over two descriptors; ``send`` may be called from several threads."""
 
     def __init__(self, fd_in: int = 0, fd_out: int = 1) -> None:

@@ -11,7 +11,7 @@ import os
 import time
 from typing import Iterator
 
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 
 ENVS = ".gc.lock"  # in the folder of environments: shared by all who install, for a gc alone
 FOREVER = float("inf")
@@ -19,36 +19,36 @@ _PAUSE_S = 0.1
 
 
 @contextlib.contextmanager
-def shared(path: str, link: Link) -> Iterator[None]:
+def shared(path: str, channel: Channel) -> Iterator[None]:
     """Hold ``path`` (made if need be) together with others who share it.
 
     Raises:
         WorkerError: interrupted, the controller went away.
     """
-    with _locked(path, fcntl.LOCK_SH, link, FOREVER):
+    with _locked(path, fcntl.LOCK_SH, channel, FOREVER):
         yield
 
 
 @contextlib.contextmanager
-def alone(path: str, link: Link, patience: float = FOREVER) -> Iterator[None]:
+def alone(path: str, channel: Channel, patience: float = FOREVER) -> Iterator[None]:
     """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
 
     Raises:
         WorkerError: interrupted, the controller went away; or busy, somebody else still holds it.
     """
-    with _locked(path, fcntl.LOCK_EX, link, patience):
+    with _locked(path, fcntl.LOCK_EX, channel, patience):
         yield
 
 
 @contextlib.contextmanager
-def _locked(path: str, how: int, link: Link, patience: float) -> Iterator[None]:
+def _locked(path: str, how: int, channel: Channel, patience: float) -> Iterator[None]:
     deadline = time.monotonic() + patience
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         while not _taken(fd, how):
             if time.monotonic() >= deadline:
                 raise WorkerError("busy", "an environment is being installed here", "try again when it is done")
-            if link.closed.wait(_PAUSE_S):
+            if channel.closed.wait(_PAUSE_S):
                 raise WorkerError("interrupted", "the controller went away")
         yield
     finally:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Tuple
 
 from ddpctl_worker import record
 from ddpctl_worker.contract import NO_SUCH_RUN
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 
 LAST_BYTES = 16 << 10  # of a file: enough for the last value of everything
@@ -29,7 +29,7 @@ _RANK = re.compile(r"rank-(\d{1,9})\.jsonl\Z")
 Values = Dict[str, float]
 
 
-def metrics(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"ranks": {rank: {"offset", "lines"}}} with the lines from each rank's ``offsets`` on.
 
     What one call leaves out for its size the next one gives: it is asked again until no line comes.

@@ -10,14 +10,14 @@ from typing import Any, Dict, Iterator, List, Set
 from ddpctl_worker import dialer
 from ddpctl_worker.addresses import port_range
 from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.listener import Listener, bind, bind_wanted
 
 USUAL_PORTS = (29500, 29999)
 MAX_LISTEN_S = 600.0
 
 
-def free_port(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``count`` distinct ports that nothing on this node listens on; ``avoid``: ports not to give out.
 
     The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
@@ -56,22 +56,22 @@ def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
     yield from sorted(others, key=lambda port: low <= port <= high)  # stable: still shuffled within each part
 
 
-def listen(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Bind ``ports`` and ``samples`` ports of the ephemeral range, say so in one frame, and answer dialers.
 
     The frame: {"listening": [port], "samples": [port], "taken": [{"port", "errno", "error"}], "range": [low, high]}.
     Ends when the orchestrator closes our stdin, or after ``seconds``.
     """
-    key = _key(request)
+    key = key_of(request)
     wanted = [int(port) for port in request.get("ports", ())]
     sockets, taken = bind_wanted(wanted, float(request.get("wait_s", 2.0)))
     listening = [sock.getsockname()[1] for sock in sockets]
     samples = _bind_samples(int(request.get("samples", 0)), set(listening))
     sampled = sorted(sock.getsockname()[1] for sock in samples)
     server = Listener(key, str(request["host"]), sockets + samples)
-    link.send({"listening": listening, "samples": sampled, "taken": taken, "range": list(port_range())})
+    channel.send({"listening": listening, "samples": sampled, "taken": taken, "range": list(port_range())})
     seconds = min(float(request.get("seconds", 120.0)), MAX_LISTEN_S)
-    server.serve(link.closed.is_set, seconds, link.fileno())
+    server.serve(channel.closed.is_set, seconds, channel.fileno())
     return {"accepted": server.accepted}
 
 
@@ -93,12 +93,12 @@ def _bind_samples(count: int, used: Set[int]) -> List[socket.socket]:
     return sockets
 
 
-def dial(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Dial every target; see dialer.py for what comes back."""
-    return dialer.dial_all(request, _key(request), link)
+    return dialer.dial_all(request, key_of(request), channel)
 
 
-def _key(request: Dict[str, Any]) -> bytes:
+def key_of(request: Dict[str, Any]) -> bytes:
     try:
         key = bytes.fromhex(request["nonce"])
     except (KeyError, TypeError, ValueError):

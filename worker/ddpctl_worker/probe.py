@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker import facts
 from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 
 DEFAULT_DEADLINE_S = 5.0
 MAX_DEADLINE_S = 300.0
@@ -28,7 +28,7 @@ REAP_S = 0.5  # how long a killed child may take to go; one that is stuck in the
 Answer = Dict[str, Any]
 
 
-def probe(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def probe(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Answer ``questions``: each ``{"id", "name", "params", "deadline"}`` (seconds).
 
     Returns ``{"answers": {id: {"ok", "value", "error", "timed_out", "seconds"}}, "received": t, "sent": t}``, the two

@@ -12,7 +12,7 @@ import os
 import signal
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
-from ddpctl_worker.cgroup import Group
+from ddpctl_worker.cgroup import ControlGroup
 from ddpctl_worker.contract import ENV_COOKIE
 
 _PR_SET_PDEATHSIG = 1
@@ -20,7 +20,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Identity(NamedTuple):
+class ProcessId(NamedTuple):
     """A process that cannot be mistaken for another one."""
 
     boot: str
@@ -117,21 +117,21 @@ def open_pidfd(pid: int) -> Optional[int]:
         return None
 
 
-def identify(pid: int) -> Optional[Identity]:
+def identify(pid: int) -> Optional[ProcessId]:
     """Who ``pid`` is now; None when there is no such process."""
     found = read_stat(pid)
-    return Identity(boot_id(), pid, found.start) if found else None
+    return ProcessId(boot_id(), pid, found.start) if found else None
 
 
-def from_json(value: Any) -> Optional[Identity]:
+def from_json(value: Any) -> Optional[ProcessId]:
     """The identity kept in a record; None for null or nonsense."""
     try:
-        return Identity(str(value["boot"]), int(value["pid"]), int(value["start"]))
+        return ProcessId(str(value["boot"]), int(value["pid"]), int(value["start"]))
     except (TypeError, KeyError, ValueError, OverflowError):
         return None
 
 
-def is_alive(who: Optional[Identity]) -> bool:
+def is_alive(who: Optional[ProcessId]) -> bool:
     """Whether that very process still runs."""
     if who is None or who.boot != boot_id():
         return False
@@ -139,12 +139,12 @@ def is_alive(who: Optional[Identity]) -> bool:
     return found is not None and found.start == who.start and found.alive
 
 
-def living(*these: Identity) -> List[int]:
+def living(*these: ProcessId) -> List[int]:
     """The pids of those that still run: that of a dead one may be a stranger's, or the job's, by now."""
     return [who.pid for who in these if is_alive(who)]
 
 
-def send(who: Identity, number: int) -> bool:
+def send(who: ProcessId, number: int) -> bool:
     """Signal that very process; False when it is gone. A reused pid is never hit where the kernel has pidfds."""
     if who.boot != boot_id():
         return False
@@ -169,7 +169,7 @@ def send(who: Identity, number: int) -> bool:
         os.close(fd)
 
 
-def _send_checked(who: Identity, number: int) -> bool:
+def _send_checked(who: ProcessId, number: int) -> bool:
     if not is_alive(who):
         return False
     try:
@@ -238,7 +238,7 @@ def members(
     roots: Iterable[int],
     keep: Iterable[int],
     known: Iterable[Sequence[int]] = (),
-    group: Optional[Group] = None,
+    group: Optional[ControlGroup] = None,
 ) -> Dict[int, Stat]:
     """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], in its control group,
     or below any of these.

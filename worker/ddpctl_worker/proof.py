@@ -13,7 +13,7 @@ import signal
 import time
 from typing import Callable, List, Optional, Set
 
-from ddpctl_worker.cgroup import Group
+from ddpctl_worker.cgroup import ControlGroup
 from ddpctl_worker.processes import children_of
 
 CHASE_S = 0.02
@@ -26,7 +26,7 @@ class Proof:
     """
 
     def __init__(
-        self, group: Optional[Group] = None, *, subreaper: bool = False, spare: Callable[[], List[int]] = list
+        self, group: Optional[ControlGroup] = None, *, subreaper: bool = False, spare: Callable[[], List[int]] = list
     ) -> None:
         self._group, self._subreaper, self._spare = group, subreaper, spare
 

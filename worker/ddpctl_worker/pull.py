@@ -11,9 +11,9 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.contract import CORRUPT
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.relaywire import ChunkReader, PeerGone, connect, send_line
-from ddpctl_worker.shelf import Item, Shelf
+from ddpctl_worker.shelf import Incoming, IncomingFile
 
 STARVED_S = 40.0  # no byte for this long, though the peer lives: try elsewhere (longer than a dead SSH link is noticed)
 LOOK_S = 3.0  # how often we look whether somebody further up has much more
@@ -33,7 +33,7 @@ class Peer:
         self.before: bool = bool(data.get("before"))  # it stands before us in the chain
 
 
-class Feed:
+class Pieces:
     """What the controller sends on our stdin: pieces of files, put here by the thread that reads stdin."""
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Feed:
 class Puller:
     """Gets everything that is pending on the shelf, from wherever it can be had."""
 
-    def __init__(self, shelf: Shelf, tls: ssl.SSLContext, peers: List[Peer], link: Link, feed: Feed) -> None:
-        self._shelf, self._tls, self._link, self._feed = shelf, tls, link, feed
+    def __init__(self, shelf: Incoming, tls: ssl.SSLContext, peers: List[Peer], channel: Channel, feed: Pieces) -> None:
+        self._shelf, self._tls, self._channel, self._feed = shelf, tls, channel, feed
         self._peers = peers  # nearest first
         self._out: Dict[str, str] = {}  # host -> why it is not asked any more
         self._unreachable = 0
@@ -102,7 +102,7 @@ class Puller:
     def _usable(self) -> List[Peer]:
         return [peer for peer in self._peers if peer.host not in self._out]
 
-    def _choose(self) -> Optional[Tuple[Peer, List[Item]]]:
+    def _choose(self) -> Optional[Tuple[Peer, List[IncomingFile]]]:
         """The nearest node before us, for everything; else one that had the next file from the start."""
         pending = self._shelf.pending()
         if self._unreachable >= MAX_UNREACHABLE:
@@ -118,10 +118,10 @@ class Puller:
 
     def _give_up(self, peer: Peer, why: str) -> None:
         self._out[peer.host] = why
-        self._link.send({"left": peer.host, "why": why})
+        self._channel.send({"left": peer.host, "why": why})
 
     # --- a peer -------------------------------------------------------------------------------------------------------
-    def _from_peer(self, peer: Peer, items: List[Item]) -> None:
+    def _from_peer(self, peer: Peer, items: List[IncomingFile]) -> None:
         try:
             sock = self._connect(peer)
         except PeerGone as gone:
@@ -157,7 +157,7 @@ class Puller:
             return sock
         raise PeerGone(why)
 
-    def _receive(self, peer: Peer, reader: ChunkReader, item: Item) -> None:
+    def _receive(self, peer: Peer, reader: ChunkReader, item: IncomingFile) -> None:
         """The rest of one file. Raises PeerGone when it does not come, comes changed, or comes too slowly."""
         pace = Pace(item.done)
         while item.done < item.size:
@@ -179,7 +179,7 @@ class Puller:
             self.suspects.append([peer.host, item.sha256])
             raise PeerGone("%s came changed from it: %s" % (item.name, error.message)) from None
 
-    def _better_elsewhere(self, peer: Peer, item: Item, pace: "Pace") -> bool:
+    def _better_elsewhere(self, peer: Peer, item: IncomingFile, pace: "Pace") -> bool:
         """Whether the next node further up is far ahead of what reaches us; asked only while we lag."""
         others = [other for other in self._usable() if other.before and other is not peer]
         if self._own_link_is_slow or not others:
@@ -193,7 +193,7 @@ class Puller:
         self._rate_before = pace.rate
         return True
 
-    def _status(self, peer: Peer, item: Item) -> Optional[int]:
+    def _status(self, peer: Peer, item: IncomingFile) -> Optional[int]:
         """How many bytes of a file another node has; None when it does not say."""
         for address in peer.addresses[:1]:
             with contextlib.suppress(OSError, PeerGone):
@@ -206,9 +206,9 @@ class Puller:
         return None
 
     # --- the controller -----------------------------------------------------------------------------------------------
-    def _from_controller(self, items: List[Item]) -> None:
+    def _from_controller(self, items: List[IncomingFile]) -> None:
         """Ask for the rest of all pending files; the controller is the last resort, so there is no way on from here."""
-        self._link.send({"want": [[item.sha256, item.done] for item in items]})
+        self._channel.send({"want": [[item.sha256, item.done] for item in items]})
         for item in items:
             while item.done < item.size:
                 piece = self._feed.get()

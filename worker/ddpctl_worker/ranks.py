@@ -13,7 +13,7 @@ OOM_LOOK_S = 0.5
 MAX_DEPTH = 3  # a launcher may run inside a wrapper
 
 
-class Rank(NamedTuple):
+class RankProcess(NamedTuple):
     """A rank's own process."""
 
     rank: int
@@ -23,15 +23,15 @@ class Rank(NamedTuple):
     attempt: int  # 1-based: torchrun's restarts count up
 
 
-Known = Dict[Tuple[int, int], Optional[Rank]]  # pid and start time -> the rank that it is
+Known = Dict[Tuple[int, int], Optional[RankProcess]]  # pid and start time -> the rank that it is
 
 
-def find(launcher: int, known: Known) -> List[Rank]:
+def find(launcher: int, known: Known) -> List[RankProcess]:
     """The ranks below ``launcher``, by rank: processes that were started with RANK and LOCAL_RANK.
 
     ``known`` remembers who was looked at: reading the environment of a process that waits for a hung disk may wait too.
     """
-    found: Dict[int, Rank] = {}
+    found: Dict[int, RankProcess] = {}
     level = [launcher]
     for _ in range(MAX_DEPTH):
         below: List[int] = []
@@ -123,7 +123,7 @@ def _field(path: str, name: str) -> Optional[int]:
     return None
 
 
-def _as_rank(pid: int, known: Known) -> Optional[Rank]:
+def _as_rank(pid: int, known: Known) -> Optional[RankProcess]:
     stat = read_stat(pid)
     if stat is None or not stat.alive:
         return None
@@ -133,7 +133,7 @@ def _as_rank(pid: int, known: Known) -> Optional[Rank]:
     return known[key]
 
 
-def _rank_of(pid: int, start: int) -> Optional[Rank]:
+def _rank_of(pid: int, start: int) -> Optional[RankProcess]:
     env = environment(pid)
     if not env:
         return None
@@ -142,4 +142,4 @@ def _rank_of(pid: int, start: int) -> Optional[Rank]:
         attempt = 1 + int(env.get(b"TORCHELASTIC_RESTART_COUNT", b"0"))
     except (KeyError, ValueError):
         return None
-    return Rank(rank, local, pid, start, attempt)
+    return RankProcess(rank, local, pid, start, attempt)

@@ -58,7 +58,7 @@ def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> Non
     try:
         os.rename(aside, path)
     except OSError:
-        _discard(aside)
+        discard(aside)
         raise
     if durable:
         sync_folder(os.path.dirname(path))
@@ -154,10 +154,10 @@ def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
 
 def release_reserve(path: str) -> None:
     """Give the room back: nobody needs it any more."""
-    _discard(path)
+    discard(path)
 
 
-def _discard(path: str) -> None:
+def discard(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
 
@@ -187,7 +187,7 @@ def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool
             os.rename(mine, reserve)
         raise
     finally:
-        _discard(mine)
+        discard(mine)
     sync_folder(os.path.dirname(path))
     return True
 
@@ -253,6 +253,6 @@ def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
             if durable:
                 os.fsync(file.fileno())
     except OSError:
-        _discard(aside)
+        discard(aside)
         raise
     return aside

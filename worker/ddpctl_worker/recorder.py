@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ddpctl_worker import record
-from ddpctl_worker.footing import LOOK_S, Footing
+from ddpctl_worker.footing import LOOK_S, FolderWatch
 from ddpctl_worker.outcome import Outcome, Pen
 from ddpctl_worker.paths import RunPaths
 
@@ -44,7 +44,7 @@ class Recorder:
     ) -> None:
         self._paths, self._pulse, self._changed = paths, pulse, changed
         self._heartbeat = record.Heartbeat(paths.heartbeat)
-        self._footing = Footing(paths, host)
+        self._footing = FolderWatch(paths, host)
         self._pen = Pen(paths)
         self._cond = threading.Condition()
         self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker import processes
 from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.spawn import BeforeExec, environment, login_environment
 from ddpctl_worker.stopper import Stopper, reap, run_to_end
@@ -35,7 +35,7 @@ NCCL_LINES = 60
 _STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
 
 
-def rehearse(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def rehearse(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Run ``argv`` beside ``script`` (text, saved as ``name``) until it ends, ``deadline`` seconds are up, or the
     orchestrator closes our stdin: the other nodes have ended.
 
@@ -46,7 +46,7 @@ def rehearse(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     """
     folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
     try:
-        return _Rehearsal(request, folder, link).run()
+        return _Rehearsal(request, folder, channel).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -54,15 +54,15 @@ def rehearse(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
 class _Rehearsal:
     """One launcher, its output, and its end."""
 
-    def __init__(self, request: Dict[str, Any], folder: str, link: Link) -> None:
+    def __init__(self, request: Dict[str, Any], folder: str, channel: Channel) -> None:
         name = str(request["name"])
         if os.path.basename(name) != name or name.startswith("."):
             raise WorkerError(BAD_REQUEST, "%r is no name of a script" % (name,))
         self._paths = RunPaths(folder)
         self._request = request
-        self._link = link
+        self._channel = channel
         self._deadline = min(float(request["deadline"]), MAX_S)
-        self._umask = link.login_umask
+        self._umask = channel.login_umask
         self._buffer = b""
         self.ranks: Dict[str, Dict[str, Any]] = {}
         self.tail: List[str] = []
@@ -113,7 +113,7 @@ class _Rehearsal:
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         look = time.monotonic() + LOOK_S
-        while time.monotonic() < until and not self._link.closed.is_set():
+        while time.monotonic() < until and not self._channel.closed.is_set():
             if select.select([child.stdout], [], [], 0.1)[0]:
                 data = child.stdout.read(1 << 16)
                 self._take(data or b"")

@@ -19,7 +19,7 @@ from ddpctl_worker.relaywire import (
     send_chunk,
     send_gone,
 )
-from ddpctl_worker.shelf import Item, Shelf, read_at
+from ddpctl_worker.shelf import Incoming, IncomingFile, read_at
 
 MAX_CONNECTIONS = 64
 SEND_S = 20.0  # a peer that takes nothing for this long is given up
@@ -28,7 +28,7 @@ SEND_S = 20.0  # a peer that takes nothing for this long is given up
 class Relay:
     """Serves the files of ``shelf`` as they grow, from a thread for each connection."""
 
-    def __init__(self, shelf: Shelf, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
+    def __init__(self, shelf: Incoming, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
         """Listens on the first of ``ports`` that is free (0: any). Raises WorkerError when none is."""
         self._shelf, self._tls, self._host = shelf, tls, host
         self._listener = _listen(ports)
@@ -103,7 +103,7 @@ class Relay:
                 send_gone(sock)
                 return
 
-    def _send(self, sock: ssl.SSLSocket, item: Item, offset: int) -> bool:
+    def _send(self, sock: ssl.SSLSocket, item: IncomingFile, offset: int) -> bool:
         """All of a file from ``offset``, while it still arrives here; False when it does not go on."""
         fd, generation = self._shelf.open(item)
         if fd is None:

@@ -32,7 +32,7 @@ class Roster:
         self._static = run.get("rendezvous", "static") == "static"
         self._planned: List[int] = list(run.get("ranks") or []) if self._static else []
         self._watch = watch
-        self._ranks: Dict[int, ranks.Rank] = {}  # by local rank
+        self._ranks: Dict[int, ranks.RankProcess] = {}  # by local rank
         self._pidfds: Dict[int, int] = {}  # descriptor -> local rank
         self._tree: List[List[int]] = []
         self._known: ranks.Known = {}
@@ -121,7 +121,7 @@ class Roster:
         self._tree = found
         return {"ranks": {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}, "tree": found}
 
-    def _follow(self, one: ranks.Rank) -> None:
+    def _follow(self, one: ranks.RankProcess) -> None:
         for fd in [fd for fd, local in self._pidfds.items() if local == one.local_rank]:
             self._unfollow(fd)
         opened = processes.open_pidfd(one.pid)

@@ -10,7 +10,7 @@ from ddpctl_worker.link import WorkerError
 from ddpctl_worker.store import Part, blob_size, open_blob, own_folder, require_space
 
 
-class Item:
+class IncomingFile:
     """One file: ``done`` bytes are here. ``generation`` counts its starts from scratch."""
 
     def __init__(self, sha256: str, size: int, name: str) -> None:
@@ -22,7 +22,7 @@ class Item:
         self.generation = 0
 
 
-class Shelf:
+class Incoming:
     """All files of a spread, in order. Written by one thread, read by many; ``changed`` guards and announces."""
 
     def __init__(self, base_dir: str, files: List[Dict[str, Any]]) -> None:
@@ -33,7 +33,7 @@ class Shelf:
         """
         self.base_dir = base_dir
         self.changed = threading.Condition()
-        self.items = {item["hash"]: Item(item["hash"], int(item["size"]), item["name"]) for item in files}
+        self.items = {item["hash"]: IncomingFile(item["hash"], int(item["size"]), item["name"]) for item in files}
         self.found = 0  # bytes that were here before, unfinished files included
         for item in self.items.values():
             self._take_stock(item)
@@ -41,7 +41,7 @@ class Shelf:
         if missing:
             require_space(own_folder(base_dir, "store"), missing)
 
-    def _take_stock(self, item: Item) -> None:
+    def _take_stock(self, item: IncomingFile) -> None:
         if blob_size(self.base_dir, item.sha256) is not None:
             item.complete, item.done = True, item.size
         else:
@@ -49,7 +49,7 @@ class Shelf:
             item.done = item.part.done
         self.found += item.done
 
-    def pending(self) -> List[Item]:
+    def pending(self) -> List[IncomingFile]:
         return [item for item in self.items.values() if not item.complete]
 
     @property
@@ -57,7 +57,7 @@ class Shelf:
         """Bytes that are here, of all files."""
         return sum(item.done for item in self.items.values())
 
-    def append(self, item: Item, data: bytes) -> None:
+    def append(self, item: IncomingFile, data: bytes) -> None:
         """More bytes of a file; the readers that wait for them are woken."""
         assert item.part is not None
         item.part.write(data)
@@ -65,7 +65,7 @@ class Shelf:
             item.done = item.part.done
             self.changed.notify_all()
 
-    def finish(self, item: Item) -> None:
+    def finish(self, item: IncomingFile) -> None:
         """All bytes are here: verify and give the file its name.
 
         Raises:
@@ -99,7 +99,7 @@ class Shelf:
             if item.part is not None:
                 item.part.keep()
 
-    def open(self, item: Item) -> Tuple[Optional[int], int]:
+    def open(self, item: IncomingFile) -> Tuple[Optional[int], int]:
         """A descriptor to read the file from its start, complete or not, and its generation; None: not to be had."""
         with self.changed:
             if item.failed:
@@ -108,7 +108,7 @@ class Shelf:
                 return item.part.read_fd(), item.generation
         return open_blob(self.base_dir, item.sha256), item.generation
 
-    def wait(self, item: Item, offset: int, generation: int, timeout: float) -> Optional[int]:
+    def wait(self, item: IncomingFile, offset: int, generation: int, timeout: float) -> Optional[int]:
         """How many bytes there are once it is more than ``offset``, or after ``timeout`` s; None: it will not go on."""
         with self.changed:
             self.changed.wait_for(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddpctl_worker.cgroup import Group
+from ddpctl_worker.cgroup import ControlGroup
 from ddpctl_worker.contract import (
     CHECKPOINT_DIR_TOKEN,
     CODE_DIR_TOKEN,
@@ -196,7 +196,7 @@ class BeforeExec:
     """
 
     def __init__(
-        self, oom_score: Optional[str], umask: int, group: Optional[Group] = None, called_off: Sequence[str] = ()
+        self, oom_score: Optional[str], umask: int, group: Optional[ControlGroup] = None, called_off: Sequence[str] = ()
     ) -> None:
         # SIGTERM, not SIGKILL: torchrun passes it on to its ranks, so even a double loss ends the job in good order.
         self._death = DeathSignal(signal.SIGTERM)

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker import meshwire
-from ddpctl_worker.link import Link
+from ddpctl_worker.link import Channel
 
 WAYS = ("push", "pull")
 ECHOES = 5
@@ -39,13 +39,13 @@ class Measure(NamedTuple):
     ways: Tuple[str, ...]
 
 
-def measure_all(links: Iterable[Dict[str, Any]], what: Measure, link: Link) -> List[Dict[str, Any]]:
+def measure_all(links: Iterable[Dict[str, Any]], what: Measure, channel: Channel) -> List[Dict[str, Any]]:
     """Round trip in ms, and Mbit/s each way, to every link in order."""
     results: List[Dict[str, Any]] = []
     threads: List[threading.Thread] = []
     patience = PATIENCE_S
     for entry in links:
-        if link.closed.is_set():
+        if channel.closed.is_set():
             break
         result = {"peer": entry["peer"], "address": entry["address"], "port": entry["port"]}
         results.append(result)

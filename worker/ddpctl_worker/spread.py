@@ -20,11 +20,11 @@ from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.addresses import addresses, ssh_address
 from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.link import Link, WorkerError
-from ddpctl_worker.pull import Feed, Peer, Puller
+from ddpctl_worker.link import Channel, WorkerError
+from ddpctl_worker.pull import Peer, Pieces, Puller
 from ddpctl_worker.relay import Relay
 from ddpctl_worker.relaywire import context
-from ddpctl_worker.shelf import Shelf
+from ddpctl_worker.shelf import Incoming
 from ddpctl_worker.store import own_folder
 
 PROGRESS_S = 0.5
@@ -34,9 +34,9 @@ MAX_PIECE = 4 << 20
 class Orders:
     """What the controller says on stdin, read by a thread of its own."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.feed = Feed()
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.feed = Pieces()
         self.go = threading.Event()
         self.end = threading.Event()
         self.peers: List[Peer] = []
@@ -53,13 +53,13 @@ class Orders:
     def _read(self) -> None:
         try:
             while True:
-                line = self._link.read_line()
+                line = self._channel.read_line()
                 if not line:
                     break
                 self._obey(json.loads(line))
         except (OSError, ValueError, KeyError, WorkerError):
             pass  # a broken order stream is the same as its end
-        self._link.closed.set()
+        self._channel.closed.set()
         self.feed.closed.set()
         self.go.set()
         self.end.set()
@@ -73,7 +73,7 @@ class Orders:
             size = int(order["size"])
             if size > MAX_PIECE:
                 raise ValueError("a piece of %d bytes" % size)
-            self.feed.put(order["hash"], int(order["offset"]), b"".join(self._link.body(size)))
+            self.feed.put(order["hash"], int(order["offset"]), b"".join(self._channel.body(size)))
         elif cmd == "lost":
             self._lost.append(order["host"])
             if self.puller is not None:
@@ -82,7 +82,7 @@ class Orders:
             self.end.set()
 
 
-def spread(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def spread(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"files": [{"hash", "size", "name"}], "certificate", "key", "ports": [int]}`` -> what came from where.
 
     Returns ``{"found", "relayed", "fed", "served": bytes, "suspects": [[host, sha256]]}``.
@@ -90,14 +90,14 @@ def spread(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if not request.get("files"):
         raise WorkerError(BAD_REQUEST, "spread needs files")
     base_dir = request["base_dir"]
-    shelf = Shelf(base_dir, request["files"])
+    shelf = Incoming(base_dir, request["files"])
     relay: Optional[Relay] = None
     try:
         folder = own_folder(base_dir)
         certificate, key = request["certificate"], request["key"]
         relay = Relay(shelf, context(certificate, key, folder, True), request["host"], request.get("ports") or [0])
-        orders = Orders(link)
-        link.send(
+        orders = Orders(channel)
+        channel.send(
             {
                 "listening": relay.port,
                 "addresses": own_addresses(),
@@ -106,11 +106,11 @@ def spread(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
             }
         )
         orders.go.wait()
-        puller = Puller(shelf, context(certificate, key, folder, False), orders.peers, link, orders.feed)
+        puller = Puller(shelf, context(certificate, key, folder, False), orders.peers, channel, orders.feed)
         orders.attach(puller)
-        _pull(puller, shelf, link)
-        link.send({"progress": shelf.done})
-        link.send({"complete": True})
+        _pull(puller, shelf, channel)
+        channel.send({"progress": shelf.done})
+        channel.send({"complete": True})
         orders.end.wait()
         return {
             "found": shelf.found,
@@ -125,7 +125,7 @@ def spread(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
             relay.close()
 
 
-def _pull(puller: Puller, shelf: Shelf, link: Link) -> None:
+def _pull(puller: Puller, shelf: Incoming, channel: Channel) -> None:
     """Get everything, and tell how far we are meanwhile."""
     over = threading.Event()
 
@@ -134,7 +134,7 @@ def _pull(puller: Puller, shelf: Shelf, link: Link) -> None:
         while not over.wait(PROGRESS_S):
             if shelf.done != last:
                 last = shelf.done
-                link.send({"progress": last})
+                channel.send({"progress": last})
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

@@ -17,7 +17,7 @@ import ddpctl_worker
 from ddpctl_worker import guardian, paths, processes, record, spawn
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import BAD_REQUEST, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.status import node_status
 from ddpctl_worker.unpack import unpack
@@ -27,7 +27,7 @@ CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did n
 STOP_BYTES = 4 << 10  # room for the word of a stop
 
 
-def start(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"status": NodeStatus} once the record is durable and the launcher runs, or could not be run."""
     _check(request)
     base = paths.base_dir(paths.base_of(request))
@@ -36,8 +36,8 @@ def start(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     paths.private_dir(paths.runs_dir(base))
     paths.private_dir(os.path.dirname(found.node))
     if not _claim(found, run):
-        return {"status": _standing(found, link)}
-    order = _order(request, base, found, link.login_umask)
+        return {"status": _standing(found, channel)}
+    order = _order(request, base, found, channel.login_umask)
     refused = guardian.launch(order)["refused"]
     if refused is not None:
         _failed(found, str(refused))
@@ -97,7 +97,7 @@ def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
     return True
 
 
-def _standing(found: RunPaths, link: Link) -> Dict[str, Any]:
+def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
     """The status of a run that somebody else started; waits while that start is under way."""
     deadline = time.monotonic() + OTHER_START_S
     if record.read_json(found.run) is None and os.path.exists(found.exit):
@@ -105,7 +105,7 @@ def _standing(found: RunPaths, link: Link) -> Dict[str, Any]:
     while True:
         status = node_status(found)
         settled = status["state"] in TERMINAL or record.read_optional(found.state).get("supervisor")
-        if settled or link.closed.is_set() or time.monotonic() > deadline:
+        if settled or channel.closed.is_set() or time.monotonic() > deadline:
             return status
         time.sleep(0.05)
 

@@ -29,11 +29,11 @@ from ddpctl_worker.contract import (
     TERMINAL,
     UNREACHABLE,
 )
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.metrics import last_values
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
-from ddpctl_worker.processes import Identity
+from ddpctl_worker.processes import ProcessId
 
 ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
 STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
@@ -52,7 +52,7 @@ class Judgement(NamedTuple):
     note: Optional[str] = None
 
 
-def status(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: every run of this host that was asked for (``run``, or ``job``: a name or a run id), newest first.
 
     The newest comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how many old
@@ -202,7 +202,7 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
     return Judgement(outcome.state, outcome)
 
 
-def _without_supervisor(paths: RunPaths, host: str, starter: Optional[Identity], when: float) -> Judgement:
+def _without_supervisor(paths: RunPaths, host: str, starter: Optional[ProcessId], when: float) -> Judgement:
     """No supervisor has said yet who it is. It comes from a guardian, and that from the starter, so once neither is
     there nobody is on the way any more. In this order: the starter hands over to the guardian."""
     if starter is None:
@@ -322,7 +322,7 @@ def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
     return [pair for pair in pairs if all(isinstance(number, int) for number in pair)]
 
 
-def watchers(state: Dict[str, Any]) -> List[Identity]:
+def watchers(state: Dict[str, Any]) -> List[ProcessId]:
     """Supervisor and guardian, as far as they live."""
     found = (processes.from_json(state.get(name)) for name in ("supervisor", "guardian"))
     return [who for who in found if who is not None and processes.is_alive(who)]

@@ -19,7 +19,7 @@ from ddpctl_worker import paths as places
 from ddpctl_worker import processes, record
 from ddpctl_worker.cgroup import of_record
 from ddpctl_worker.contract import NO_SUCH_RUN, STOPPING, TERMINAL
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.proof import Proof
@@ -43,7 +43,7 @@ FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a 
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
-def stop(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"signalled", "forced", "survivors", "status"}. On a run that has ended it only looks."""
     paths = run_paths(base_of(request), request["run"], request["host"])
     by = str(request.get("by") or "")

@@ -13,7 +13,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ddpctl_worker.processes import Identity, Stat, boot_id, command_line, is_alive, send
+from ddpctl_worker.processes import ProcessId, Stat, boot_id, command_line, is_alive, send
 from ddpctl_worker.proof import Proof
 
 Find = Callable[[], Dict[int, Stat]]
@@ -30,7 +30,7 @@ class Stopper:
     def __init__(
         self,
         find: Find,
-        launcher: Optional[Identity],
+        launcher: Optional[ProcessId],
         grace: float,
         *,
         had_ranks: bool = False,
@@ -95,7 +95,7 @@ class Stopper:
     def _ask(self, found: Dict[int, Stat]) -> None:
         launcher = self._launcher
         first = launcher if launcher is not None and is_alive(launcher) else None
-        everyone = [Identity(self._boot, one.pid, one.start) for one in found.values()]
+        everyone = [ProcessId(self._boot, one.pid, one.start) for one in found.values()]
         for who in everyone if first is None else [first]:
             if (who.pid, who.start) not in self._told:
                 self._told.add((who.pid, who.start))
@@ -116,7 +116,7 @@ class Stopper:
 
     def _kill(self, found: Dict[int, Stat]) -> None:
         for one in found.values():
-            if send(Identity(self._boot, one.pid, one.start), signal.SIGKILL):
+            if send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL):
                 self._killed.add((one.pid, one.start))
         self._proof.kill()
 

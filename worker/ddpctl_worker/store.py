@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import paths
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 
 RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -293,7 +293,7 @@ def sync_folder(path: str) -> None:
 
 
 # --- verbs -----------------------------------------------------------------------------------------------------------
-def store_has(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
     With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``.
@@ -314,7 +314,7 @@ def store_has(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     return {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
 
 
-def store_put(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def store_put(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hash", "size", "offset": 0}`` and ``size - offset`` bytes of body -> ``{"stored": bool, "bytes": received}``.
 
     ``stored`` is False when the blob was there already; the body is not read then. An ``offset`` goes on after a
@@ -327,7 +327,7 @@ def store_put(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     part = Part(base_dir, sha256, size, fresh=not offset)
     try:
         part.rewind(offset)
-        for piece in link.body(size - offset):
+        for piece in channel.body(size - offset):
             part.write(piece)
         part.commit()
     finally:

@@ -33,7 +33,7 @@ from ddpctl_worker.roster import Roster
 from ddpctl_worker.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.tether import Tether
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
-from ddpctl_worker.watch import Watch
+from ddpctl_worker.watch import Deadlines
 
 LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
@@ -50,7 +50,7 @@ class Supervisor:
     ``reply`` is called once: with None when the run stands, or why it could not be started.
     """
 
-    def __init__(self, order: Dict[str, Any], guardian: processes.Identity, guardian_fd: int, reply: Reply) -> None:
+    def __init__(self, order: Dict[str, Any], guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
         self.order, self.run = order, order["run"]
         self.host: str = self.run["host"]
         self.paths = RunPaths(order["node"])
@@ -80,7 +80,7 @@ class Supervisor:
         self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake)
         self._findings = Findings(self.host, self._drain, self._roster, self._recorder)
         self._deputy = Deputy(order, self._tether)
-        self._watch = Watch(self.run)
+        self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
             self._refuse(refused)
 
     @property
-    def launcher(self) -> Optional[processes.Identity]:
+    def launcher(self) -> Optional[processes.ProcessId]:
         return self._launching.launcher
 
     def _stop_asked(self) -> bool:
@@ -300,7 +300,7 @@ class Supervisor:
             self._propose(found)
 
     def _check_deadlines(self) -> None:
-        found = self._watch.overdue(self._roster, self._drain.last_output, self._gang)
+        found = self._deadlines.overdue(self._roster, self._drain.last_output, self._gang)
         if found is not None:
             self._propose(found)
 

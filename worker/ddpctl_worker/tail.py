@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set
 from ddpctl_worker import record
 from ddpctl_worker.contract import NO_SUCH_RUN, STALE, TERMINAL
 from ddpctl_worker.lines import STREAMS, decode
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.logs import Reader, segments
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.record import iso
@@ -19,7 +19,7 @@ POLL_S = 0.04
 JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its supervisor may be dead
 
 
-def tail(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"lines": [...]} frames, then {"offset", "state"}; with ``follow`` also {"state", "heartbeat_age_s"}
     at the beginning and whenever the supervisor falls silent (``stale``) or is back.
 
@@ -36,9 +36,9 @@ def tail(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
     if offset is None:
         lines = request.get("lines")
         offset = 0 if lines is None else before_last(paths.logs, int(lines), ranks)
-    follow = _Follow(paths, link) if request.get("follow") else None
+    follow = _Follow(paths, channel) if request.get("follow") else None
     try:
-        offset = _stream(reader, int(offset), ranks, follow, link)
+        offset = _stream(reader, int(offset), ranks, follow, channel)
     finally:
         reader.close()
     return {"offset": offset, "state": node_status(paths)["state"]}
@@ -47,8 +47,8 @@ def tail(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
 class _Follow:
     """Knows when a followed run is over."""
 
-    def __init__(self, paths: RunPaths, link: Link) -> None:
-        self._paths, self._link = paths, link
+    def __init__(self, paths: RunPaths, channel: Channel) -> None:
+        self._paths, self._channel = paths, channel
         self._judge_at = 0.0
         self._stale: Optional[bool] = None  # as last told
 
@@ -64,12 +64,12 @@ class _Follow:
         status = node_status(self._paths)
         if status["state"] not in TERMINAL and (status["state"] == STALE) != self._stale:
             self._stale = status["state"] == STALE
-            self._link.send({"state": status["state"], "heartbeat_age_s": status["heartbeat_age_s"]})
+            self._channel.send({"state": status["state"], "heartbeat_age_s": status["heartbeat_age_s"]})
         return status["state"] in TERMINAL
 
 
-def _stream(reader: Reader, offset: int, ranks: Optional[Set[int]], follow: Optional[_Follow], link: Link) -> int:
-    while not link.closed.is_set():
+def _stream(reader: Reader, offset: int, ranks: Optional[Set[int]], follow: Optional[_Follow], channel: Channel) -> int:
+    while not channel.closed.is_set():
         over = follow is None or follow.over()  # before the read: what was written until now will be seen
         batch = reader.read(offset)
         offset = batch.offset
@@ -77,7 +77,7 @@ def _stream(reader: Reader, offset: int, ranks: Optional[Set[int]], follow: Opti
         if batch.skipped:
             lines.insert(0, _gap(batch.skipped, offset if not lines else lines[0]["offset"]))
         if lines:
-            link.send({"lines": lines})
+            channel.send({"lines": lines})
         if not batch.records:
             if over:
                 break

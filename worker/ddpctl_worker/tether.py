@@ -57,7 +57,7 @@ class Tether:
             pass  # full: the listener is stopped; broken: it is gone, and another one will be attached
 
 
-class Listener:
+class TetherListener:
     """The other end: ``words`` is what it was told."""
 
     def __init__(self, fd: int, up: float = UP_S) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Dict, List
 
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.uvtool import UvFailed, run_watched
 
 IMPORT_S = 600.0
@@ -29,7 +29,7 @@ print(json.dumps(found))
 """
 
 
-def try_out(python: str, imports: List[str], link: Link) -> Dict[str, str]:
+def try_out(python: str, imports: List[str], channel: Channel) -> Dict[str, str]:
     """Import ``imports``; returns versions by module, and ``python``, ``cuda`` and ``nccl`` where there are any.
 
     Raises:
@@ -37,7 +37,7 @@ def try_out(python: str, imports: List[str], link: Link) -> Dict[str, str]:
     """
     env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     try:
-        said = run_watched([python, "-I", "-c", _PROGRAM, *imports], env, link, IMPORT_S)
+        said = run_watched([python, "-I", "-c", _PROGRAM, *imports], env, channel, IMPORT_S)
     except UvFailed as failed:
         raise WorkerError("import", "the environment does not work here: %s" % str(failed)[-600:]) from None
     found: Dict[str, Any] = json.loads(said.decode("utf-8").splitlines()[-1])

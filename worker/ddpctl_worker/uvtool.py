@@ -14,7 +14,7 @@ import zipfile
 from typing import Dict, List, Optional, Set
 
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.link import Channel, WorkerError
 from ddpctl_worker.store import blob_path, discard_if_corrupt, open_blob, own_folder
 
 OUTPUT = 3500  # characters of what a program said that are worth sending
@@ -32,8 +32,8 @@ class UvFailed(Exception):
 class Uv:
     """Runs uv offline, with its cache at ``cache`` and nothing of the login's configuration."""
 
-    def __init__(self, program: str, cache: str, link: Link, timeout: float) -> None:
-        self._program, self._cache, self._link, self._timeout = program, cache, link, timeout
+    def __init__(self, program: str, cache: str, channel: Channel, timeout: float) -> None:
+        self._program, self._cache, self._channel, self._timeout = program, cache, channel, timeout
 
     def run(self, arguments: List[str], more: Optional[Dict[str, str]] = None) -> None:
         """Raises UvFailed, or WorkerError when it hangs or the controller goes away. ``more``: variables."""
@@ -41,10 +41,10 @@ class Uv:
         env.update(UV_CACHE_DIR=self._cache, UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never")
         env.update(UV_NO_PROGRESS="1", UV_PREVIEW_FEATURES="pylock")
         env.update(more or {})
-        run_watched([self._program, "--color", "never", *arguments], env, self._link, self._timeout)
+        run_watched([self._program, "--color", "never", *arguments], env, self._channel, self._timeout)
 
 
-def run_watched(argv: List[str], env: Dict[str, str], link: Link, timeout: float, cwd: str = "/") -> bytes:
+def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout: float, cwd: str = "/") -> bytes:
     """Run a program to its end, and end it (with everything it started) when the controller goes away.
 
     Returns its stdout. Raises UvFailed with what it said on stderr, or WorkerError.
@@ -56,7 +56,7 @@ def run_watched(argv: List[str], env: Dict[str, str], link: Link, timeout: float
         )
         try:
             while child.poll() is None:
-                if link.closed.wait(0.02):
+                if channel.closed.wait(0.02):
                     raise WorkerError("interrupted", "the controller went away")
                 if time.monotonic() > until:
                     raise WorkerError("timeout", "%s did not end within %g s" % (os.path.basename(argv[0]), timeout))

@@ -19,7 +19,7 @@ BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: 
 HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
 
 
-class Watch:
+class Deadlines:
     """The clocks of one run on one node."""
 
     def __init__(self, run: Dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ ROCM = "/opt/rocm/lib"
 
 # Runs in a process of its own: the library may hang, and it reads the job's variables once. It makes no context, so it
 # takes no memory of a GPU. Prints one JSON line.
-PROGRAM = r"""
+DEVICES_PROGRAM = r"""
 import ctypes, json, sys
 out = {"api": None, "code": None, "error": None, "devices": []}
 def call(name, *args):
@@ -54,7 +54,7 @@ if out["api"]:
 sys.__stdout__.write("\nDDPCTL-DEVICES " + json.dumps(out) + "\n")
 """
 
-_MARK = "DDPCTL-DEVICES "
+_DEVICES_MARK = "DDPCTL-DEVICES "
 
 
 def gpu_devices(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -73,11 +73,13 @@ def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout:
     cuda, rocm = [["cuda", "libcuda.so.1"]], [["hip", name] for name in _hip(torch)]
     libraries = rocm + cuda if hip else cuda + rocm
     given = dict(os.environ, **env)
-    result = command.run([sys.executable, "-c", PROGRAM, json.dumps(libraries)], timeout=timeout, env=env, cwd="/")
+    result = command.run(
+        [sys.executable, "-c", DEVICES_PROGRAM, json.dumps(libraries)], timeout=timeout, env=env, cwd="/"
+    )
     found: Dict[str, Any] = {"api": None, "code": None, "error": None, "devices": []}
     for line in result["stdout"].splitlines():
-        if line.startswith(_MARK):
-            found = json.loads(line[len(_MARK) :])
+        if line.startswith(_DEVICES_MARK):
+            found = json.loads(line[len(_DEVICES_MARK) :])
             break
     else:
         found["api"] = "hip" if hip else "cuda"

@@ -18,7 +18,7 @@ _LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop
 
 
 def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Identity, cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
+    """ProcessId, cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
     return {
         "hostname": os.uname().nodename,
         "boot_id": boot_id(),

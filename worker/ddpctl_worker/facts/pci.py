@@ -7,9 +7,8 @@ import struct
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.facts import read_text
-from ddpctl_worker.facts.nvidia import pci_devices
+from ddpctl_worker.facts.nvidia import _DISPLAY, pci_devices
 
-_DISPLAY = ("0x0300", "0x0302")
 _EXTENDED = 0x100
 _ACS = 0x000D
 
