@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.cause import HANGS_S, OOM_S, SUSPECT_S, Evidence, Failure, candidates
-from ddpctl_worker.words import read
+from ddpctl_worker.run.cause import HANGS_S, OOM_S, SUSPECT_S, Evidence, Failure, candidates
+from ddpctl_worker.run.words import read
 
 REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
 Traceback (most recent call last):

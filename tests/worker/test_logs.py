@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpctl_worker import logs, tail
-from ddpctl_worker.lines import STDOUT, decode, encode
+from ddpctl_worker.output import logs, tail
+from ddpctl_worker.output.lines import STDOUT, decode, encode
 
 
 def written(folder: Path, count: int, *, segment: int = 1 << 20, total: int = 1 << 30, size: int = 50) -> logs.Writer:

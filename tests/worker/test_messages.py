@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from ddpctl.transport.frames import FrameReader
-from ddpctl_worker.firewall import firewall
-from ddpctl_worker.link import Channel
-from ddpctl_worker.status import ANSWER_BYTES
+from ddpctl_worker.channel import Channel
+from ddpctl_worker.mesh.firewall import firewall
+from ddpctl_worker.run.status import ANSWER_BYTES
 from tests.worker.node import Node
 
 MOST = 4 << 20

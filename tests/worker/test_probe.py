@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker import facts, probe
-from ddpctl_worker.facts import command, disk, kernel_log, nvidia, paths, port, processes, versions
-from ddpctl_worker.link import Channel, WorkerError
+from ddpctl_worker import facts, tool
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.facts import env, host, job, nvidia, probe, processes
 
 
 @pytest.fixture
@@ -113,15 +113,15 @@ def test_no_questions_no_answers(channel: Channel) -> None:
 
 
 def test_a_helper_program_is_killed_at_its_deadline() -> None:
-    result = command.run(["sleep", "60"], timeout=0.2)
+    result = tool.run(["sleep", "60"], timeout=0.2)
     assert result["timed_out"]
     assert result["code"] is None
-    assert command.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)["code"] == 3
-    assert command.tool(["no-such-program-here"], 1.0) is None
+    assert tool.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)["code"] == 3
+    assert tool.tool(["no-such-program-here"], 1.0) is None
 
 
 def test_disk_looks_at_the_nearest_parent_and_leaves_nothing(tmp_path: Path) -> None:
-    found = disk.disk({"path": str(tmp_path / "a" / "b")}, {})
+    found = host.disk({"path": str(tmp_path / "a" / "b")}, {})
     assert found["folder"] == str(tmp_path)
     assert found["write_error"] is None
     assert found["free"] > 0
@@ -132,14 +132,14 @@ def test_a_listener_and_its_process_are_named() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         number = sock.getsockname()[1]
-        assert port.port({"port": number}, {})["error"] == "EADDRINUSE"  # bound without SO_REUSEADDR
+        assert processes.port({"port": number}, {})["error"] == "EADDRINUSE"  # bound without SO_REUSEADDR
         sock.listen()
-        found = port.port({"port": number}, {})
+        found = processes.port({"port": number}, {})
     owner = next(one for one in found["owners"] if one["state"] == "listening")
     assert owner["pid"] == os.getpid()
     assert owner["address"] == "127.0.0.1"
     assert "python" in owner["command"] or "pytest" in owner["command"]
-    assert port.port({"port": number}, {})["error"] is None
+    assert processes.port({"port": number}, {})["error"] is None
 
 
 def test_a_port_in_time_wait_is_free() -> None:
@@ -152,7 +152,7 @@ def test_a_port_in_time_wait_is_free() -> None:
         accepted, _ = server.accept()
         accepted.close()  # the server's side closes first and stays in TIME_WAIT
         client.close()
-    assert port.port({"port": number}, {})["error"] is None
+    assert processes.port({"port": number}, {})["error"] is None
 
 
 def test_versions_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +161,8 @@ def test_versions_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "torch" / "version.py").write_text(text)
     (tmp_path / "nvidia_nccl_cu12-2.30.7.dist-info").mkdir()
     (tmp_path / "Some.Package-1.0-py3.11.egg-info").write_text("")
-    monkeypatch.setattr(versions, "site_folders", lambda path=None: [str(tmp_path)])
-    found = versions.versions({}, {})
+    monkeypatch.setattr(env, "site_folders", lambda path=None: [str(tmp_path)])
+    found = env.versions({}, {})
     assert found["torch"] == {
         "version": "2.13.0+cu126",
         "cuda": "12.6",
@@ -177,7 +177,7 @@ def test_versions_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_jobs_own_path_comes_first(tmp_path: Path) -> None:
-    assert versions.site_folders(str(tmp_path))[0] == str(tmp_path)
+    assert env.site_folders(str(tmp_path))[0] == str(tmp_path)
 
 
 def test_a_tree_has_one_hash_whatever_the_order_and_the_caches(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_a_tree_has_one_hash_whatever_the_order_and_the_caches(tmp_path: Path) -
             (tmp_path / root / name).write_text(name)
     (tmp_path / "b" / "__pycache__").mkdir()
     (tmp_path / "b" / "__pycache__" / "x.py").write_text("cached")
-    first, second = (paths.tree({"path": str(tmp_path / root)}, {}) for root in "ab")
+    first, second = (job.tree({"path": str(tmp_path / root)}, {}) for root in "ab")
     assert first["hash"] == second["hash"]
     (tmp_path / "b" / "x.py").write_text("changed")
-    assert paths.tree({"path": str(tmp_path / "b")}, {})["hash"] != first["hash"]
+    assert job.tree({"path": str(tmp_path / "b")}, {})["hash"] != first["hash"]
 
 
 def test_a_ranks_orphan_is_told_from_one_with_its_launcher(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_lines_of_the_kernel_log_are_put_together_again() -> None:
         "               NVRM: fallen off the bus and is not responding to commands.\n"
         "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).\n"
     )
-    lines = kernel_log.joined(text)
+    lines = nvidia.joined(text)
     assert len(lines) == 2
     assert lines[0].endswith("NVRM: fallen off the bus and is not responding to commands.")
 

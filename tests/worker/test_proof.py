@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker import cgroup
-from ddpctl_worker.proof import Proof
+from ddpctl_worker.run import cgroup
+from ddpctl_worker.run.processes import Proof
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import CHAIN, SLEEP, here, nothing_left, watchers_end
 

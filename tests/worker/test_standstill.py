@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker import record
+from ddpctl_worker.run import record
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_end
 

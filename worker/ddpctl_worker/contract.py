@@ -6,7 +6,7 @@ The orchestrator starts one fixed command on the node (``PYTHON -I -c BOOTSTRAP`
 writes to its stdin:
 
 1. one JSON line, the *header*: ``{"nonce", "base_dir", "hash", "size"}``. The bootstrap answers on stdout with
-   ``BANNER + " " + nonce + " have\\n"`` or ``... " need\\n"``; whatever a shell profile printed before that is ignored.
+   ``BANNER + " " + nonce + " have\n"`` or ``... " need\n"``; whatever a shell profile printed before that is ignored.
    After ``need`` it reads ``size`` bytes (a zip of the package), checks their SHA-256 against ``hash`` and unpacks them
    to ``<base_dir>/worker/<hash>/``.
 2. one JSON line, the *request*: ``{"verb": str, "host": str, "base_dir": str, ...arguments}``, then raw bytes where the

@@ -6,7 +6,8 @@ import glob
 import os
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.facts import read_text, user_name
+from ddpctl_worker.facts import user_name
+from ddpctl_worker.fs import read_text
 
 _VENDOR = "0x1002"
 _CARDS = ("0x0380", "0x1200")  # display controller without a display, processing accelerator: no desktop's graphics

@@ -9,7 +9,8 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.facts import command, read_text
+from ddpctl_worker import tool
+from ddpctl_worker.fs import read_text
 
 _MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 _ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -100,7 +101,7 @@ def access(device: str) -> Optional[str]:
 def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
     """``error``: why it cannot be loaded; ``devices``: those that it opens; ``mtus``: the active MTU of their first
     port."""
-    result = command.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
+    result = tool.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
     try:
         found: Dict[str, Any] = json.loads(result["stdout"].splitlines()[-1])
         return found
