@@ -160,7 +160,7 @@ def test_listener_ends_with_its_orchestrator_and_frees_the_ports(listening: tupl
     worker, frame = listening
     worker.end()
     for port in frame["samples"]:
-        net.bind(port).close()
+        net.listen(port).close()
 
 
 def test_port_that_is_taken_is_told_and_left_alone() -> None:

@@ -10,7 +10,7 @@ import traceback
 from typing import Any, Callable, Dict
 
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import AGAIN, BAD_REQUEST, READY
+from ddpctl_worker.contract import AGAIN, BAD_REQUEST, BUG, READY
 
 Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 
@@ -79,7 +79,7 @@ def answer(line: bytes, channel: Channel) -> None:
         fail = {"kind": error.kind, "message": error.message, "hint": error.hint}
     except Exception as error:
         traceback.print_exc()  # stderr reaches the orchestrator's debug log
-        fail = {"kind": "bug", "message": "%s: %s" % (type(error).__name__, error), "hint": None}
+        fail = {"kind": BUG, "message": "%s: %s" % (type(error).__name__, error), "hint": None}
     else:
         channel.send({"ok": True, "result": result})
         return

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Dict, Iterator, Optional
 
-from ddpctl_worker.contract import HEARTBEAT_S
+from ddpctl_worker.contract import CORRUPT, HEARTBEAT_S
 
 
 class WorkerError(Exception):
@@ -70,7 +70,7 @@ class Channel:
             piece = self._buffer[:left] or os.read(self._in, min(chunk, left))
             self._buffer = self._buffer[len(piece) :] if self._buffer else b""
             if not piece:
-                raise WorkerError("corrupt", "the transfer broke off with %d of %d bytes missing" % (left, size))
+                raise WorkerError(CORRUPT, "the transfer broke off with %d of %d bytes missing" % (left, size))
             left -= len(piece)
             yield piece
 

@@ -12,56 +12,91 @@ import time
 from typing import Any, Dict, Iterator, Optional
 
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
+from ddpctl_worker.contract import BUSY, CORRUPT, INTERRUPTED, UNSAFE_PATH
 
 ENVS = ".gc.lock"  # in the folder of environments: shared by all who install, for a gc alone
 FOREVER = float("inf")
 _PAUSE_S = 0.1
 
 
-@contextlib.contextmanager
-def shared(path: str, channel: Channel) -> Iterator[None]:
-    """Hold ``path`` (made if need be) together with others who share it.
+def ensure_base(path: str) -> str:
+    """Make sure that base_dir is there, and ours: boot.py, which comes first on a node, asks for the same."""
+    os.makedirs(path, 0o700, exist_ok=True)
+    check_own(path)
+    return path
+
+
+def own_folder(base_dir: str, *names: str) -> str:
+    """``base_dir/names...``, made 0700 where it is missing; every level below and including base_dir is ours.
 
     Raises:
-        WorkerError: interrupted, the controller went away.
+        WorkerError: unsafe_path, when a level is a symlink, no folder, or belongs to another user.
     """
-    with _locked(path, fcntl.LOCK_SH, channel, FOREVER):
-        yield
+    path = ensure_base(os.path.expanduser(base_dir))
+    for name in names:
+        path = private_dir(os.path.join(path, name))
+    return path
 
 
-@contextlib.contextmanager
-def alone(path: str, channel: Channel, patience: float = FOREVER) -> Iterator[None]:
-    """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
+def private_dir(path: str) -> str:
+    """Make sure that ``path`` is a folder of ours that nobody else can write to.
 
     Raises:
-        WorkerError: interrupted, the controller went away; or busy, somebody else still holds it.
+        WorkerError: UNSAFE_PATH, when it is a symlink, somebody else's or open to others.
     """
-    with _locked(path, fcntl.LOCK_EX, channel, patience):
-        yield
-
-
-@contextlib.contextmanager
-def _locked(path: str, how: int, channel: Channel, patience: float) -> Iterator[None]:
-    deadline = time.monotonic() + patience
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        while not _taken(fd, how):
-            if time.monotonic() >= deadline:
-                raise WorkerError("busy", "an environment is being installed here", "try again when it is done")
-            if channel.closed.wait(_PAUSE_S):
-                raise WorkerError("interrupted", "the controller went away")
-        yield
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        check_own(path)
+    return path
+
+
+def private_dirs(base: str, path: str) -> str:
+    """``private_dir`` for every folder from ``base`` (not itself) down to ``path``."""
+    found = base
+    for part in os.path.relpath(path, base).split(os.sep):
+        found = private_dir(os.path.join(found, part))
+    return found
+
+
+def check_own(path: str) -> None:
+    """Refuse a folder that is a symlink, another user's, or writable by others."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
+    if not stat.S_ISDIR(found.st_mode):
+        raise WorkerError(UNSAFE_PATH, "%s is no folder" % path, "remove it")
+    if found.st_uid != os.geteuid():
+        raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
+    if found.st_mode & 0o022:
+        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % path)
+
+
+def read_text(path: str, limit: int = 1 << 20) -> str:
+    """A small text file, at most ``limit`` bytes of it; empty when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def discard(path: str) -> None:
+    """Remove a file, if it is there and that is possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def sync_folder(path: str) -> None:
+    """A rename inside ``path`` survives a power cut from now on."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network filesystems cannot sync a folder
+            raise
     finally:
         os.close(fd)
-
-
-def _taken(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
@@ -102,6 +137,21 @@ def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> boo
     return True
 
 
+def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
+    aside = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
+    fd = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+    except OSError:
+        discard(aside)
+        raise
+    return aside
+
+
 def read_json(path: str) -> Optional[Dict[str, Any]]:
     """The record at ``path``; None when there is none.
 
@@ -137,94 +187,46 @@ def read_optional(path: str) -> Dict[str, Any]:
         return {}
 
 
-def sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def shared(path: str, channel: Channel) -> Iterator[None]:
+    """Hold ``path`` (made if need be) together with others who share it.
+
+    Raises:
+        WorkerError: interrupted, the controller went away.
+    """
+    with _locked(path, fcntl.LOCK_SH, channel, FOREVER):
+        yield
+
+
+@contextlib.contextmanager
+def alone(path: str, channel: Channel, patience: float = FOREVER) -> Iterator[None]:
+    """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
+
+    Raises:
+        WorkerError: interrupted, the controller went away; or busy, somebody else still holds it.
+    """
+    with _locked(path, fcntl.LOCK_EX, channel, patience):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: str, how: int, channel: Channel, patience: float) -> Iterator[None]:
+    deadline = time.monotonic() + patience
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network filesystems cannot sync a folder
-            raise
+        while not _taken(fd, how):
+            if time.monotonic() >= deadline:
+                raise WorkerError(BUSY, "an environment is being installed here", "try again when it is done")
+            if channel.closed.wait(_PAUSE_S):
+                raise WorkerError(INTERRUPTED, "the controller went away")
+        yield
     finally:
         os.close(fd)
 
 
-def discard(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
-    aside = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
-    fd = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _taken(fd: int, how: int) -> bool:
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-    except OSError:
-        discard(aside)
-        raise
-    return aside
-
-
-def private_dirs(base: str, path: str) -> str:
-    """``private_dir`` for every folder from ``base`` (not itself) down to ``path``."""
-    found = base
-    for part in os.path.relpath(path, base).split(os.sep):
-        found = private_dir(os.path.join(found, part))
-    return found
-
-
-def private_dir(path: str) -> str:
-    """Make sure that ``path`` is a folder of ours that nobody else can write to.
-
-    Raises:
-        WorkerError: UNSAFE_PATH, when it is a symlink, somebody else's or open to others.
-    """
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        check_own(path)
-    return path
-
-
-def ensure_base(path: str) -> str:
-    """Make sure that base_dir is there, and ours: boot.py, which comes first on a node, asks for the same."""
-    os.makedirs(path, 0o700, exist_ok=True)
-    check_own(path)
-    return path
-
-
-def check_own(path: str) -> None:
-    """Refuse a folder that is a symlink, another user's, or writable by others."""
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
-    if not stat.S_ISDIR(found.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is no folder" % path, "remove it")
-    if found.st_uid != os.geteuid():
-        raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
-    if found.st_mode & 0o022:
-        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % path)
-
-
-def own_folder(base_dir: str, *names: str) -> str:
-    """``base_dir/names...``, made 0700 where it is missing; every level below and including base_dir is ours.
-
-    Raises:
-        WorkerError: unsafe_path, when a level is a symlink, no folder, or belongs to another user.
-    """
-    path = ensure_base(os.path.expanduser(base_dir))
-    for name in names:
-        path = private_dir(os.path.join(path, name))
-    return path
-
-
-def read_text(path: str, limit: int = 1 << 20) -> str:
-    """A small text file, at most ``limit`` bytes of it; empty when it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

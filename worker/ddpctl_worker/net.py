@@ -6,7 +6,9 @@ import errno
 import os
 import socket
 import struct
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from ddpctl_worker.fs import read_text
 
 _RTM_GETADDR = 22
 _RTM_NEWADDR = 20
@@ -25,6 +27,8 @@ _NDTA_STATS = 7
 _IFF_UP = 0x1
 _SCOPE_LINK = 253
 _DEFAULT_RANGE = (32768, 60999)
+TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+V4_IN_V6 = bytes(10) + b"\xff\xff"
 
 
 def addresses() -> List[Dict[str, Any]]:
@@ -140,9 +144,8 @@ def _link(interface: str) -> Dict[str, Any]:
 
 def _read_number(path: str, base: int = 10) -> Optional[int]:
     try:
-        with open(path) as file:
-            return int(file.read().strip(), base)
-    except (OSError, ValueError):
+        return int(read_text(path, limit=64), base)
+    except ValueError:
         return None
 
 
@@ -154,12 +157,8 @@ def ssh_address() -> Optional[str]:
 
 def port_range() -> Tuple[int, int]:
     """The ports that the kernel gives out by itself (gloo and NCCL listen on them), both ends included."""
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            low, high = file.read().split()
-            return int(low), int(high)
-    except (OSError, ValueError):
-        return _DEFAULT_RANGE
+    words = read_text("/proc/sys/net/ipv4/ip_local_port_range", limit=64).split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else _DEFAULT_RANGE
 
 
 def source_address(peer: str) -> Optional[str]:
@@ -175,44 +174,66 @@ def source_address(peer: str) -> Optional[str]:
 
 def silent_neighbour(peer: str) -> bool:
     """True when the kernel asked the local network for ``peer`` and nobody answered (its ARP entry is incomplete)."""
-    try:
-        with open("/proc/net/arp") as file:
-            rows = [line.split() for line in file][1:]
-    except OSError:
-        return False
+    rows = [line.split() for line in read_text("/proc/net/arp").splitlines()[1:]]
     return any(row[0] == peer and int(row[2], 16) == 0 for row in rows if len(row) >= 4)
 
 
-def bind(port: int) -> socket.socket:
-    """A listening socket on every address of this node, IPv4 and IPv6.
+CONNECTED, TIME_WAIT, LISTENING = "01", "06", "0A"  # states of TcpSocket
+
+
+class TcpSocket(NamedTuple):
+    """A row of the kernel's tables of TCP sockets; ``inode`` 0: no process holds it any more."""
+
+    address: str
+    port: int
+    far: int  # port at the other end
+    state: str
+    uid: int
+    inode: int
+
+
+def tcp_sockets() -> Iterator[TcpSocket]:
+    """Every TCP socket of this network namespace."""
+    for table in TCP_TABLES:
+        for line in read_text(table, limit=64 << 20).splitlines()[1:]:
+            row = line.split()
+            (address, _, port), far = row[1].rpartition(":"), row[2].rpartition(":")[2]
+            yield TcpSocket(table_address(address), int(port, 16), int(far, 16), row[3], int(row[7]), int(row[9]))
+
+
+def table_address(digits: str) -> str:
+    """An address of these tables (32-bit words in the machine's byte order) in its usual spelling."""
+    words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+    raw = struct.pack("=%dI" % len(words), *words)
+    raw = raw[12:] if raw.startswith(V4_IN_V6) else raw
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def listen(port: int, backlog: int = 512) -> socket.socket:
+    """A socket that listens on every address of this node, IPv4 and IPv6.
 
     SO_REUSEADDR as torch sets it: a port in TIME_WAIT is free. Raises OSError (EADDRINUSE) when a program listens
     there on any address, 127.0.0.1 included.
     """
     try:
-        return _bind(socket.AF_INET6, "::", port)
+        return listen_at("::", port, backlog)
     except OSError as error:
-        if not _without_ipv6(error):
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT):  # no IPv6 here
             raise
-    return _bind(socket.AF_INET, "0.0.0.0", port)
+    return listen_at("0.0.0.0", port, backlog)
 
 
-def _without_ipv6(error: OSError) -> bool:
-    import errno
-
-    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
-
-
-def _bind(family: int, address: str, port: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+def listen_at(address: str, port: int, backlog: int) -> socket.socket:
+    """The same on one address; ``::`` is every address."""
+    six = ":" in address
+    sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
+        if six:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((address, port))
-        sock.listen(512)
-        sock.setblocking(False)
+        sock.listen(backlog)
+        return sock
     except OSError:
         sock.close()
         raise
-    return sock

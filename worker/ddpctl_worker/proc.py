@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+from ddpctl_worker.fs import read_text
 
 
 class Stat(NamedTuple):
@@ -35,11 +38,7 @@ def machine() -> Dict[str, str]:
     Neither name nor id says it alone: containers share an id or have none, and machines of one image share both until
     somebody names them. A short name, since one boot may know the domain and the next one not.
     """
-    try:
-        with open("/etc/machine-id", encoding="ascii") as file:
-            number = file.read().strip()
-    except (OSError, ValueError):
-        number = ""
+    number = read_text("/etc/machine-id", limit=64).strip()
     try:
         pids = os.readlink("/proc/self/ns/pid")
     except OSError:  # a sandbox without it
@@ -47,12 +46,39 @@ def machine() -> Dict[str, str]:
     return {"boot": boot_id(), "pids": pids, "id": number, "name": os.uname().nodename.partition(".")[0]}
 
 
-def read_stat(pid: int) -> Optional[Stat]:
-    """/proc/PID/stat; None when there is no such process, or none that we may see (/proc mounted with hidepid)."""
+def pids() -> Iterator[int]:
+    """The number of every process that may be seen from here."""
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
+def read(pid: int, name: str) -> Optional[bytes]:
+    """/proc/PID/NAME; None when there is no such process, or none that we may see (/proc mounted with hidepid)."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            blob = file.read()
+        with open("/proc/%d/%s" % (pid, name), "rb") as file:
+            return file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+
+
+def sockets(pid: int) -> Set[int]:
+    """The inodes of the sockets that ``pid`` holds.
+
+    Raises:
+        OSError: it has ended, or is not ours to look at (PermissionError).
+    """
+    found = set()
+    for fd in os.listdir("/proc/%d/fd" % pid):
+        with contextlib.suppress(FileNotFoundError):  # closed just now
+            target = os.readlink("/proc/%d/fd/%s" % (pid, fd))
+            if target.startswith("socket:["):
+                found.add(int(target[len("socket:[") : -1]))
+    return found
+
+
+def read_stat(pid: int) -> Optional[Stat]:
+    """/proc/PID/stat; None when there is no such process, or none that we may see."""
+    blob = read(pid, "stat")
+    if blob is None:
         return None
     # The name is in parentheses and may itself hold spaces and parentheses.
     left, right = blob.find(b"("), blob.rfind(b")")
@@ -64,23 +90,17 @@ def read_stat(pid: int) -> Optional[Stat]:
 
 def exit_status(pid: int, start: int) -> Optional[int]:
     """The wait status of a process that has died and was not collected yet; None when it was, or still runs."""
+    rest = (read(pid, "stat") or b"").rpartition(b")")[2].split()
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            rest = file.read().rpartition(b")")[2].split()
         return int(rest[49]) if rest[0] in (b"Z", b"X") and int(rest[19]) == start else None
-    except (OSError, IndexError, ValueError):
+    except (IndexError, ValueError):
         return None
 
 
 def snapshot() -> Dict[int, Stat]:
     """Every process of the machine as it is now."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            one = read_stat(int(entry))
-            if one is not None:
-                found[one.pid] = one
-    return found
+    found = (read_stat(pid) for pid in pids())
+    return {one.pid: one for one in found if one is not None}
 
 
 def descendants(of: Iterable[int], among: Dict[int, Stat]) -> Set[int]:
@@ -100,22 +120,23 @@ def descendants(of: Iterable[int], among: Dict[int, Stat]) -> Set[int]:
 
 def environment(pid: int) -> Optional[Dict[bytes, bytes]]:
     """The environment that ``pid`` was started with; None when it is gone or not ours to read."""
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            blob = file.read()
-    except OSError:
+    blob = read(pid, "environ")
+    if blob is None:
         return None
-    pairs = (entry.partition(b"=") for entry in blob.split(b"\0") if entry)
+    pairs = (entry.partition(b"=") for entry in blob.split(b"\0") if b"=" in entry)
     return {key: value for key, _, value in pairs}
+
+
+def variables(pid: int) -> Dict[str, str]:
+    """``environment`` as text; empty when it is gone or not ours to read."""
+    found = environment(pid) or {}
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in found.items()}
 
 
 def command_line(pid: int, limit: int = 200) -> str:
     """What ``pid`` runs, for a person; its name when the command line is empty."""
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            text = file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
-    except OSError:
-        text = ""
+    words = (read(pid, "cmdline") or b"")[:4096]
+    text = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     if not text:
         found = read_stat(pid)
         text = "[%s]" % found.name if found else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import pwd
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 Fact = Callable[[Dict[str, Any], Dict[str, Any]], Any]
 
@@ -38,9 +38,10 @@ def ask(name: str, params: Dict[str, Any], context: Dict[str, Any]) -> Any:
     return fact(params, context)
 
 
-def user_name() -> str:
-    """The login's name, or its number where the password file has none."""
+def user_name(uid: Optional[int] = None) -> str:
+    """The name of a user (default: of this login), or its number where the password file has none."""
+    uid = os.getuid() if uid is None else uid
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(uid)

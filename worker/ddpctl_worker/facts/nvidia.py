@@ -12,8 +12,9 @@ import struct
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import tool
-from ddpctl_worker.facts.processes import command_line, owner, variable
+from ddpctl_worker import proc, tool
+from ddpctl_worker.contract import ENV_JOB
+from ddpctl_worker.facts.processes import SHOWN, owner
 from ddpctl_worker.fs import read_text
 
 _VENDOR = "0x10de"
@@ -177,8 +178,8 @@ def describe(pid: int) -> Dict[str, Any]:
     return {
         "pid": pid,
         "user": owner(pid),
-        "command": command_line(str(pid)) if owner(pid) else None,
-        "job": variable(pid, "DDPCTL_JOB"),
+        "command": proc.command_line(pid, SHOWN) if owner(pid) else None,
+        "job": proc.variables(pid).get(ENV_JOB),
     }
 
 

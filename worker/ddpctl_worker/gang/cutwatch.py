@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from ddpctl_worker import net, proc
 from ddpctl_worker.gang.cuts import DIAL_S
-from ddpctl_worker.gang.tcpstate import COUNTERS, TABLES, Row, Stuck, Table, Tracker, sent_again
+from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
 from ddpctl_worker.notes import note, trace
 
 LOOK_S = 3.0
@@ -117,7 +117,7 @@ class CutWatch:
         if self._met:
             self._met = False
             self._table = Table(telling(self.here, dict(self.known)))
-        for name in TABLES:
+        for name in net.TCP_TABLES:
             with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:  # a machine without IPv6
                 yield from (row for row in self._table.rows(file.read()) if row.uid == me)
 
@@ -163,13 +163,9 @@ def telling(here: List[str], known: Mapping[str, List[str]]) -> Dict[str, str]:
 def owned(inodes: Set[int]) -> Set[int]:
     """Those of these sockets that processes below this one hold; all of them where that cannot be read."""
     found: Set[int] = set()
-    names = {"socket:[%d]" % inode: inode for inode in inodes}
     for pid in proc.descendants([os.getpid()], proc.snapshot()):
-        folder = "/proc/%d/fd" % pid
         try:
-            for fd in os.listdir(folder):
-                with contextlib.suppress(FileNotFoundError):
-                    found.add(names.get(os.readlink("%s/%s" % (folder, fd)), 0))
+            found |= proc.sockets(pid)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has just ended
         except PermissionError:

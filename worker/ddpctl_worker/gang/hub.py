@@ -8,6 +8,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ddpctl_worker import net
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
@@ -19,6 +20,7 @@ from ddpctl_worker.outcome import Outcome
 GREETING_S = 5.0  # a peer that has not proved the key by then is dropped
 MAX_STRANGERS = 64
 MAX_OUT = 1 << 20
+BACKLOG = 128
 TELL_S = 60.0  # how often the log mentions strangers
 START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
 
@@ -122,19 +124,9 @@ class HubGang(Gang):
 
     def _listen(self, now: float) -> None:
         self._listen_at = now + 0.5
-        family = socket.AF_INET6 if ":" in self.bind_address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((self.bind_address, self.address[1]))
-            except OSError as error:
-                if error.errno != errno.EADDRNOTAVAIL:
-                    raise
-                listener.bind(("", self.address[1]))  # behind NAT the address is not the node's own
-            listener.listen(128)
+            listener = self._bound()
         except OSError as error:
-            listener.close()
             trouble = "cannot listen on %s port %d: %s" % (*self.address, error)
             if trouble != self.trouble:
                 note("gang: %s" % trouble)
@@ -143,6 +135,15 @@ class HubGang(Gang):
         listener.setblocking(False)
         self._listener, self.trouble = listener, ""
         self._selector.register(listener, selectors.EVENT_READ)
+
+    def _bound(self) -> socket.socket:
+        port = self.address[1]
+        try:
+            return net.listen_at(self.bind_address, port, BACKLOG) if self.bind_address else net.listen(port, BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+        return net.listen(port, BACKLOG)  # with NAT the address is not the node's own
 
     def _serve(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:

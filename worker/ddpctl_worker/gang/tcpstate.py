@@ -11,9 +11,9 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+from ddpctl_worker.net import V4_IN_V6, table_address
+
 COUNTERS = "/proc/net/snmp"
-_V4_IN_V6 = bytes(10) + b"\xff\xff"
 # Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again, how often it did.
 _WAITS = re.compile(
     rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0[18] (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
@@ -39,11 +39,11 @@ class Row(NamedTuple):
 
     @property
     def local(self) -> str:
-        return _address(self.key[0])
+        return table_address(self.key[0].split(b":")[0].decode("ascii"))
 
     @property
     def remote(self) -> str:
-        return _address(self.key[1])
+        return table_address(self.key[1].split(b":")[0].decode("ascii"))
 
 
 class Stuck(NamedTuple):
@@ -115,13 +115,5 @@ def _spellings(address: str) -> List[bytes]:
         raw = [socket.inet_pton(socket.AF_INET6, plain)]
     else:
         raw = [socket.inet_pton(socket.AF_INET, plain)]
-        raw.append(_V4_IN_V6 + raw[0])  # a socket for both families
+        raw.append(V4_IN_V6 + raw[0])  # a socket for both families
     return [b"".join(b"%08X" % word for word in struct.unpack("=%dI" % (len(one) // 4), one)) for one in raw]
-
-
-def _address(end: bytes) -> str:
-    digits = end.split(b":")[0]
-    words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
-    raw = struct.pack("=%dI" % len(words), *words)
-    raw = raw[12:] if raw.startswith(_V4_IN_V6) else raw
-    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)

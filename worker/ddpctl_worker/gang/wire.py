@@ -18,7 +18,7 @@ import os
 from typing import Any, Collection, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import FAILED, KILLED
+from ddpctl_worker.contract import EXITED, FAILED, KILLED
 from ddpctl_worker.outcome import Outcome
 
 MAX_LINE = 256 << 10
@@ -173,5 +173,5 @@ def from_wire(message: Dict[str, Any]) -> Outcome:
     state = KILLED if message.get("state") == KILLED else FAILED
     cause = message.get("cause")
     if not isinstance(cause, dict):
-        cause = outcomes.cause("", "exited", "another node failed")
+        cause = outcomes.cause("", EXITED, "another node failed")
     return Outcome(state, cause, bool(message.get("victim")), suspect=bool(message.get("suspect")))

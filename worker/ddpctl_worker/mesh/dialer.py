@@ -7,8 +7,7 @@ A target is ``{"peer", "address", "ports": [port]}``; a peer may come several ti
      "speeds": [{"peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}],
      "neighbours": the neighbour table after the dials, "overflows" those while they ran; None: cannot be asked}
 
-``status`` is one of the words below; ``push`` and ``pull`` are ``ok``, ``slow`` (broken off, with the rate so far),
-``stalled`` (small messages pass and big ones never arrive) or ``failed``.
+The words for ``status``, ``push`` and ``pull`` are those of contract.py.
 """
 
 from __future__ import annotations
@@ -21,21 +20,11 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.channel import Channel
+from ddpctl_worker.contract import CLOSED, DROPPED, ERROR, FOREIGN, NO_ROUTE, OK, REFUSED, REJECTED, SILENT, WRONG_HOST
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.speed import WAYS, Measure, measure_all
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.net import addresses, neighbour_table, silent_neighbour, source_address
-
-OK = "ok"
-REFUSED = "refused"  # a reset came back
-REJECTED = "rejected"  # a firewall or router on the way said no by ICMP
-DROPPED = "dropped"  # nothing came back
-NO_ROUTE = "no_route"  # this node has no route, or nobody answers at that address on the local network
-WRONG_HOST = "wrong_host"  # another node of this preflight
-FOREIGN = "foreign"  # another program
-SILENT = "silent"  # accepted, and nothing said
-CLOSED = "closed"  # accepted, and hung up
-ERROR = "error"
 
 IN_FLIGHT = 64
 CONNECT_S = 5.0  # three SYNs: at 0, 1 and 3 seconds

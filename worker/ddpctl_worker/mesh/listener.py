@@ -12,9 +12,11 @@ import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import NO_PORT, USUAL_PORTS
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.wire import key_of
-from ddpctl_worker.net import bind, port_range
+from ddpctl_worker.net import listen as listen_on
+from ddpctl_worker.net import port_range
 
 MAX_CONNECTIONS = 1024
 IDLE_S = 20.0  # a connection that says nothing for so long is closed
@@ -50,6 +52,7 @@ class Listener:
         self._connections: Dict[socket.socket, _Connection] = {}
         self.accepted = 0
         for sock in self._listening:
+            sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ)
 
     def serve(self, ended: Callable[[], bool], seconds: float, wake: Optional[int] = None) -> None:
@@ -186,7 +189,7 @@ def bind_wanted(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket
     for port in ports:
         while True:
             try:
-                sockets.append(bind(port))
+                sockets.append(listen_on(port))
             except OSError as error:
                 if time.monotonic() < until:
                     time.sleep(0.1)
@@ -196,7 +199,6 @@ def bind_wanted(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket
     return sockets, taken
 
 
-USUAL_PORTS = (29500, 29999)
 MAX_LISTEN_S = 600.0
 
 
@@ -215,13 +217,13 @@ def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     avoid = {int(port) for port in request.get("avoid", ())}
     found = list(itertools.islice(filter(_is_free, _candidates(prefer, avoid)), count))
     if len(found) < count:
-        raise WorkerError("no_port", "no free TCP port between 1024 and 65535", "see what listens with: ss -ltnp")
+        raise WorkerError(NO_PORT, "no free TCP port between 1024 and 65535", "see what listens with: ss -ltnp")
     return {"port": found[0] if found else None, "ports": found}
 
 
 def _is_free(port: int) -> bool:
     try:
-        bind(port).close()
+        listen_on(port).close()
     except OSError:
         return False
     return True
@@ -269,7 +271,7 @@ def _bind_samples(count: int, used: Set[int]) -> List[socket.socket]:
         random.shuffle(ports)
         for port in ports[:64]:
             try:
-                sockets.append(bind(port))
+                sockets.append(listen_on(port))
             except OSError:
                 continue
             break

@@ -6,6 +6,7 @@ and works in a temporary folder that is removed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,11 +16,12 @@ import shutil
 import subprocess
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker import proc
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.contract import BAD_REQUEST, SPAWN_FAILED
+from ddpctl_worker.net import CONNECTED, LISTENING, tcp_sockets
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes
 from ddpctl_worker.run.launcher import BeforeExec, environment, login_environment
@@ -80,7 +82,7 @@ class _Rehearsal:
         try:
             child = self._start()
         except OSError as error:
-            raise WorkerError("spawn_failed", "%s: %s" % (self._request["argv"][0], error.strerror)) from None
+            raise WorkerError(SPAWN_FAILED, "%s: %s" % (self._request["argv"][0], error.strerror)) from None
         status = self._follow(child, started + self._deadline)
         stopper = self._stop(child.pid)
         return {
@@ -157,9 +159,13 @@ class _Rehearsal:
     def _connected(self) -> bool:
         """Whether a process of ours is connected to the master port, or listens on it."""
         own = proc.descendants([os.getpid()], proc.snapshot())
-        inodes = {inode for pid in own for inode in _sockets(pid)}
+        inodes: Set[int] = set()
+        for pid in own:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                inodes |= proc.sockets(pid)
         port = int(self._request["port"])
-        return any(inode in inodes and port in ports for inode, ports in _connections())
+        used = (one for one in tcp_sockets() if one.state in (CONNECTED, LISTENING) and one.inode in inodes)
+        return any(port in (one.port, one.far) for one in used)
 
     def _stop(self, launcher: int) -> Stopper:
         """Whatever is left of the launcher, its ranks and theirs."""
@@ -181,30 +187,3 @@ def _report(line: str) -> Optional[Dict[str, Any]]:
     except ValueError:
         return None
     return value if isinstance(value, dict) and "rank" in value and "phase" in value else None
-
-
-def _sockets(pid: int) -> List[str]:
-    """The inodes of a process's sockets."""
-    found = []
-    folder = "/proc/%d/fd" % pid
-    try:
-        for fd in os.listdir(folder):
-            match = re.match(r"socket:\[(\d+)\]", os.readlink(os.path.join(folder, fd)))
-            if match:
-                found.append(match.group(1))
-    except OSError:  # it ended meanwhile
-        pass
-    return found
-
-
-def _connections() -> Iterator[Tuple[str, Tuple[int, int]]]:
-    """(inode, (local port, remote port)) of every TCP socket that is connected or listens."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        for row in rows:
-            if row[3] in ("01", "0A"):
-                yield row[9], (int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16))

@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.channel import Channel
+from ddpctl_worker.contract import BROKEN, OK, SLOW, STALLED
 from ddpctl_worker.mesh import wire
 
 WAYS = ("push", "pull")
@@ -67,23 +68,23 @@ def _measure(result: Dict[str, Any], what: Measure) -> None:
     trips: List[float] = []
     for way in what.ways:
         rates: List[float] = []
-        state = "failed"
+        state = BROKEN
         for _ in range(what.repeat):
             try:
                 with _Session(result["address"], result["port"], what.key, what.stall_s) as session:
                     trips += session.echo(ECHOES)
                     state, rate = session.transfer(way, what.size)
             except (OSError, ValueError) as error:
-                state = "failed"
+                state = BROKEN
                 result[way + "_error"] = str(error) or type(error).__name__
                 break
             if rate is not None:
                 rates.append(rate)
-            if state != "ok":
+            if state != OK:
                 break
         result[way] = state
         result[way + "_mbit"] = round(max(rates), 1) if rates else None
-        if state == "stalled" and what.find_mtu:
+        if state == STALLED and what.find_mtu:
             result["mtu"] = _largest_mtu(result, what, way)
     result["rtt_ms"] = round(min(trips) * 1000, 3) if trips else None
 
@@ -95,7 +96,7 @@ def _largest_mtu(result: Dict[str, Any], what: Measure, way: str) -> Optional[in
     def attempt(mtu: int) -> None:
         try:
             with _Session(result["address"], result["port"], what.key, MTU_STALL_S, mtu=mtu) as session:
-                if session.transfer(way, MTU_BYTES)[0] == "ok":
+                if session.transfer(way, MTU_BYTES)[0] == OK:
                     passed.append(mtu)
         except (OSError, ValueError):
             pass
@@ -149,7 +150,7 @@ class _Session:
         return trips
 
     def transfer(self, way: str, size: int) -> Tuple[str, Optional[float]]:
-        """``size`` bytes one way: ("ok" | "slow" | "stalled", Mbit/s as far as it came)."""
+        """``size`` bytes one way: (OK, SLOW or STALLED, and Mbit/s as far as it came)."""
         return self._push(size) if way == "push" else self._pull(size)
 
     def _push(self, size: int) -> Tuple[str, Optional[float]]:
@@ -163,7 +164,7 @@ class _Session:
                     sent += self._sock.send(_BLOCK[: min(_CHUNK, size - sent)])
                 else:
                     self._line()
-                    return "ok", _mbit(size, time.perf_counter() - start)
+                    return OK, _mbit(size, time.perf_counter() - start)
             except socket.timeout:
                 pass
             now = time.perf_counter()
@@ -171,9 +172,9 @@ class _Session:
             if arrived > acked:
                 acked, moved = arrived, now
             if now - moved > self._stall_s:
-                return "stalled", None
+                return STALLED, None
             if now - start > MAX_BULK_S:
-                return "slow", _mbit(max(acked, 1), now - start)
+                return SLOW, _mbit(max(acked, 1), now - start)
 
     def _pull(self, size: int) -> Tuple[str, Optional[float]]:
         start = moved = time.perf_counter()
@@ -191,10 +192,10 @@ class _Session:
                 pass
             now = time.perf_counter()
             if now - moved > self._stall_s:
-                return "stalled", None
+                return STALLED, None
             if now - start > MAX_BULK_S:
-                return "slow", _mbit(max(size - left, 1), now - start)
-        return "ok", _mbit(size, time.perf_counter() - start)
+                return SLOW, _mbit(max(size - left, 1), now - start)
+        return OK, _mbit(size, time.perf_counter() - start)
 
     def _line(self) -> bytes:
         while b"\n" not in self._inbox:

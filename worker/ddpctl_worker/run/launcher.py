@@ -12,7 +12,7 @@ import signal
 import subprocess
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddpctl_worker import fs
+from ddpctl_worker import fs, proc
 from ddpctl_worker.contract import (
     CHECKPOINT_DIR_TOKEN,
     CODE_DIR_TOKEN,
@@ -52,13 +52,8 @@ exec {python} "$@"
 
 def login_environment() -> Dict[str, str]:
     """What the login gave this process. From the kernel: the interpreter itself may have changed LC_CTYPE since."""
-    try:
-        with open("/proc/self/environ", "rb") as file:
-            blob = file.read()
-    except OSError:
-        return dict(os.environ)
-    pairs = (os.fsdecode(entry).partition("=") for entry in blob.split(b"\0") if b"=" in entry)
-    return {key: value for key, _, value in pairs}
+    found = proc.environment(os.getpid()) or os.environb
+    return {os.fsdecode(key): os.fsdecode(value) for key, value in found.items()}
 
 
 def folders_of(paths: RunPaths) -> Dict[str, str]:

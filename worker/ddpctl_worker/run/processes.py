@@ -14,6 +14,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
+from ddpctl_worker import proc
 from ddpctl_worker.contract import ENV_COOKIE
 from ddpctl_worker.proc import Stat, boot_id, children_of, descendants, read_stat, snapshot
 from ddpctl_worker.run.cgroup import ControlGroup
@@ -123,14 +124,9 @@ def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
     mine = os.geteuid()
     found = set()
     for pid in among:
-        try:
-            if os.stat("/proc/%d" % pid).st_uid != mine:
-                continue
-            with open("/proc/%d/environ" % pid, "rb") as file:
-                if mark in file.read().split(b"\0"):
-                    found.add(pid)
-        except OSError:
-            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.stat("/proc/%d" % pid).st_uid == mine and mark in (proc.read(pid, "environ") or b"").split(b"\0"):
+                found.add(pid)
     return found
 
 
@@ -165,15 +161,8 @@ def guardian_words(run: str, host: str) -> List[str]:
 def guardians(run: str, host: str) -> Set[int]:
     """The run's guardian, and its supervisor, as their command lines tell: before they have said who they are."""
     tail = b"\0" + b"".join(os.fsencode(word) + b"\0" for word in guardian_words(run, host))
-    found = set()
-    for one in snapshot().values():
-        try:
-            with open("/proc/%d/cmdline" % one.pid, "rb") as file:
-                if one.alive and file.read().endswith(tail):
-                    found.add(one.pid)
-        except OSError:
-            continue
-    return found
+    alive = (one.pid for one in snapshot().values() if one.alive)
+    return {pid for pid in alive if (proc.read(pid, "cmdline") or b"").endswith(tail)}
 
 
 def _prctl(option: int, value: Any) -> None:

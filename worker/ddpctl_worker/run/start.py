@@ -17,7 +17,7 @@ import ddpctl_worker
 from ddpctl_worker import fs, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
+from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import guardian, launcher, processes, record
 from ddpctl_worker.run.status import node_status
@@ -167,5 +167,5 @@ def _unpack_code(run: Dict[str, Any], base: str, found: RunPaths) -> None:
 
     archive = blob_path(base, code["hash"])
     if not os.path.exists(archive):
-        raise WorkerError("corrupt", "the code archive %s is not on this node" % code["hash"], "push again")
+        raise WorkerError(CORRUPT, "the code archive %s is not on this node" % code["hash"], "push again")
     unpack(archive, found.code)

@@ -17,6 +17,7 @@ from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import (
     FAILED,
     LOST,
+    NO_SUCH_RUN,
     NODE_REBOOTED,
     OTHER_MACHINE,
     RUNNING,
@@ -108,7 +109,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     """NodeStatus of a run that is there; writes nothing."""
     run = fs.read_json(paths.run)
     if run is None:
-        raise WorkerError("no_such_run", "there is no run in %s" % paths.node)
+        raise WorkerError(NO_SUCH_RUN, "there is no run in %s" % paths.node)
     end = fs.read_json(paths.exit)
     found = Judgement(str(end["state"])) if end else judge(paths, run)
     if found.outcome is not None:

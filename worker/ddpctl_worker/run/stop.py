@@ -17,7 +17,7 @@ from typing import Any, Dict
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_SUCH_RUN, STOPPING, TERMINAL
+from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.run import processes, record
@@ -53,7 +53,7 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     run = run or fs.read_json(paths.run) or {}
     limits = run.get("timeouts") or {}
     grace = request.get("grace")
-    grace = float(limits.get("stop") or 10.0) if grace is None else max(0.0, float(grace))
+    grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, float(grace))
     refuse_elsewhere(paths)
     settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = fs.read_json(paths.exit)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Optional
 
 from ddpctl_worker import notes, proc
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import FAILED, RUNNING, STARTING, STOPPING
+from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING
 from ddpctl_worker.gang import join
 from ddpctl_worker.gang.council import VICTIMS_S
 from ddpctl_worker.notes import Faults, trace
@@ -121,7 +121,7 @@ class Supervisor:
     def _refuse(self, why: str) -> None:
         """This run cannot be started, or not be found again."""
         if self.outcome is None:
-            self._end_with(outcomes.failed(outcomes.cause(self.host, "spawn_failed", why)))
+            self._end_with(outcomes.failed(outcomes.cause(self.host, SPAWN_FAILED, why)))
         self._answer(why)
 
     def _answer(self, refused: Optional[str]) -> None:
@@ -245,7 +245,7 @@ class Supervisor:
     def _take_orders(self) -> None:
         if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
             text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
-            self._propose(outcomes.failed(outcomes.cause(self.host, "signaled", text, signal="SIGTERM")))
+            self._propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
         if self._wakeup.asked(STOP):
             self._stop_look = self._recorder.look()
         if self._stop_look is not None and self._stop_look.over:
@@ -330,7 +330,7 @@ class Supervisor:
         return VICTIMS_S - VERDICT_S if alone else -math.inf
 
     def _grace(self) -> float:
-        return float((self.run.get("timeouts") or {}).get("stop") or 10.0)
+        return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
 
     def _begin_stop(self, grace: Optional[float] = None) -> None:
         if self._stopper is not None:

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BUILD, CORRUPT
+from ddpctl_worker.contract import BUILD, CORRUPT, INSTALL
 from ddpctl_worker.fs import own_folder
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
 from ddpctl_worker.store.install import Damaged, fill
@@ -67,7 +67,7 @@ def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel)
     try:
         fill(uv, env, place_wheels(base_dir, request["wheels"]), request)
     except (UvFailed, Damaged) as failed:
-        raise WorkerError("install", "what the build needs cannot be installed: %s" % failed) from None
+        raise WorkerError(INSTALL, "what the build needs cannot be installed: %s" % failed) from None
     login = {name: os.environ[name] for name in _LOGIN if name in os.environ}
     bin_folder = os.path.join(env, "bin")
     path = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Set
 
 import ddpctl_worker
-from ddpctl_worker import fs
+from ddpctl_worker import fs, proc
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.fs import own_folder, read_optional
@@ -223,16 +223,11 @@ class Finder:
 def mapped_paths() -> Set[str]:
     """Files that processes of ours run from: first argument and mapped libraries."""
     found: Set[str] = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open("/proc/%s/cmdline" % pid, "rb") as file:
-                found.add(os.fsdecode(file.read(4096).split(b"\0")[0]))
-            with open("/proc/%s/maps" % pid, "rb") as file:
-                found.update(
-                    os.fsdecode(line.split(None, 5)[5].rstrip())
-                    for line in file
-                    if line.count(b" ") >= 5 and b"/" in line
-                )
+    for pid in proc.pids():
+        program = (proc.read(pid, "cmdline") or b"").split(b"\0")[0]
+        lines = (proc.read(pid, "maps") or b"").split(b"\n")
+        mapped = (line.split(None, 5)[5] for line in lines if line.count(b" ") >= 5 and b"/" in line)
+        found.update(map(os.fsdecode, [program, *mapped]))
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
+from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, IMPORT, INSTALL
 from ddpctl_worker.fs import own_folder, sync_folder
 from ddpctl_worker.store.blobs import discard_if_corrupt, require_space
 from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpacked_size, uv_program
@@ -197,7 +197,7 @@ def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed, channe
             "%s had changed on this disk and was removed" % ", ".join(rotten),
             "run the same command again: it is sent again",
         )
-    raise WorkerError("install", "uv could not install: %s" % failed)
+    raise WorkerError(INSTALL, "uv could not install: %s" % failed)
 
 
 def _known_wheels(envs: str) -> "set[str]":
@@ -252,6 +252,6 @@ def try_out(python: str, imports: List[str], channel: Channel) -> Dict[str, str]
     try:
         said = run_watched([python, "-I", "-c", _PROGRAM, *imports], env, channel, IMPORT_S)
     except UvFailed as failed:
-        raise WorkerError("import", "the environment does not work here: %s" % str(failed)[-600:]) from None
+        raise WorkerError(IMPORT, "the environment does not work here: %s" % str(failed)[-600:]) from None
     found: Dict[str, Any] = json.loads(said.decode("utf-8").splitlines()[-1])
     return {str(key): str(value) for key, value in found.items()}

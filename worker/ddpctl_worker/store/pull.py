@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import CORRUPT
+from ddpctl_worker.contract import CORRUPT, INTERRUPTED
 from ddpctl_worker.store.incoming import Incoming, IncomingFile
 from ddpctl_worker.store.relay import ChunkReader, PeerGone, connect, send_line
 
@@ -213,7 +213,7 @@ class Puller:
             while item.done < item.size:
                 piece = self._feed.get()
                 if piece is None:
-                    raise WorkerError("interrupted", "the controller went away", "run the same command again")
+                    raise WorkerError(INTERRUPTED, "the controller went away", "run the same command again")
                 sha256, offset, data = piece
                 if (sha256, offset) != (item.sha256, item.done):
                     raise WorkerError(CORRUPT, "the controller sent another piece than was asked for")

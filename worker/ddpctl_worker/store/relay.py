@@ -19,6 +19,8 @@ import threading
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.contract import NO_PORT
+from ddpctl_worker.net import listen
 from ddpctl_worker.store.incoming import Incoming, IncomingFile, read_at
 
 HEADER = struct.Struct(">IQ")
@@ -29,6 +31,7 @@ HANDSHAKE_S = 5.0
 SILENT_S = 8.0  # a peer that sends nothing at all for this long, not even a sign of life, is dead
 ALIVE_S = 1.5  # how often a waiting server says that it lives
 _LINE_LIMIT = 1 << 20
+BACKLOG = 64
 
 
 class PeerGone(Exception):
@@ -248,18 +251,8 @@ def _listen(ports: Iterable[int]) -> socket.socket:
     """On every address: who may talk is decided by the certificate."""
     problem = "no port was offered"
     for port in ports:
-        for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
-            sock = None
-            try:
-                sock = socket.socket(family, socket.SOCK_STREAM)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                sock.bind((address, port))
-                sock.listen(64)
-                return sock
-            except OSError as error:
-                problem = "port %d: %s" % (port, error.strerror or error)
-                if sock is not None:
-                    sock.close()
-    raise WorkerError("no_port", "cannot listen for the other nodes (%s)" % problem, "see what listens: ss -ltnp")
+        try:
+            return listen(port, BACKLOG)
+        except OSError as error:
+            problem = "port %d: %s" % (port, error.strerror or error)
+    raise WorkerError(NO_PORT, "cannot listen for the other nodes (%s)" % problem, "see what listens: ss -ltnp")

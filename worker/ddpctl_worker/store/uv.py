@@ -14,7 +14,7 @@ import zipfile
 from typing import Dict, List, Optional, Set
 
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
+from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
 from ddpctl_worker.fs import own_folder
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt, open_blob
 
@@ -58,9 +58,9 @@ def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout:
         try:
             while child.poll() is None:
                 if channel.closed.wait(0.02):
-                    raise WorkerError("interrupted", "the controller went away")
+                    raise WorkerError(INTERRUPTED, "the controller went away")
                 if time.monotonic() > until:
-                    raise WorkerError("timeout", "%s did not end within %g s" % (os.path.basename(argv[0]), timeout))
+                    raise WorkerError(TIMEOUT, "%s did not end within %g s" % (os.path.basename(argv[0]), timeout))
         finally:
             if child.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
