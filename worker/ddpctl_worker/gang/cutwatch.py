@@ -62,7 +62,7 @@ class CutWatch:
 
     def meet(self, host: str, addresses: List[str]) -> None:
         """Another node of the run has these addresses, on whatever networks."""
-        self.known[host] = net
+        self.known[host] = addresses
         self._met = True
 
     def dial(self, host: str, end: End) -> None:
