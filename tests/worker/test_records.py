@@ -85,11 +85,11 @@ def test_unreadable_records_are_told(tmp_path: Path) -> None:
 def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = str(tmp_path / "heartbeat")
     assert record.read_heartbeat(path) is None
-    heart = record.Heartbeat(path)
-    pulse = record.Pulse(12.5, 0.0, 3, 2, 8)
-    heart.beat(pulse)
+    heart = record.HeartbeatFile(path)
+    beat = record.Heartbeat(12.5, 0.0, 3, 2, 8)
+    heart.write(beat)
     heart.close()
-    assert record.read_heartbeat(path) == pulse
+    assert record.read_heartbeat(path) == beat
     blob = bytearray(Path(path).read_bytes())
     assert len(blob) == 36
     blob[3] ^= 1

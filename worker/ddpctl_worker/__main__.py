@@ -92,7 +92,7 @@ def serve(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     if name not in VERBS:
         raise WorkerError(BAD_REQUEST, "this worker has no verb %r" % (name,))
     if name in TAKE_A_BODY:
-        channel.beat()
+        channel.keep_alive()
     else:
         channel.watch()
     verb: Verb = getattr(importlib.import_module("ddpctl_worker." + VERBS[name]), name)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Dict, Iterator, Optional
 
-from ddpctl_worker.contract import CORRUPT, HEARTBEAT_S
+from ddpctl_worker.contract import CORRUPT, KEEPALIVE, KEEPALIVE_S
 
 
 class WorkerError(Exception):
@@ -75,21 +75,21 @@ class Channel:
             yield piece
 
     def watch(self) -> None:
-        """From now on: heartbeat every few seconds, and ``closed`` once stdin ends. Nothing more is read as body."""
-        self.beat()
+        """From now on: a keepalive every few seconds, and ``closed`` once stdin ends. Nothing more is read as body."""
+        self.keep_alive()
         self.watch_end()
 
     def watch_end(self) -> None:
         """``closed`` once stdin ends: for a verb whose body has been read to its end."""
         threading.Thread(target=self._wait_for_end, daemon=True).start()
 
-    def beat(self) -> None:
-        """Heartbeats only, for a verb that still reads its body."""
-        threading.Thread(target=self._beat, daemon=True).start()
+    def keep_alive(self) -> None:
+        """Keepalives only, for a verb that still reads its body."""
+        threading.Thread(target=self._keep_alive, daemon=True).start()
 
-    def _beat(self) -> None:
-        while not self.closed.wait(HEARTBEAT_S):
-            self.send({"hb": 1})
+    def _keep_alive(self) -> None:
+        while not self.closed.wait(KEEPALIVE_S):
+            self.send({KEEPALIVE: 1})
 
     def _wait_for_end(self) -> None:
         try:

@@ -13,7 +13,7 @@ writes to its stdin:
    verb takes a body.
 
 The worker answers with *frames* on stdout: one JSON object a line; an object with the key ``"raw": n`` is followed by
-exactly n raw bytes; a line has 4 MiB at most, raw bytes 16 MiB. ``{"hb": 1}`` is a heartbeat, every HEARTBEAT_S while a
+exactly n raw bytes; a line has 4 MiB at most, raw bytes 16 MiB. ``{KEEPALIVE: 1}`` comes every KEEPALIVE_S while a
 verb is at work. The last frame is
 ``{"ok": true, "result": {...}}`` or ``{"ok": false, "error": {"kind", "message", "hint"}}``. When the worker's stdin
 reaches its end a stream ends too, so that no tail outlives its reader. Who only closes that side still gets the result:
@@ -30,7 +30,8 @@ PROTOCOL = 1
 BANNER = "DDPCTL/%d" % PROTOCOL
 AGAIN = "again"
 READY = "ready"
-HEARTBEAT_S = 4.0  # how often a verb at work says so
+KEEPALIVE = "hb"
+KEEPALIVE_S = 4.0  # how often a verb at work says so
 LINK_DEAD_S = 15.0  # a stream without a byte for this long is a dead link
 MIN_PYTHON = (3, 8)
 HAVE, NEED, FAIL, OLD = "have", "need", "fail", "old"  # what the node answers to the header

@@ -29,6 +29,7 @@ _SCOPE_LINK = 253
 _DEFAULT_RANGE = (32768, 60999)
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 V4_IN_V6 = bytes(10) + b"\xff\xff"
+CONNECTED, TIME_WAIT, LISTENING = "01", "06", "0A"  # states of TcpSocket
 
 
 def addresses() -> List[Dict[str, Any]]:
@@ -176,9 +177,6 @@ def silent_neighbour(peer: str) -> bool:
     """True when the kernel asked the local network for ``peer`` and nobody answered (its ARP entry is incomplete)."""
     rows = [line.split() for line in read_text("/proc/net/arp").splitlines()[1:]]
     return any(row[0] == peer and int(row[2], 16) == 0 for row in rows if len(row) >= 4)
-
-
-CONNECTED, TIME_WAIT, LISTENING = "01", "06", "0A"  # states of TcpSocket
 
 
 class TcpSocket(NamedTuple):

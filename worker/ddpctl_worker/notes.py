@@ -11,6 +11,7 @@ from typing import Callable, Optional
 
 PATIENCE_S = 30.0  # a fault without a break for so long will not pass
 PAUSE_S = 0.1
+_to: Optional[Callable[[bytes], object]] = None  # where notes go; None: straight to stderr
 
 
 def trace(error: BaseException) -> str:
@@ -42,9 +43,6 @@ class Faults:
             time.sleep(PAUSE_S)
         else:
             self._since = None
-
-
-_to: Optional[Callable[[bytes], object]] = None
 
 
 def now_iso() -> str:

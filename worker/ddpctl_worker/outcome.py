@@ -1,4 +1,4 @@
-"""How a run ended on a node: its terminal state, and the cause in the contract's words. Pure."""
+"""How a run ended on a node: its terminal state, and the cause in the contract's words."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Worker:
         while True:
             while self._unread:
                 frame = self._unread.popleft()
-                if "hb" not in frame.data:
+                if contract.KEEPALIVE not in frame.data:
                     return frame
             watch.check()
             if sender and sender.error and not isinstance(sender.error, DdpctlError):

@@ -16,6 +16,22 @@ from ddpctl_worker.fs import read_text
 _DIST = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info$")
 _ASSIGN = re.compile(r"^(?P<key>__version__|cuda|hip|git_version)\s*(?::[^=]*)?=\s*(?P<value>.+?)\s*$", re.MULTILINE)
 _NCCL = re.compile(r"^nvidia-nccl(-cu\d+)?$")
+_PREFIXES = ("PET_", "NCCL_", "GLOO_", "TORCH", "MASTER_", "CUDA_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_")
+_NAMES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+    | {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}
+)
+_TEXT_LIMIT = 4096
+_CACHE_LIMIT = 16 << 20
+# Where Amazon's installer and its documentation put the plugin for EFA.
+_PLUGIN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/aws-ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/lib",
+)
 
 
 def python(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -116,24 +132,6 @@ def _literal(text: str) -> Optional[str]:
     """A quoted string's text; None for anything else (``None`` above all)."""
     match = re.match(r"""(['"])(.*?)\1""", text)
     return match.group(2) if match else None
-
-
-_PREFIXES = ("PET_", "NCCL_", "GLOO_", "TORCH", "MASTER_", "CUDA_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_")
-_NAMES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
-    | {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}
-)
-_TEXT_LIMIT = 4096
-_CACHE_LIMIT = 16 << 20
-# Where Amazon's installer and its documentation put the plugin for EFA.
-_PLUGIN_FOLDERS = (
-    "/opt/amazon/ofi-nccl/lib",
-    "/opt/amazon/ofi-nccl/lib64",
-    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
-    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
-    "/opt/amazon/aws-ofi-nccl/lib",
-    "/opt/aws-ofi-nccl/lib",
-)
 
 
 def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

@@ -21,6 +21,7 @@ from ddpctl_worker.proc import boot_id
 _LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
 _CAP_IPC_LOCK = 14
 _LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+_NOEXEC = getattr(os, "ST_NOEXEC", 8)
 
 
 def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -243,9 +244,6 @@ def shell(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         "timed_out": result["timed_out"],
         "seconds": result["seconds"],
     }
-
-
-_NOEXEC = getattr(os, "ST_NOEXEC", 8)
 
 
 def disk(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

@@ -22,6 +22,42 @@ _TEXT_LIMIT = 256 * 1024
 _HASH_LIMIT = 64 << 20
 _CODE = (".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".cu", ".cpp")
 _SKIPPED = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"})
+CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
+_MARK = "DDPCTL-MODULES "
+_AT = "DDPCTL-MODULE "
+# What a guard of a statement catches: ``except ModuleNotFoundError`` and ``except ImportError``.
+_CAUGHT = {"missing": ("missing",), "import": ("missing", "import")}
+# Runs in a process of its own. argv: the statements. Says which one it is at, and in the end which failed and how.
+PROGRAM = r"""
+import json, sys, traceback, warnings
+warnings.simplefilter("ignore")
+out, failed = sys.stdout, []
+machinery = ("ddpctl", "importlib", "_frozen_importlib")
+sys.path[:] = [place for place in sys.path if place]  # not the folder in which this happens to run
+sys.stdout = sys.stderr
+def last(error):
+    return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1][:500])
+for number, statement in enumerate(sys.argv[1:]):
+    out.write("\nDDPCTL-MODULE %d\n" % number)
+    out.flush()
+    try:
+        exec(statement, {"__name__": "ddpctl"})
+    except BaseException as error:
+        kinds = ((ModuleNotFoundError, "missing"), (ImportError, "import"))
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        names = [(frame.f_globals.get("__name__") or "").split(".")[0] for frame in frames]
+        failed.append({
+            "statement": statement,
+            "error": last(error),
+            "kind": next((word for kind, word in kinds if isinstance(error, kind)), "other"),
+            "missing": getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None,
+            "through": [name for name in dict.fromkeys(names[1:]) if name and name not in machinery],
+        })
+out.write("\nDDPCTL-MODULES " + json.dumps(failed) + "\n")
+out.flush()
+import os
+os._exit(0)
+"""
 
 
 def path(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -120,45 +156,6 @@ def _files(root: str) -> Iterator[Tuple[str, os.stat_result]]:
             except OSError:  # a dangling link, or gone meanwhile
                 continue
             yield full, status
-
-
-CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
-_MARK = "DDPCTL-MODULES "
-_AT = "DDPCTL-MODULE "
-# What a guard of a statement catches: ``except ModuleNotFoundError`` and ``except ImportError``.
-_CAUGHT = {"missing": ("missing",), "import": ("missing", "import")}
-
-# Runs in a process of its own. argv: the statements. Says which one it is at, and in the end which failed and how.
-PROGRAM = r"""
-import json, sys, traceback, warnings
-warnings.simplefilter("ignore")
-out, failed = sys.stdout, []
-machinery = ("ddpctl", "importlib", "_frozen_importlib")
-sys.path[:] = [place for place in sys.path if place]  # not the folder in which this happens to run
-sys.stdout = sys.stderr
-def last(error):
-    return "%s: %s" % (type(error).__name__, (str(error).strip().splitlines() or [""])[-1][:500])
-for number, statement in enumerate(sys.argv[1:]):
-    out.write("\nDDPCTL-MODULE %d\n" % number)
-    out.flush()
-    try:
-        exec(statement, {"__name__": "ddpctl"})
-    except BaseException as error:
-        kinds = ((ModuleNotFoundError, "missing"), (ImportError, "import"))
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        names = [(frame.f_globals.get("__name__") or "").split(".")[0] for frame in frames]
-        failed.append({
-            "statement": statement,
-            "error": last(error),
-            "kind": next((word for kind, word in kinds if isinstance(error, kind)), "other"),
-            "missing": getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None,
-            "through": [name for name in dict.fromkeys(names[1:]) if name and name not in machinery],
-        })
-out.write("\nDDPCTL-MODULES " + json.dumps(failed) + "\n")
-out.flush()
-import os
-os._exit(0)
-"""
 
 
 def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

@@ -58,6 +58,10 @@ FIELDS = (
 )
 APPS = "gpu_uuid,pid,process_name,used_memory"
 REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
+_EXTENDED = 0x100
+_ACS = 0x000D
+_INTERESTING = re.compile(r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid.*\bFatal")
+_MOST = 100
 
 
 def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -194,10 +198,6 @@ def fabric_manager(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[
     }
 
 
-_EXTENDED = 0x100
-_ACS = 0x000D
-
-
 def gpu_paths(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """``gpus``: for each GPU of NVIDIA's the type of its IOMMU group (``DMA``, ``DMA-FQ``, ``identity``; None without
     an IOMMU) and the bridges above it. ``acs``: each bridge's ACS control word; None where only root may read it."""
@@ -242,10 +242,6 @@ def acs_control(config: bytes) -> Optional[int]:
             return int(control)
         at, seen = (head >> 20) & 0xFFC, seen + 1
     return 0
-
-
-_INTERESTING = re.compile(r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid.*\bFatal")
-_MOST = 100
 
 
 def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict[str, Any]]:

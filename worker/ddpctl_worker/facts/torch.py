@@ -63,50 +63,9 @@ sys.__stdout__.write("\nDDPCTL-DEVICES " + json.dumps(out) + "\n")
 """
 
 _DEVICES_MARK = "DDPCTL-DEVICES "
-
-
-def gpu_devices(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``seen`` with ``params["env"]``, the job's variables."""
-    env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
-    torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
-    return seen(env, torch.get("hip"), torch.get("path"), max(1.0, context["deadline"] - 1.0))
-
-
-def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout: float) -> Dict[str, Any]:
-    """``devices``: the PCI addresses in the order of the device numbers; ``api``: cuda or hip (None: neither library is
-    there); ``code`` and ``error``: what the library itself said; ``visible``: the variables that choose devices.
-
-    A library that does not answer within ``timeout`` seconds has ``code`` None and an ``error``.
-    """
-    cuda, rocm = [["cuda", "libcuda.so.1"]], [["hip", name] for name in _hip(torch)]
-    libraries = rocm + cuda if hip else cuda + rocm
-    given = dict(os.environ, **env)
-    result = tool.run([sys.executable, "-c", DEVICES_PROGRAM, json.dumps(libraries)], timeout=timeout, env=env, cwd="/")
-    found: Dict[str, Any] = {"api": None, "code": None, "error": None, "devices": []}
-    for line in result["stdout"].splitlines():
-        if line.startswith(_DEVICES_MARK):
-            found = json.loads(line[len(_DEVICES_MARK) :])
-            break
-    else:
-        found["api"] = "hip" if hip else "cuda"
-        found["error"] = (
-            "the driver did not answer within %.0f s" % timeout
-            if result["timed_out"]
-            else "the driver's library ended the process with status %s" % result["code"]
-        )
-    return dict(found, visible={name: given[name] for name in VISIBLE if name in given})
-
-
-def _hip(torch: Optional[str]) -> List[str]:
-    """Where HIP's library may be: torch's wheels bring their own."""
-    own = [os.path.join(torch, "lib", "libamdhip64.so")] if torch else []
-    return [*own, "libamdhip64.so", os.path.join(ROCM, "libamdhip64.so")]
-
-
 KEEP = 8  # environments remembered
 CACHE = "torch_import.%s.json"  # a host each: a home on NFS is that of all nodes
 SEEN_S = 15.0  # how long the driver's library may take; most of it is the driver's own start
-
 # Runs in a process of its own, with the job's search paths. Prints one JSON line.
 PROGRAM = r"""
 import json, sys, time, warnings
@@ -169,8 +128,45 @@ else:
 out.setdefault("seconds", round(time.monotonic() - begin, 2))
 sys.__stdout__.write("\nDDPCTL-IMPORT " + json.dumps(out) + "\n")
 """
-
 _MARK = "DDPCTL-IMPORT "
+
+
+def gpu_devices(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """``seen`` with ``params["env"]``, the job's variables."""
+    env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
+    torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
+    return seen(env, torch.get("hip"), torch.get("path"), max(1.0, context["deadline"] - 1.0))
+
+
+def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout: float) -> Dict[str, Any]:
+    """``devices``: the PCI addresses in the order of the device numbers; ``api``: cuda or hip (None: neither library is
+    there); ``code`` and ``error``: what the library itself said; ``visible``: the variables that choose devices.
+
+    A library that does not answer within ``timeout`` seconds has ``code`` None and an ``error``.
+    """
+    cuda, rocm = [["cuda", "libcuda.so.1"]], [["hip", name] for name in _hip(torch)]
+    libraries = rocm + cuda if hip else cuda + rocm
+    given = dict(os.environ, **env)
+    result = tool.run([sys.executable, "-c", DEVICES_PROGRAM, json.dumps(libraries)], timeout=timeout, env=env, cwd="/")
+    found: Dict[str, Any] = {"api": None, "code": None, "error": None, "devices": []}
+    for line in result["stdout"].splitlines():
+        if line.startswith(_DEVICES_MARK):
+            found = json.loads(line[len(_DEVICES_MARK) :])
+            break
+    else:
+        found["api"] = "hip" if hip else "cuda"
+        found["error"] = (
+            "the driver did not answer within %.0f s" % timeout
+            if result["timed_out"]
+            else "the driver's library ended the process with status %s" % result["code"]
+        )
+    return dict(found, visible={name: given[name] for name in VISIBLE if name in given})
+
+
+def _hip(torch: Optional[str]) -> List[str]:
+    """Where HIP's library may be: torch's wheels bring their own."""
+    own = [os.path.join(torch, "lib", "libamdhip64.so")] if torch else []
+    return [*own, "libamdhip64.so", os.path.join(ROCM, "libamdhip64.so")]
 
 
 def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

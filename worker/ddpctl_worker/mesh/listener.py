@@ -22,6 +22,7 @@ MAX_CONNECTIONS = 1024
 IDLE_S = 20.0  # a connection that says nothing for so long is closed
 _CHUNK = 1 << 16
 _TICK_S = 0.1
+MAX_LISTEN_S = 600.0
 
 
 class _Connection:
@@ -197,9 +198,6 @@ def bind_wanted(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket
                 taken.append({"port": port, "errno": error.errno, "error": os.strerror(error.errno or 0)})
             break
     return sockets, taken
-
-
-MAX_LISTEN_S = 600.0
 
 
 def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:

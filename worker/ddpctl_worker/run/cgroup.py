@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any, Deque, Iterator, List, Optional, Set, Tuple
 
 ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and beside version 1
+OOM_LOOK_S = 0.5
 
 
 class ControlGroup:
@@ -101,9 +102,6 @@ def _write(path: str, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-
-
-OOM_LOOK_S = 0.5
 
 
 def oom_kills() -> int:

@@ -28,6 +28,11 @@ BEAT_S = 1.0
 STILL_S = 20.0  # a loop that has not turned for so long will not
 UP_S = 120.0  # nor will one that has never turned, unless the run may take longer to start
 NAP_S = 5.0  # a listener that comes back later than this was itself asleep: a suspended machine
+GRACE_S = 10.0
+LOOK_S = 1.0
+PAUSE_S = 10.0  # at most, between two attempts to clean up
+RESTART_S = 5.0
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.cleanup import deputy; deputy()"
 
 
 class Tether:
@@ -114,11 +119,6 @@ class TetherListener:
         )
 
 
-GRACE_S = 10.0
-LOOK_S = 1.0
-PAUSE_S = 10.0  # at most, between two attempts to clean up
-
-
 class Leftovers:
     """How to find and end what a dead supervisor left: by cookie and by what was known of it; ``words`` are what it
     told its guardian. No disk is asked.
@@ -164,7 +164,7 @@ def wait_until_gone(
     return "the supervisor failed (%s); the processes that it left were ended" % died if died else None
 
 
-def clean_up(paths: RunPaths, burial: Leftovers, detail: Optional[str] = None) -> None:
+def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> None:
     """After the supervisor's end: end whatever is left, and write the exit record unless the supervisor did.
 
     A fault that may pass (no memory, no descriptors, a disk that is away) ends neither: each is tried until it is done.
@@ -172,23 +172,23 @@ def clean_up(paths: RunPaths, burial: Leftovers, detail: Optional[str] = None) -
     stopper, pause = None, 0.1
     while stopper is None:
         try:
-            stopper = run_to_end(Stopper(burial.members, burial.launcher, burial.grace, proof=burial.proof), _reap)
+            stopper = run_to_end(Stopper(left.members, left.launcher, left.grace, proof=left.proof), _reap)
         except Exception as error:
             notes.note(trace(error))
             time.sleep(pause)
             pause = min(PAUSE_S, pause * 2)
     ended = stopper
-    if burial.group is not None:
-        burial.group.remove()
+    if left.group is not None:
+        left.group.remove()
     pen = Pen(paths)
-    while not burial.recorded and not pen.wrote(lambda: _exit_record(paths, burial, ended, detail)):
+    while not left.recorded and not pen.wrote(lambda: _exit_record(paths, left, ended, detail)):
         time.sleep(max(0.0, pen.again_at - time.monotonic()))
 
 
-def _exit_record(paths: RunPaths, burial: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
+def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
     """What the supervisor said of the run's end; without a word of its own the run is lost."""
     host = paths.host
-    body = burial.end or record.exit_record(lost(paths, host, detail))
+    body = left.end or record.exit_record(lost(paths, host, detail))
     counts = {"signalled": stopper.signalled, "forced": stopper.forced}
     more = {name: int(body.get(name) or 0) + count for name, count in counts.items()}
     return dict(body, survivors=stopper.survivors, **more)
@@ -196,10 +196,6 @@ def _exit_record(paths: RunPaths, burial: Leftovers, stopper: Stopper, detail: O
 
 def _reap() -> None:
     reap()
-
-
-RESTART_S = 5.0
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.cleanup import deputy; deputy()"
 
 
 class Deputy:
@@ -274,8 +270,8 @@ def deputy() -> None:
         known = known if found is None else found
 
     detail = wait_until_gone(listener, supervisor, look)
-    burial = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.words)
-    clean_up(RunPaths(order["node"]), burial, detail)
+    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.words)
+    clean_up(RunPaths(order["node"]), left, detail)
 
 
 def _note(cookie: str, supervisor: processes.ProcessId) -> Optional[Set[Tuple[int, int]]]:

@@ -22,6 +22,7 @@ from ddpctl_worker.run.cgroup import ControlGroup
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+CHASE_S = 0.02
 
 
 class ProcessId(NamedTuple):
@@ -197,9 +198,6 @@ class DeathSignal:
         self._libc.prctl(_PR_SET_PDEATHSIG, self._number, 0, 0, 0)
         if os.getppid() != self._parent:  # it died in between
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-CHASE_S = 0.02
 
 
 class Proof:

@@ -16,6 +16,7 @@ from ddpctl_worker.proc import children_of, environment, read_stat
 from ddpctl_worker.run import processes
 
 MAX_DEPTH = 3  # a launcher may run inside a wrapper
+NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
 
 
 class RankProcess(NamedTuple):
@@ -86,9 +87,6 @@ def _rank_of(pid: int, start: int) -> Optional[RankProcess]:
     except (KeyError, ValueError):
         return None
     return RankProcess(rank, local, pid, start, attempt)
-
-
-NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
 
 
 class Death(NamedTuple):

@@ -19,8 +19,10 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 
 RESERVE_BYTES = 128 << 10
-_PULSE = struct.Struct("<ddQIII")
-_OLD_PULSE = struct.Struct("<ddQII")  # without the number of ranks
+_HEARTBEAT = struct.Struct("<ddQIII")
+_OLD_HEARTBEAT = struct.Struct("<ddQII")  # without the number of ranks
+GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
+PAUSE_S = 5.0  # at most, between two attempts to write
 
 
 def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
@@ -87,7 +89,7 @@ def _overwrite(path: str, value: Dict[str, Any]) -> None:
         os.close(fd)
 
 
-class Pulse(NamedTuple):
+class Heartbeat(NamedTuple):
     """One heartbeat. Times are seconds since boot, so their age is only known on the same boot."""
 
     at: float
@@ -97,14 +99,14 @@ class Pulse(NamedTuple):
     ranks: int = 0  # that live
 
 
-class Heartbeat:
+class HeartbeatFile:
     """The heartbeat file of a run, rewritten in place: it costs no room, so it beats on a full disk too."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def beat(self, pulse: Pulse) -> None:
-        body = _PULSE.pack(pulse.at, pulse.last_output, pulse.dropped, pulse.attempt, pulse.ranks, 0)[:-4]
+    def write(self, beat: Heartbeat) -> None:
+        body = _HEARTBEAT.pack(beat.at, beat.last_output, beat.dropped, beat.attempt, beat.ranks, 0)[:-4]
         with contextlib.suppress(OSError):  # a missed beat shows as its age
             os.pwrite(self._fd, body + struct.pack("<I", zlib.crc32(body)), 0)
 
@@ -112,21 +114,17 @@ class Heartbeat:
         os.close(self._fd)
 
 
-def read_heartbeat(path: str) -> Optional[Pulse]:
+def read_heartbeat(path: str) -> Optional[Heartbeat]:
     """The last heartbeat; None when there is none or it was caught half written."""
     try:
         with open(path, "rb") as file:
-            blob = file.read(_PULSE.size)
+            blob = file.read(_HEARTBEAT.size)
     except OSError:
         return None
-    form = _PULSE if len(blob) == _PULSE.size else _OLD_PULSE
+    form = _HEARTBEAT if len(blob) == _HEARTBEAT.size else _OLD_HEARTBEAT
     if len(blob) != form.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
         return None
-    return Pulse(*form.unpack(blob)[:-1])
-
-
-GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
-PAUSE_S = 5.0  # at most, between two attempts to write
+    return Heartbeat(*form.unpack(blob)[:-1])
 
 
 def exit_record(

@@ -23,6 +23,7 @@ from ddpctl_worker.run.record import GONE_S, Pen
 
 ANSWER_S = 2.0  # how long the supervisor waits for a look before it goes on without
 NOTES = 1000  # lines for supervisor.log that may wait
+LOOK_S = 1.0
 
 
 class Look:
@@ -40,14 +41,14 @@ class Look:
 
 
 class Recorder:
-    """``pulse`` gives the heartbeat of now; ``changed`` is called when there is an answer to read."""
+    """``heartbeat`` gives that of now; ``changed`` is called when there is an answer to read."""
 
     def __init__(
-        self, paths: RunPaths, host: str, pulse: Callable[[], record.Pulse], changed: Callable[[], None]
+        self, paths: RunPaths, host: str, heartbeat: Callable[[], record.Heartbeat], changed: Callable[[], None]
     ) -> None:
-        self._paths, self._pulse, self._changed = paths, pulse, changed
-        self._heartbeat = record.Heartbeat(paths.heartbeat)
-        self._footing = FolderWatch(paths, host)
+        self._paths, self._heartbeat, self._changed = paths, heartbeat, changed
+        self._heartbeat_file = record.HeartbeatFile(paths.heartbeat)
+        self._folder = FolderWatch(paths, host)
         self._pen = Pen(paths)
         self._cond = threading.Condition()
         self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable
@@ -110,15 +111,15 @@ class Recorder:
             self._answer(look)
         if time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + LOOK_S
-            self._heartbeat.beat(self._pulse())
+            self._heartbeat_file.write(self._heartbeat())
             self._write_notes()
             if self._end is None:
-                self._see_footing()
+                self._check_folder()
         self._write_values()
         if self._end is not None and time.monotonic() >= self._pen.again_at:
             end = self._end
             if self._pen.wrote(lambda: end):
-                self._heartbeat.beat(self._pulse())
+                self._heartbeat_file.write(self._heartbeat())
                 self._write_notes()
                 self.ended = True
 
@@ -138,11 +139,11 @@ class Recorder:
         look.done = True
         self._changed()
 
-    def _see_footing(self) -> None:
+    def _check_folder(self) -> None:
         if self.lost is not None:
             return
         with contextlib.suppress(Exception):  # a disk that is away, a record that is spoilt: neither ends a run
-            self.lost = self._footing.lost()
+            self.lost = self._folder.lost()
         if self.lost is not None:
             self._pen.gone = 0.0  # it was waited for
             self._changed()
@@ -173,9 +174,6 @@ class Recorder:
                 os.write(2, self._notes[0])
             with contextlib.suppress(IndexError):  # meanwhile pushed out by newer ones
                 self._notes.popleft()
-
-
-LOOK_S = 1.0
 
 
 class FolderWatch:

@@ -116,9 +116,9 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         # Its supervisor may have written the end just before it went.
         end = fs.read_json(paths.exit) or end_of(found.outcome)
     state = fs.read_optional(paths.state)
-    pulse = record.read_heartbeat(paths.heartbeat)
+    beat = record.read_heartbeat(paths.heartbeat)
     now = notes.boottime()
-    live = pulse is not None and whereabouts(paths, state) == HERE
+    live = beat is not None and whereabouts(paths, state) == HERE
     launcher = processes.from_json(state.get("launcher"))
     started = state.get("started")
     why = outcomes.cause(str(run.get("host")), SUPERVISOR_LOST, found.trouble) if found.trouble else None
@@ -132,17 +132,15 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "pid": launcher.pid if launcher else None,
         "ranks": run.get("ranks") or _ranks_seen(paths),
         "exit_code": end.get("exit_code") if end else None,
-        "heartbeat_age_s": round(max(0.0, now - pulse.at), 3) if pulse and live and not end else None,
-        "attempt": end.get("attempt", 1) if end else pulse.attempt if pulse else 1,
+        "heartbeat_age_s": round(max(0.0, now - beat.at), 3) if beat and live and not end else None,
+        "attempt": end.get("attempt", 1) if end else beat.attempt if beat else 1,
         "started": started if isinstance(started, str) else None,
         "ended": end.get("ended") if end else None,
         "cause": end.get("cause") if end else why,
         "candidates": end.get("candidates") or [] if end else [],
         "note": found.note,
-        "last_output_age_s": round(max(0.0, now - pulse.last_output), 3)
-        if pulse and live and pulse.last_output
-        else None,
-        "dropped_lines": end.get("dropped_lines", 0) if end else pulse.dropped if pulse else 0,
+        "last_output_age_s": round(max(0.0, now - beat.last_output), 3) if beat and live and beat.last_output else None,
+        "dropped_lines": end.get("dropped_lines", 0) if end else beat.dropped if beat else 0,
         "survivors": end.get("survivors", []) if end else [],
         "record": run,
     }
@@ -191,8 +189,8 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
         why = outcomes.cause(host, NODE_REBOOTED, "the node was rebooted while the job ran", when=when)
         return Judgement(LOST, Outcome(LOST, why, when=when))
     if processes.is_alive(supervisor):
-        pulse = record.read_heartbeat(paths.heartbeat)
-        age = notes.boottime() - pulse.at if pulse else 0.0
+        beat = record.read_heartbeat(paths.heartbeat)
+        age = notes.boottime() - beat.at if beat else 0.0
         live = [one for one in (STARTING, RUNNING, STOPPING) if one == state.get("state")]
         return Judgement(STALE if age > STALE_S else live[0] if live else STARTING)
     if supervisor is None:

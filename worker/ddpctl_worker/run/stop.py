@@ -107,8 +107,8 @@ def _forestall(paths: RunPaths, host: str, by: str) -> bool:
 
 def _ask_supervisor(paths: RunPaths, grace: float) -> None:
     """Have the supervisor stop the run, and wait for its exit record while it is alive."""
-    pulse = record.read_heartbeat(paths.heartbeat)
-    hangs = pulse is not None and notes.boottime() - pulse.at > STALE_S
+    beat = record.read_heartbeat(paths.heartbeat)
+    hangs = beat is not None and notes.boottime() - beat.at > STALE_S
     deadline = time.monotonic() + grace + (HANGS_S if hangs else GIVE_UP_S + 5.0)
     told = None
     while time.monotonic() < deadline:

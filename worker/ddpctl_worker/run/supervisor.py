@@ -74,7 +74,7 @@ class Supervisor:
         self._at = notes.boottime()
         self._guardian_fd = guardian_fd
         self._tether = Tether(guardian_fd)
-        self._recorder = Recorder(self.paths, self.host, self._pulse, self._wakeup.wake)
+        self._recorder = Recorder(self.paths, self.host, self._heartbeat, self._wakeup.wake)
         self._writer = Writer(self.paths.logs)
         self._roster = Roster(self.run, self._wakeup.watch)
         self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake)
@@ -415,10 +415,10 @@ class Supervisor:
         if known is not None:
             self._tether.tell(end=self._exit_record(known))
 
-    def _pulse(self) -> record.Pulse:
+    def _heartbeat(self) -> record.Heartbeat:
         """The age of this loop, whichever thread writes it down."""
         living, attempt = self._roster.living(), self._roster.attempt()
-        return record.Pulse(self._at, self._drain.last_output, self._writer.dropped, attempt, living)
+        return record.Heartbeat(self._at, self._drain.last_output, self._writer.dropped, attempt, living)
 
     def _rank_of(self, local: int) -> Optional[int]:
         """The rank behind a pipe, for the drain; under an elastic rendezvous only the rank's own environment tells."""

@@ -34,6 +34,11 @@ _OWN = re.compile(
     r"no socket interface found|Duplicate GPU|uncorrectable ECC|Too many open files|Cannot allocate memory",
     re.IGNORECASE,
 )
+ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
+_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
+_EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
+_OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
+_OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 
 
 class Words(NamedTuple):
@@ -141,13 +146,6 @@ def peer_words(text: str) -> Optional[str]:
 def one_line(text: str, limit: int = 400) -> str:
     found = " ".join(text.split())
     return found if len(found) <= limit else found[: limit - 3] + "..."
-
-
-ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
-_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
-_EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
-_OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
-_OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 
 
 def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:

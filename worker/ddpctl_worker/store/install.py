@@ -25,6 +25,23 @@ from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpa
 
 MARKER = "ddpctl.json"
 INSTALL_S = 900.0
+IMPORT_S = 600.0
+# Runs in the environment's own interpreter. argv: modules to import. NCCL's version exists in CUDA builds only.
+_PROGRAM = """
+import importlib, json, platform, sys
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    version = getattr(module, "__version__", None)
+    if version is not None:
+        found[name] = str(version)
+    if name == "torch":
+        if module.version.cuda:
+            found["cuda"] = str(module.version.cuda)
+        if getattr(module.distributed, "is_nccl_available", bool)():
+            found["nccl"] = ".".join(str(part) for part in module.cuda.nccl.version())
+print(json.dumps(found))
+"""
 
 
 def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -220,26 +237,6 @@ def _to_disk(path: str) -> None:
             os.sync()
     finally:
         os.close(fd)
-
-
-IMPORT_S = 600.0
-
-# Runs in the environment's own interpreter. argv: modules to import. NCCL's version exists in CUDA builds only.
-_PROGRAM = """
-import importlib, json, platform, sys
-found = {"python": platform.python_version()}
-for name in sys.argv[1:]:
-    module = importlib.import_module(name)
-    version = getattr(module, "__version__", None)
-    if version is not None:
-        found[name] = str(version)
-    if name == "torch":
-        if module.version.cuda:
-            found["cuda"] = str(module.version.cuda)
-        if getattr(module.distributed, "is_nccl_available", bool)():
-            found["nccl"] = ".".join(str(part) for part in module.cuda.nccl.version())
-print(json.dumps(found))
-"""
 
 
 def try_out(python: str, imports: List[str], channel: Channel) -> Dict[str, str]:

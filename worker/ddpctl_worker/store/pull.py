@@ -60,10 +60,12 @@ class Pieces:
 
 
 class Puller:
-    """Gets everything that is pending on the shelf, from wherever it can be had."""
+    """Gets everything that is pending, from wherever it can be had."""
 
-    def __init__(self, shelf: Incoming, tls: ssl.SSLContext, peers: List[Peer], channel: Channel, feed: Pieces) -> None:
-        self._shelf, self._tls, self._channel, self._feed = shelf, tls, channel, feed
+    def __init__(
+        self, incoming: Incoming, tls: ssl.SSLContext, peers: List[Peer], channel: Channel, pieces: Pieces
+    ) -> None:
+        self._incoming, self._tls, self._channel, self._pieces = incoming, tls, channel, pieces
         self._peers = peers  # nearest first
         self._out: Dict[str, str] = {}  # host -> why it is not asked any more
         self._unreachable = 0
@@ -91,10 +93,10 @@ class Puller:
         Raises:
             WorkerError: no_space, unsafe_path, or corrupt when even the controller's copy has the wrong hash.
         """
-        while self._shelf.pending():
+        while self._incoming.pending():
             found = self._choose()
             if found is None:
-                self._from_controller(self._shelf.pending())
+                self._from_controller(self._incoming.pending())
             else:
                 self._from_peer(*found)
 
@@ -104,7 +106,7 @@ class Puller:
 
     def _choose(self) -> Optional[Tuple[Peer, List[IncomingFile]]]:
         """The nearest node before us, for everything; else one that had the next file from the start."""
-        pending = self._shelf.pending()
+        pending = self._incoming.pending()
         if self._unreachable >= MAX_UNREACHABLE:
             return None
         for peer in self._usable():
@@ -165,14 +167,14 @@ class Puller:
             if data is None:
                 raise PeerGone("it cannot go on with %s" % item.name)
             if data:
-                self._shelf.append(item, data)
+                self._incoming.append(item, data)
                 self.relayed += len(data)
             if pace.starved(item.done):
                 raise PeerGone("nothing of %s came from it for %g s" % (item.name, STARVED_S))
             if pace.due() and self._better_elsewhere(peer, item, pace):
                 raise PeerGone("it is slow: somebody before it has much more of %s" % item.name)
         try:
-            self._shelf.finish(item)
+            self._incoming.finish(item)
         except WorkerError as error:
             if error.kind != CORRUPT:
                 raise
@@ -211,15 +213,15 @@ class Puller:
         self._channel.send({"want": [[item.sha256, item.done] for item in items]})
         for item in items:
             while item.done < item.size:
-                piece = self._feed.get()
+                piece = self._pieces.get()
                 if piece is None:
                     raise WorkerError(INTERRUPTED, "the controller went away", "run the same command again")
                 sha256, offset, data = piece
                 if (sha256, offset) != (item.sha256, item.done):
                     raise WorkerError(CORRUPT, "the controller sent another piece than was asked for")
-                self._shelf.append(item, data)
+                self._incoming.append(item, data)
                 self.fed += len(data)
-            self._shelf.finish(item)
+            self._incoming.finish(item)
 
 
 class Pace:

@@ -32,6 +32,8 @@ SILENT_S = 8.0  # a peer that sends nothing at all for this long, not even a sig
 ALIVE_S = 1.5  # how often a waiting server says that it lives
 _LINE_LIMIT = 1 << 20
 BACKLOG = 64
+MAX_CONNECTIONS = 64
+SEND_S = 20.0  # a peer that takes nothing for this long is given up
 
 
 class PeerGone(Exception):
@@ -146,16 +148,12 @@ class ChunkReader:
         return bytes(view)
 
 
-MAX_CONNECTIONS = 64
-SEND_S = 20.0  # a peer that takes nothing for this long is given up
-
-
 class Relay:
-    """Serves the files of ``shelf`` as they grow, from a thread for each connection."""
+    """Serves the files of ``incoming`` as they grow, from a thread for each connection."""
 
-    def __init__(self, shelf: Incoming, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
+    def __init__(self, incoming: Incoming, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
         """Listens on the first of ``ports`` that is free (0: any). Raises WorkerError when none is."""
-        self._shelf, self._tls, self._host = shelf, tls, host
+        self._incoming, self._tls, self._host = incoming, tls, host
         self._listener = _listen(ports)
         self._closed = threading.Event()
         self._open: Set[socket.socket] = set()
@@ -218,24 +216,24 @@ class Relay:
         if request.get("to") != self._host:
             return  # they dialled an address that means another machine to them
         if "status" in request:
-            item = self._shelf.items.get(request["status"])
+            item = self._incoming.items.get(request["status"])
             send_chunk(sock, b"", item.done if item else 0)
             return
         files: List[List[Any]] = request["files"]
         for sha256, offset in files:
-            item = self._shelf.items.get(sha256)
+            item = self._incoming.items.get(sha256)
             if item is None or not self._send(sock, item, int(offset)):
                 send_gone(sock)
                 return
 
     def _send(self, sock: ssl.SSLSocket, item: IncomingFile, offset: int) -> bool:
         """All of a file from ``offset``, while it still arrives here; False when it does not go on."""
-        fd, generation = self._shelf.open(item)
+        fd, generation = self._incoming.open(item)
         if fd is None:
             return False
         try:
             while offset < item.size:
-                there = self._shelf.wait(item, offset, generation, ALIVE_S)
+                there = self._incoming.wait(item, offset, generation, ALIVE_S)
                 if there is None:
                     return False
                 data = read_at(fd, min(CHUNK, there - offset), offset) if there > offset else b""

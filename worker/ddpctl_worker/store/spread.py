@@ -35,7 +35,7 @@ class Orders:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.feed = Pieces()
+        self.pieces = Pieces()
         self.go = threading.Event()
         self.end = threading.Event()
         self.peers: List[Peer] = []
@@ -59,7 +59,7 @@ class Orders:
         except (OSError, ValueError, KeyError, WorkerError):
             pass  # a broken order stream is the same as its end
         self._channel.closed.set()
-        self.feed.closed.set()
+        self.pieces.closed.set()
         self.go.set()
         self.end.set()
 
@@ -72,7 +72,7 @@ class Orders:
             size = int(order["size"])
             if size > MAX_PIECE:
                 raise ValueError("a piece of %d bytes" % size)
-            self.feed.put(order["hash"], int(order["offset"]), b"".join(self._channel.body(size)))
+            self.pieces.put(order["hash"], int(order["offset"]), b"".join(self._channel.body(size)))
         elif cmd == "lost":
             self._lost.append(order["host"])
             if self.puller is not None:
@@ -89,50 +89,50 @@ def spread(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     if not request.get("files"):
         raise WorkerError(BAD_REQUEST, "spread needs files")
     base_dir = request["base_dir"]
-    shelf = Incoming(base_dir, request["files"])
+    incoming = Incoming(base_dir, request["files"])
     relay: Optional[Relay] = None
     try:
         folder = own_folder(base_dir)
         certificate, key = request["certificate"], request["key"]
-        relay = Relay(shelf, context(certificate, key, folder, True), request["host"], request.get("ports") or [0])
+        relay = Relay(incoming, context(certificate, key, folder, True), request["host"], request.get("ports") or [0])
         orders = Orders(channel)
         channel.send(
             {
                 "listening": relay.port,
                 "addresses": own_addresses(),
-                "have": [item.sha256 for item in shelf.items.values() if item.complete],
-                "done": shelf.done,
+                "have": [item.sha256 for item in incoming.items.values() if item.complete],
+                "done": incoming.done,
             }
         )
         orders.go.wait()
-        puller = Puller(shelf, context(certificate, key, folder, False), orders.peers, channel, orders.feed)
+        puller = Puller(incoming, context(certificate, key, folder, False), orders.peers, channel, orders.pieces)
         orders.attach(puller)
-        _pull(puller, shelf, channel)
-        channel.send({"progress": shelf.done})
+        _pull(puller, incoming, channel)
+        channel.send({"progress": incoming.done})
         channel.send({"complete": True})
         orders.end.wait()
         return {
-            "found": shelf.found,
+            "found": incoming.found,
             "relayed": puller.relayed,
             "fed": puller.fed,
             "served": relay.sent,
             "suspects": puller.suspects,
         }
     finally:
-        shelf.close()
+        incoming.close()
         if relay is not None:
             relay.close()
 
 
-def _pull(puller: Puller, shelf: Incoming, channel: Channel) -> None:
+def _pull(puller: Puller, incoming: Incoming, channel: Channel) -> None:
     """Get everything, and tell how far we are meanwhile."""
     over = threading.Event()
 
     def tell() -> None:
         last = -1
         while not over.wait(PROGRESS_S):
-            if shelf.done != last:
-                last = shelf.done
+            if incoming.done != last:
+                last = incoming.done
                 channel.send({"progress": last})
 
     teller = threading.Thread(target=tell, daemon=True)
