@@ -25,7 +25,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_record(tmp_path: Path) -> Non
     code = f"""
 import sys
 sys.path.insert(0, {WORKER!r})
-from ddpctl_worker.record import write_json
+from ddpctl_worker.fs import write_json
 n = 0
 while True:
     n += 1

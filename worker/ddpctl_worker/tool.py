@@ -28,11 +28,12 @@ def run(
     env: Optional[Dict[str, str]] = None,
     cwd: Optional[str] = None,
     replace_env: Optional[Dict[str, str]] = None,
+    limit: int = OUTPUT_LIMIT,
 ) -> Dict[str, Any]:
     """The program's ``code`` (None when it had to be killed), ``stdout``, ``stderr``, ``timed_out`` and ``seconds``.
 
-    ``env`` is added to ours, ``replace_env`` stands in its place. A program that is stuck in the kernel survives
-    SIGKILL; it is left behind, never waited for.
+    ``env`` is added to ours, ``replace_env`` stands in its place; ``limit``: bytes kept of either stream. A program
+    that is stuck in the kernel survives SIGKILL; it is left behind, never waited for.
     Raises FileNotFoundError where there is no such program.
     """
     program = find(argv[0])
@@ -57,8 +58,8 @@ def run(
         _give_up(process)
     return {
         "code": None if timed_out else process.returncode,
-        "stdout": out[:OUTPUT_LIMIT].decode("utf-8", "replace"),
-        "stderr": err[:OUTPUT_LIMIT].decode("utf-8", "replace"),
+        "stdout": out[:limit].decode("utf-8", "replace"),
+        "stderr": err[:limit].decode("utf-8", "replace"),
         "timed_out": timed_out,
         "seconds": round(time.monotonic() - started, 3),
     }
@@ -74,9 +75,9 @@ def _give_up(process: "subprocess.Popen[bytes]") -> None:
         process.wait(GONE_S)
 
 
-def tool(argv: List[str], timeout: float) -> Optional[Dict[str, Any]]:
+def tool(argv: List[str], timeout: float, **how: Any) -> Optional[Dict[str, Any]]:
     """Like ``run``, but None where the program is not installed."""
     try:
-        return run(argv, timeout)
+        return run(argv, timeout, **how)
     except FileNotFoundError:
         return None

@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker import tool
 from ddpctl_worker.facts.env import site_folders
-from ddpctl_worker.facts.torch import fingerprint, load, remember, stamp
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.facts.torch import cache_file, fingerprint, remember, stamp
+from ddpctl_worker.fs import read_optional, read_text
 from ddpctl_worker.proc import boot_id
 
 _MOST_FILES = 20000
@@ -22,7 +22,6 @@ _TEXT_LIMIT = 256 * 1024
 _HASH_LIMIT = 64 << 20
 _CODE = (".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".cu", ".cpp")
 _SKIPPED = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"})
-CACHE = "modules.%s.json"  # a host each: a home on NFS is that of all nodes
 _MARK = "DDPCTL-MODULES "
 _AT = "DDPCTL-MODULE "
 # What a guard of a statement catches: ``except ModuleNotFoundError`` and ``except ImportError``.
@@ -176,8 +175,8 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     python = str(params.get("python") or sys.executable)
     key = _key(python, statements, env)
-    cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE % os.uname().nodename)
-    known = load(cache)
+    cache = cache_file("modules", context)
+    known = read_optional(cache)
     if key in known:
         return {"failed": [], "error": None, "cached": True}
     said = tool.run(

@@ -5,17 +5,17 @@ The import is remembered, the devices are not: the driver's library is asked for
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import tool
 from ddpctl_worker.facts.env import libraries, module_version, site_folders
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.fs import read_optional, read_text, write_json
 from ddpctl_worker.proc import boot_id
 
 # They choose and order what a process sees.
@@ -64,7 +64,6 @@ sys.__stdout__.write("\nDDPCTL-DEVICES " + json.dumps(out) + "\n")
 
 _DEVICES_MARK = "DDPCTL-DEVICES "
 KEEP = 8  # environments remembered
-CACHE = "torch_import.%s.json"  # a host each: a home on NFS is that of all nodes
 SEEN_S = 15.0  # how long the driver's library may take; most of it is the driver's own start
 # Runs in a process of its own, with the job's search paths. Prints one JSON line.
 PROGRAM = r"""
@@ -180,8 +179,8 @@ def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, A
     until = time.monotonic() + context["deadline"] - 1.0
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     key = fingerprint(env)
-    cache = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache", CACHE % os.uname().nodename)
-    known = load(cache)
+    cache = cache_file("torch_import", context)
+    known = read_optional(cache)
     live = _live(env)
     if key in known:
         value = known[key]["value"]
@@ -245,28 +244,15 @@ def stamp(path: str) -> Optional[List[int]]:
     return [status.st_mtime_ns, status.st_size]
 
 
-def load(path: str) -> Dict[str, Any]:
-    """What is remembered; a file that cannot be read as such is as good as none."""
-    try:
-        known = json.loads(read_text(path) or "{}")
-    except ValueError:
-        return {}
-    return known if isinstance(known, dict) else {}
+def cache_file(name: str, context: Dict[str, Any]) -> str:
+    """Where this host remembers answers: a file a host, for a home on NFS is that of all nodes."""
+    folder = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache")
+    return os.path.join(folder, "%s.%s.json" % (name, os.uname().nodename))
 
 
 def remember(path: str, known: Dict[str, Any], key: str, value: Dict[str, Any]) -> None:
-    """Written aside and renamed. A node whose disk is full simply does not remember."""
+    """A node whose disk is full simply does not remember."""
     newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEEP - 1]
-    known = dict(newest, **{key: {"time": time.time(), "value": value}})
-    folder = os.path.dirname(path)
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(known, file)
-            os.rename(aside, path)
-        except OSError:
-            os.unlink(aside)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        write_json(path, dict(newest, **{key: {"time": time.time(), "value": value}}), durable=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -15,6 +14,7 @@ from ddpctl_worker.gang.council import SILENT_S, STILL_S
 from ddpctl_worker.gang.cutwatch import CutWatch
 from ddpctl_worker.notes import boottime, note, trace
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.wakeup import WakePipe
 
 BEAT_S = 1.0
 IDLE_S = 0.25  # between two turns of a loop that nothing wakes
@@ -44,9 +44,7 @@ class Gang:
         self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
         self._cuts = CutWatch(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
         self._lock = threading.Lock()
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
+        self._pipe = WakePipe()
         self._output: Optional[float] = None  # seconds since boot
         self._living = 0  # ranks
         self._supervised = time.monotonic()  # when the supervisor's loop last turned
@@ -76,14 +74,14 @@ class Gang:
         age = max(0.0, time.time() - outcome.when) if outcome.when else 0.0
         with self._lock:
             self._inbox.append((outcome, boottime() - age))
-        self._poke()
+        self._pipe.wake()
 
     def leave(self, outcome: Outcome) -> None:
         """This node has ended: say so. The thread ends by itself; the hub's once every node has."""
         if self._leaving is None:
             self._leaving = outcome
             self._cuts.stop()
-            self._poke()
+            self._pipe.wake()
 
     @property
     def talking(self) -> bool:
@@ -168,7 +166,7 @@ class Gang:
     def _found(self, link: Dict[str, Any]) -> None:
         with self._lock:
             self._links.append(link)
-        self._poke()
+        self._pipe.wake()
 
     def _found_links(self) -> List[Dict[str, Any]]:
         """What was found of the links to other nodes since the last call."""
@@ -192,12 +190,3 @@ class Gang:
 
     def _output_age(self) -> Optional[float]:
         return None if self._output is None else max(0.0, boottime() - self._output)
-
-    def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_w, b"\0")
-
-    def _empty_wake_pipe(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake_r, 4096):
-                pass

@@ -77,7 +77,7 @@ class Council:
         seat = self.seats[host]
         if age > STILL_S and not seat.finished:
             text = "the supervisor on %s stands still: its loop has not turned for %d s" % (host, age)
-            self._give_up(host, seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
+            self._give_up(seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
         """A member's connection ended."""
@@ -189,10 +189,10 @@ class Council:
             if host == self._hub or seat.finished or not seat.joined:
                 continue
             if seat.gone is not None and now - seat.gone > REJOIN_S:
-                self._give_up(host, seat, self._why_gone(host), seat.gone, now)
+                self._give_up(seat, self._why_gone(host), seat.gone, now)
             elif now - seat.heard > SILENT_S:
                 text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
-                self._give_up(host, seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
+                self._give_up(seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
 
     def _find_cut(self, now: float) -> None:
         found = self.cuts.decide(
@@ -213,7 +213,7 @@ class Council:
         text = "the supervisor on %s is gone; the host itself still answers" % host
         return outcomes.cause(host, SUPERVISOR_LOST, text)
 
-    def _give_up(self, host: str, seat: Seat, why: Dict[str, Any], since: float, now: float) -> None:
+    def _give_up(self, seat: Seat, why: Dict[str, Any], since: float, now: float) -> None:
         seat.finished = True
         if self.verdict is None:
             self._candidates.append(Candidate(outcomes.failed(why), since, now))

@@ -61,7 +61,7 @@ class HubGang(Gang):
 
     def _loop(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._selector.register(self._pipe, selectors.EVENT_READ)
         beat_at = 0.0
         leave_by: Optional[float] = None
         while True:
@@ -148,8 +148,8 @@ class HubGang(Gang):
     def _serve(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
-        elif key.fd == self._wake_r:
-            self._empty_wake_pipe()
+        elif key.fileobj is self._pipe:
+            self._pipe.clear()
         else:
             line: _Line = key.data
             if events & selectors.EVENT_WRITE:

@@ -121,9 +121,9 @@ class MemberGang(Gang):
             self._close()
 
     def _receive(self, timeout: float) -> None:
-        ready, _, _ = select.select([self._wake_r] + ([self._sock] if self._sock else []), [], [], timeout)
-        if self._wake_r in ready:
-            self._empty_wake_pipe()
+        ready, _, _ = select.select([self._pipe, *([self._sock] if self._sock else [])], [], [], timeout)
+        if self._pipe in ready:
+            self._pipe.clear()
         if self._sock is None or self._sock not in ready or self._wire is None:
             return
         try:

@@ -4,7 +4,6 @@ for nothing but output, so no rank ever stands still because of what else goes o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import threading
@@ -15,6 +14,7 @@ from typing import Callable, Deque, Dict, List, Optional, Tuple
 from ddpctl_worker.notes import boottime, note
 from ddpctl_worker.output import lines
 from ddpctl_worker.output.logs import Writer
+from ddpctl_worker.wakeup import WakePipe
 
 READ_BYTES = 256 << 10
 FLUSH_S = 0.2  # an unfinished line is shown after this
@@ -58,10 +58,8 @@ class Drain:
         self._writer, self._rank_of, self._changed = writer, rank_of, changed
         self._sources: Dict[int, OutputPipe] = {}
         self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._pipe = WakePipe()
+        self._selector.register(self._pipe, selectors.EVENT_READ)
         self._lock = threading.Lock()  # over what the sources remember, and who asked
         self._asked: List[threading.Event] = []
         self._closing = False
@@ -82,14 +80,14 @@ class Drain:
         done = threading.Event()
         with self._lock:
             self._asked.append(done)
-        self._wake()
+        self._pipe.wake()
         done.wait(timeout)
 
     def close(self) -> None:
         """Nobody writes any more: take all that is left, and be ``over``. Does not wait for it."""
         if not self._closing:
             self._closing = True
-            self._wake()
+            self._pipe.wake()
 
     def _run(self) -> None:
         while not self._closing:
@@ -114,9 +112,8 @@ class Drain:
             for one in asked:
                 one.set()
         for key, _ in self._selector.select(self._until_flush()):
-            if key.fd == self._wake_r:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_r, 4096)
+            if key.fileobj is self._pipe:
+                self._pipe.clear()
             else:
                 self._ready(self._sources[key.fd])
         self._flush()
@@ -185,7 +182,3 @@ class Drain:
         now, stream = time.time(), source.stream
         blob = b"".join([lines.encode(now, rank, stream, text, end) for text, end in pieces])
         self._writer.submit(blob, len(pieces))
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_w, b"\0")

@@ -9,12 +9,12 @@ import tempfile
 from typing import IO, Any, Dict, Iterator, List, Optional, Set
 
 from ddpctl_worker import fs
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_SUCH_RUN
+from ddpctl_worker.channel import Channel
 from ddpctl_worker.output.lines import decode
 from ddpctl_worker.output.logs import Reader
-from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.launcher import folders_of, place, working_folder
+from ddpctl_worker.run.record import named_by
 
 CHUNK = 1 << 20
 
@@ -25,10 +25,7 @@ def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     ``outputs`` (default: those of the record) are paths or patterns below the job's working folder; ``missing`` are
     those that match nothing on this node.
     """
-    paths = run_paths(base_of(request), request["run"], request["host"])
-    run = fs.read_json(paths.run)
-    if run is None:
-        raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    paths, run = named_by(request)
     outputs = request.get("outputs")
     sender = _Sender(channel)
     for path in (paths.run, paths.state, paths.exit, paths.debug_log):
@@ -38,7 +35,7 @@ def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         sender.plain(path, "metrics/" + os.path.relpath(path, paths.metrics))
     for path in _walk(paths.output):
         sender.plain(path, "output/" + os.path.relpath(path, paths.output))
-    missing = _send_outputs(paths, run, run.get("outputs") if outputs is None else outputs, sender)
+    missing = _send_outputs(paths, run.get("outputs") if outputs is None else outputs, sender)
     return {"files": sender.files, "bytes": sender.bytes, "missing": missing}
 
 
@@ -121,7 +118,7 @@ def _scratch(folder: str) -> IO[bytes]:
         return tempfile.TemporaryFile()
 
 
-def _send_outputs(paths: RunPaths, run: Dict[str, Any], outputs: Any, sender: _Sender) -> List[str]:
+def _send_outputs(paths: RunPaths, outputs: Any, sender: _Sender) -> List[str]:
     state = fs.read_json(paths.state) or {}
     root = os.path.realpath(str(state.get("cwd") or working_folder(None, paths)))
     missing = []

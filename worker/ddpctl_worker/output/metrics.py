@@ -14,10 +14,9 @@ import re
 import stat
 from typing import Any, Dict, List, Tuple
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_SUCH_RUN
-from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.channel import Channel
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.record import named_by
 
 LAST_BYTES = 16 << 10  # of a file: enough for the last value of everything
 CALL_BYTES = 1 << 20  # of all files in one call
@@ -34,9 +33,7 @@ def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
     What one call leaves out for its size the next one gives: it is asked again until no line comes.
     """
-    paths = run_paths(base_of(request), request["run"], request["host"])
-    if fs.read_json(paths.run) is None:
-        raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    paths, _ = named_by(request)
     offsets = request.get("offsets") or {}
     ranks = {}
     files = _files(paths)

@@ -6,13 +6,14 @@ import os
 import time
 from typing import Any, Dict, Iterator, List, Optional, Set
 
-from ddpctl_worker import fs, notes
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_SUCH_RUN, STALE, TERMINAL
+from ddpctl_worker import notes
+from ddpctl_worker.channel import Channel
+from ddpctl_worker.contract import STALE, TERMINAL
 from ddpctl_worker.notes import iso
 from ddpctl_worker.output.lines import STREAMS, decode
 from ddpctl_worker.output.logs import Reader, segments
-from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.record import named_by
 from ddpctl_worker.run.status import node_status, refuse_elsewhere
 
 POLL_S = 0.04
@@ -26,9 +27,7 @@ def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     From ``offset``, or from the last ``lines`` lines, or from the beginning; ``ranks`` keeps these ranks only. With
     ``follow`` it ends when the run is over on this node and all is read, or when the reader goes away.
     """
-    paths = run_paths(base_of(request), request["run"], request["host"])
-    if fs.read_json(paths.run) is None:
-        raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    paths, _ = named_by(request)
     wanted = request.get("ranks")
     ranks = None if wanted is None else set(wanted)
     reader = Reader(paths.logs)

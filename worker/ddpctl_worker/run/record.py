@@ -9,20 +9,34 @@ import os
 import struct
 import time
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import LOST, SCHEMA, SUPERVISOR_LOST
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.contract import LOST, NO_SUCH_RUN, SCHEMA, SUPERVISOR_LOST
 from ddpctl_worker.fs import discard, sync_folder
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.paths import RunPaths, base_of, run_paths
 
 RESERVE_BYTES = 128 << 10
 _HEARTBEAT = struct.Struct("<ddQIII")
 _OLD_HEARTBEAT = struct.Struct("<ddQII")  # without the number of ranks
 GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
 PAUSE_S = 5.0  # at most, between two attempts to write
+
+
+def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, Dict[str, Any]]:
+    """The run that a request names: its files here, and what was asked for.
+
+    Raises:
+        WorkerError: NO_SUCH_RUN.
+    """
+    paths = run_paths(base_of(request), request["run"], request["host"])
+    run = fs.read_json(paths.run)
+    if run is None:
+        raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    return paths, run
 
 
 def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:

@@ -33,7 +33,7 @@ from ddpctl_worker.run.processes import Proof
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
-from ddpctl_worker.run.wakeup import SHUTDOWN, STOP, Wakeup
+from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
