@@ -135,20 +135,6 @@ CHECKPOINT_DIR_TOKEN = "{checkpoint_dir}"
 # Variables that a launcher takes as silent defaults or that a job must not inherit from the login.
 SCRUB_PREFIXES = ("PET_", "TORCHELASTIC_", "DDPCTL_")
 SCRUB_NAMES = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "ROLE_NAME",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "SSH_CLIENT",
-        "SSH_CONNECTION",
-        "SSH_TTY",
-    }
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"}
+    | {"ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"}
 )

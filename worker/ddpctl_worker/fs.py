@@ -51,14 +51,6 @@ def private_dir(path: str) -> str:
     return path
 
 
-def private_dirs(base: str, path: str) -> str:
-    """``private_dir`` for every folder from ``base`` (not itself) down to ``path``."""
-    found = base
-    for part in os.path.relpath(path, base).split(os.sep):
-        found = private_dir(os.path.join(found, part))
-    return found
-
-
 def check_own(path: str) -> None:
     """Refuse a folder that is a symlink, another user's, or writable by others."""
     found = os.lstat(path)

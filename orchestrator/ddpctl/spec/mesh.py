@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, OK, REJECTED, STALLED
+from ddpctl_worker import contract
 
-_NO_ROOM = frozenset({DROPPED, REJECTED, NO_ROUTE, ERROR})  # what a host without room for a neighbour sees
+OK = contract.OK
+_NO_ROOM = frozenset(
+    {contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR}
+)  # what a host without room for a neighbour sees
 
 Pair = tuple[str, str]
 
@@ -142,7 +145,7 @@ class Mesh:
 
 
 def _bulk(status: str, speed: Speed | None) -> str:
-    return STALLED if status == OK and speed is not None and speed.push == STALLED else status
+    return contract.STALLED if status == OK and speed is not None and speed.push == contract.STALLED else status
 
 
 def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:

@@ -78,9 +78,6 @@ class Writer:
             self._closing = True
             self._cond.notify()
 
-    def join(self, timeout: float = 30.0) -> None:
-        self._thread.join(timeout)
-
     def _drop(self, lines: int) -> None:
         self.dropped += lines
         self._untold += lines

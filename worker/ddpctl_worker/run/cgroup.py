@@ -14,6 +14,8 @@ import time
 from collections import deque
 from typing import Any, Deque, Iterator, List, Optional, Set, Tuple
 
+from ddpctl_worker.fs import read_text
+
 ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and beside version 1
 OOM_LOOK_S = 0.5
 
@@ -139,11 +141,7 @@ class OomHistory:
 
 
 def _memory_events() -> List[str]:
-    try:
-        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
-            entries = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
+    entries = [line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines()]
     found = []
     for _, controllers, group in (entry for entry in entries if len(entry) == 3):
         if "memory" in controllers.split(","):
@@ -155,12 +153,7 @@ def _memory_events() -> List[str]:
 
 
 def _field(path: str, name: str) -> Optional[int]:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            for line in file:
-                words = line.split()
-                if len(words) == 2 and words[0] == name:
-                    return int(words[1])
-    except (OSError, ValueError):
-        pass
+    for words in map(str.split, read_text(path).splitlines()):
+        if len(words) == 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
     return None

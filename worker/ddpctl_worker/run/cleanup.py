@@ -172,7 +172,7 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
     stopper, pause = None, 0.1
     while stopper is None:
         try:
-            stopper = run_to_end(Stopper(left.members, left.launcher, left.grace, proof=left.proof), _reap)
+            stopper = run_to_end(Stopper(left.members, left.launcher, left.grace, proof=left.proof), reap)
         except Exception as error:
             notes.note(trace(error))
             time.sleep(pause)
@@ -192,10 +192,6 @@ def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Opt
     counts = {"signalled": stopper.signalled, "forced": stopper.forced}
     more = {name: int(body.get(name) or 0) + count for name, count in counts.items()}
     return dict(body, survivors=stopper.survivors, **more)
-
-
-def _reap() -> None:
-    reap()
 
 
 class Deputy:

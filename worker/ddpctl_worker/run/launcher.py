@@ -12,22 +12,7 @@ import signal
 import subprocess
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddpctl_worker import fs, proc
-from ddpctl_worker.contract import (
-    CHECKPOINT_DIR_TOKEN,
-    CODE_DIR_TOKEN,
-    ENV_COOKIE,
-    ENV_HOST,
-    ENV_JOB,
-    ENV_METRICS,
-    ENV_OUTPUT_DIR,
-    ENV_RUN,
-    ENV_RUN_DIR,
-    OUTPUT_DIR_TOKEN,
-    RUN_DIR_TOKEN,
-    SCRUB_NAMES,
-    SCRUB_PREFIXES,
-)
+from ddpctl_worker import contract, fs, proc
 from ddpctl_worker.output.drain import Drain
 from ddpctl_worker.output.lines import STDERR, STDOUT
 from ddpctl_worker.paths import RunPaths
@@ -58,7 +43,11 @@ def login_environment() -> Dict[str, str]:
 
 def folders_of(paths: RunPaths) -> Dict[str, str]:
     """What the tokens of contract.py stand for in a run; see ``CHECKPOINT_DIR_TOKEN`` for the one that it shares."""
-    return {RUN_DIR_TOKEN: paths.node, OUTPUT_DIR_TOKEN: paths.output, CODE_DIR_TOKEN: paths.code}
+    return {
+        contract.RUN_DIR_TOKEN: paths.node,
+        contract.OUTPUT_DIR_TOKEN: paths.output,
+        contract.CODE_DIR_TOKEN: paths.code,
+    }
 
 
 def place(text: str, folders: Dict[str, str]) -> str:
@@ -84,11 +73,10 @@ def environment(
 
     ``checkpoints`` is the folder for the checkpoints of this job on this node.
     """
-    found = {
-        key: value for key, value in login.items() if key not in SCRUB_NAMES and not key.startswith(SCRUB_PREFIXES)
-    }
+    names = (key for key in login if key not in contract.SCRUB_NAMES and not key.startswith(contract.SCRUB_PREFIXES))
+    found = {key: login[key] for key in names}
     tokens = set(request.get("token_env") or ())
-    folders = {**folders_of(paths), CHECKPOINT_DIR_TOKEN: checkpoints}
+    folders = {**folders_of(paths), contract.CHECKPOINT_DIR_TOKEN: checkpoints}
     for key, value in (request.get("env") or {}).items():
         found[key] = place(value, folders) if key in tokens else value
     found.update(request.get("secrets") or {})
@@ -96,13 +84,13 @@ def environment(
     found["TORCHELASTIC_ERROR_FILE"] = paths.error_file
     found.update(
         {
-            ENV_JOB: run["job"],
-            ENV_RUN: run["run"],
-            ENV_HOST: run["host"],
-            ENV_RUN_DIR: paths.node,
-            ENV_OUTPUT_DIR: paths.output,
-            ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim names a file for each rank
-            ENV_COOKIE: cookie,
+            contract.ENV_JOB: run["job"],
+            contract.ENV_RUN: run["run"],
+            contract.ENV_HOST: run["host"],
+            contract.ENV_RUN_DIR: paths.node,
+            contract.ENV_OUTPUT_DIR: paths.output,
+            contract.ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim names a file for each rank
+            contract.ENV_COOKIE: cookie,
         }
     )
     return found

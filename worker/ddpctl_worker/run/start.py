@@ -31,11 +31,9 @@ STOP_BYTES = 4 << 10  # room for the word of a stop
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"status": NodeStatus} once the record is durable and the launcher runs, or could not be run."""
     _check(request)
-    base = fs.ensure_base(paths.base_of(request))
-    run = request["run"]
+    base, run = paths.base_of(request), request["run"]
     found = paths.run_paths(base, run["run"], run["host"])
-    fs.private_dir(paths.runs_dir(base))
-    fs.private_dir(os.path.dirname(found.node))
+    fs.own_folder(base, "runs", run["run"])
     if not _claim(found, run):
         return {"status": _standing(found, channel)}
     order = _order(request, base, found, channel.login_umask)
@@ -151,7 +149,7 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
     try:
         what = "the folder for checkpoints could not be made"
         if ENV_CHECKPOINT_DIR in env:
-            fs.private_dirs(base, env[ENV_CHECKPOINT_DIR])
+            fs.own_folder(base, *os.path.relpath(env[ENV_CHECKPOINT_DIR], base).split(os.sep))
         what = "the code could not be unpacked"
         _unpack_code(run, base, found)
     except (WorkerError, OSError) as error:

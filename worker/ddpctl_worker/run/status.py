@@ -11,24 +11,9 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from ddpctl_worker import fs, notes, proc
+from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import (
-    FAILED,
-    LOST,
-    NO_SUCH_RUN,
-    NODE_REBOOTED,
-    OTHER_MACHINE,
-    RUNNING,
-    SPAWN_FAILED,
-    STALE,
-    STARTING,
-    STOPPING,
-    SUPERVISOR_LOST,
-    TERMINAL,
-    UNREACHABLE,
-)
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.metrics import last_values
 from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
@@ -79,7 +64,7 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         if one is None:
             continue
         # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
-        if request.get("all") or name not in jobs or one["state"] not in TERMINAL:
+        if request.get("all") or name not in jobs or one["state"] not in contract.TERMINAL:
             states.append(one)
         jobs.add(name)
     states = _with_metrics(states, base, host) if job is not None else states
@@ -90,7 +75,7 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
     """As many as one message takes, in their order: what is not over first, then the newest."""
     keep: Set[int] = set()
-    for one in sorted(states, key=lambda state: state["state"] in TERMINAL):
+    for one in sorted(states, key=lambda state: state["state"] in contract.TERMINAL):
         limit -= len(json.dumps(one))
         if limit < 0:
             break
@@ -109,7 +94,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     """NodeStatus of a run that is there; writes nothing."""
     run = fs.read_json(paths.run)
     if run is None:
-        raise WorkerError(NO_SUCH_RUN, "there is no run in %s" % paths.node)
+        raise WorkerError(contract.NO_SUCH_RUN, "there is no run in %s" % paths.node)
     end = fs.read_json(paths.exit)
     found = Judgement(str(end["state"])) if end else judge(paths, run)
     if found.outcome is not None:
@@ -121,7 +106,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     live = beat is not None and whereabouts(paths, state) == HERE
     launcher = processes.from_json(state.get("launcher"))
     started = state.get("started")
-    why = outcomes.cause(str(run.get("host")), SUPERVISOR_LOST, found.trouble) if found.trouble else None
+    why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, found.trouble) if found.trouble else None
     return {
         "run": run.get("run"),
         "job": run.get("job"),
@@ -163,9 +148,9 @@ def _status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
         run = _readable(paths.run)
         if run is None:  # removed just now
             return None
-        why = outcomes.cause(str(run.get("host")), SUPERVISOR_LOST, "its record cannot be read: %s" % error)
+        why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, "its record cannot be read: %s" % error)
         found = {key: run.get(key) for key in ("run", "job", "cluster", "host", "node_rank")}
-        return dict(found, state=STALE, ranks=run.get("ranks") or [], cause=why, record=run)
+        return dict(found, state=contract.STALE, ranks=run.get("ranks") or [], cause=why, record=run)
 
 
 def _ranks_seen(paths: RunPaths) -> List[int]:
@@ -178,25 +163,25 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
     try:
         state = fs.read_json(paths.state) or {}
     except (WorkerError, OSError) as error:
-        return Judgement(STALE, trouble="its record cannot be read: %s" % error)
+        return Judgement(contract.STALE, trouble="its record cannot be read: %s" % error)
     host = str(run.get("host"))
     supervisor = processes.from_json(state.get("supervisor"))
     guardian = processes.from_json(state.get("guardian"))
     place, when = whereabouts(paths, state), last_sign(paths)
     if place == ELSEWHERE:
-        return Judgement(UNREACHABLE, note=_elsewhere(state))
+        return Judgement(contract.UNREACHABLE, note=_elsewhere(state))
     if place == BEFORE:
-        why = outcomes.cause(host, NODE_REBOOTED, "the node was rebooted while the job ran", when=when)
-        return Judgement(LOST, Outcome(LOST, why, when=when))
+        why = outcomes.cause(host, contract.NODE_REBOOTED, "the node was rebooted while the job ran", when=when)
+        return Judgement(contract.LOST, Outcome(contract.LOST, why, when=when))
     if processes.is_alive(supervisor):
         beat = record.read_heartbeat(paths.heartbeat)
         age = notes.boottime() - beat.at if beat else 0.0
-        live = [one for one in (STARTING, RUNNING, STOPPING) if one == state.get("state")]
-        return Judgement(STALE if age > STALE_S else live[0] if live else STARTING)
+        live = [one for one in (contract.STARTING, contract.RUNNING, contract.STOPPING) if one == state.get("state")]
+        return Judgement(contract.STALE if age > STALE_S else live[0] if live else contract.STARTING)
     if supervisor is None:
         return _without_supervisor(paths, host, processes.from_json(state.get("starter")), when)
     if processes.is_alive(guardian) or remains(paths, state):
-        return Judgement(STALE)  # being cleaned up, or running on without anybody to watch it: kill ends it
+        return Judgement(contract.STALE)  # being cleaned up, or running on without anybody to watch it: kill ends it
     text = "supervisor and guardian were killed; no process of the job is left"
     outcome = lost(paths, host, text, when=when)
     return Judgement(outcome.state, outcome)
@@ -206,16 +191,16 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[ProcessId]
     """No supervisor has said yet who it is. It comes from a guardian, and that from the starter, so once neither is
     there nobody is on the way any more. In this order: the starter hands over to the guardian."""
     if starter is None:
-        return Judgement(STALE, trouble="%s does not say who runs it" % paths.state)
+        return Judgement(contract.STALE, trouble="%s does not say who runs it" % paths.state)
     if processes.is_alive(starter) or _coming(paths, host):
-        return Judgement(STARTING)
+        return Judgement(contract.STARTING)
     if remains(paths, holders(paths)):
-        return Judgement(STALE)
+        return Judgement(contract.STALE)
     if fs.read_optional(paths.state).get("supervisor"):  # came and went in between: the next look judges that
-        return Judgement(STARTING)
+        return Judgement(contract.STARTING)
     text = "the start was interrupted before the launcher ran; start it again"
-    why = outcomes.cause(host, SPAWN_FAILED, text, when=when)
-    return Judgement(FAILED, outcomes.failed(why, when=when))
+    why = outcomes.cause(host, contract.SPAWN_FAILED, text, when=when)
+    return Judgement(contract.FAILED, outcomes.failed(why, when=when))
 
 
 def _coming(paths: RunPaths, host: str) -> bool:
@@ -283,7 +268,7 @@ def _is_other(state: Dict[str, Any]) -> bool:
 
 
 def refuse_elsewhere(paths: RunPaths) -> None:
-    """For verbs that need the run's own machine. Raises WorkerError: OTHER_MACHINE.
+    """For verbs that need the run's own machine. Raises WorkerError: contract.OTHER_MACHINE.
 
     One that has just been restarted looks like another one of its image until its heart is seen to beat no more.
     """
@@ -291,7 +276,9 @@ def refuse_elsewhere(paths: RunPaths) -> None:
     first = last_sign(paths)
     while not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
         if _is_other(state) or last_sign(paths) > first:
-            raise WorkerError(OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory")
+            raise WorkerError(
+                contract.OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory"
+            )
         time.sleep(0.5)
 
 

@@ -93,9 +93,7 @@ def _forestall(paths: RunPaths, host: str, by: str) -> bool:
     aside = RunPaths(os.path.join(parent, ".%s.%s" % (host, secrets.token_hex(6))))
     try:
         runs = os.path.dirname(parent)
-        fs.ensure_base(os.path.dirname(runs))
-        fs.private_dir(runs)
-        fs.private_dir(parent)
+        fs.own_folder(os.path.dirname(runs), os.path.basename(runs), os.path.basename(parent))
         os.mkdir(aside.node, 0o700)
         record.write(aside, outcomes.killed(host, by), patience=0.0)
         os.rename(aside.node, paths.node)

@@ -121,7 +121,7 @@ class Stopper:
         self._proof.kill()
 
 
-def run_to_end(stopper: Stopper, between: Callable[[], None] = lambda: None) -> Stopper:
+def run_to_end(stopper: Stopper, between: Callable[[], object] = lambda: None) -> Stopper:
     """Tick until it is over; ``between`` is called after every look (reaping, say)."""
     while not stopper.tick():
         between()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -118,8 +117,3 @@ class Incoming:
             if item.failed or item.generation != generation:
                 return None
             return item.done
-
-
-def read_at(fd: int, size: int, offset: int) -> bytes:
-    """Up to ``size`` bytes at ``offset``."""
-    return os.pread(fd, size, offset)

@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.contract import NO_PORT
 from ddpctl_worker.net import listen
-from ddpctl_worker.store.incoming import Incoming, IncomingFile, read_at
+from ddpctl_worker.store.incoming import Incoming, IncomingFile
 
 HEADER = struct.Struct(">IQ")
 GONE = 0xFFFFFFFF
@@ -236,7 +236,7 @@ class Relay:
                 there = self._incoming.wait(item, offset, generation, ALIVE_S)
                 if there is None:
                     return False
-                data = read_at(fd, min(CHUNK, there - offset), offset) if there > offset else b""
+                data = os.pread(fd, min(CHUNK, there - offset), offset) if there > offset else b""
                 send_chunk(sock, data, there)
                 offset += len(data)
                 self.sent += len(data)
