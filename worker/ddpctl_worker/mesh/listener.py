@@ -179,7 +179,7 @@ class Listener:
         connection.sock.close()
 
 
-def bind_wanted(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
+def bind_all(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
     """Sockets for these ports, and {"port", "errno", "error"} of those that are taken.
 
     A port that a preflight which just ended still holds is waited for, up to ``wait_s`` seconds.
@@ -247,7 +247,7 @@ def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """
     key = key_of(request)
     wanted = [int(port) for port in request.get("ports", ())]
-    sockets, taken = bind_wanted(wanted, float(request.get("wait_s", 2.0)))
+    sockets, taken = bind_all(wanted, float(request.get("wait_s", 2.0)))
     listening = [sock.getsockname()[1] for sock in sockets]
     samples = _bind_samples(int(request.get("samples", 0)), set(listening))
     sampled = sorted(sock.getsockname()[1] for sock in samples)

@@ -21,7 +21,7 @@ from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
 from ddpctl_worker.run.processes import ProcessId, Proof
-from ddpctl_worker.run.record import Pen, lost
+from ddpctl_worker.run.record import ExitWriter, lost
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 BEAT_S = 1.0
@@ -180,9 +180,9 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
     ended = stopper
     if left.group is not None:
         left.group.remove()
-    pen = Pen(paths)
-    while not left.recorded and not pen.wrote(lambda: _exit_record(paths, left, ended, detail)):
-        time.sleep(max(0.0, pen.again_at - time.monotonic()))
+    writer = ExitWriter(paths)
+    while not left.recorded and not writer.wrote(lambda: _exit_record(paths, left, ended, detail)):
+        time.sleep(max(0.0, writer.again_at - time.monotonic()))
 
 
 def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:

@@ -198,7 +198,7 @@ def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Opti
     return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text, when=when), when=when or 0.0)
 
 
-class Pen:
+class ExitWriter:
     """Writes an exit record however long the disk is away. A run whose folder was removed needs none."""
 
     def __init__(self, paths: RunPaths) -> None:

@@ -19,7 +19,7 @@ from ddpctl_worker.contract import SUPERVISOR_LOST
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import record
-from ddpctl_worker.run.record import GONE_S, Pen
+from ddpctl_worker.run.record import GONE_S, ExitWriter
 
 ANSWER_S = 2.0  # how long the supervisor waits for a look before it goes on without
 NOTES = 1000  # lines for supervisor.log that may wait
@@ -49,7 +49,7 @@ class Recorder:
         self._paths, self._heartbeat, self._changed = paths, heartbeat, changed
         self._heartbeat_file = record.HeartbeatFile(paths.heartbeat)
         self._folder = FolderWatch(paths, host)
-        self._pen = Pen(paths)
+        self._exit_writer = ExitWriter(paths)
         self._cond = threading.Condition()
         self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable
         self._notes: Deque[bytes] = deque(maxlen=NOTES)
@@ -116,9 +116,9 @@ class Recorder:
             if self._end is None:
                 self._check_folder()
         self._write_values()
-        if self._end is not None and time.monotonic() >= self._pen.again_at:
+        if self._end is not None and time.monotonic() >= self._exit_writer.again_at:
             end = self._end
-            if self._pen.wrote(lambda: end):
+            if self._exit_writer.wrote(lambda: end):
                 self._heartbeat_file.write(self._heartbeat())
                 self._write_notes()
                 self.ended = True
@@ -128,7 +128,7 @@ class Recorder:
         if self._values:
             due.append(self._retry_at)
         if self._end is not None:
-            due.append(self._pen.again_at)
+            due.append(self._exit_writer.again_at)
         return min(due)
 
     def _answer(self, look: Look) -> None:
@@ -145,7 +145,7 @@ class Recorder:
         with contextlib.suppress(Exception):  # a disk that is away, a record that is spoilt: neither ends a run
             self.lost = self._folder.lost()
         if self.lost is not None:
-            self._pen.gone = 0.0  # it was waited for
+            self._exit_writer.gone = 0.0  # it was waited for
             self._changed()
 
     def _write_values(self) -> None:
