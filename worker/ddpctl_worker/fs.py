@@ -73,6 +73,14 @@ def read_text(path: str, limit: int = 1 << 20) -> str:
         return ""
 
 
+def read_number(path: str, base: int = 10) -> Optional[int]:
+    """The whole number that a small file holds; None when it cannot be read, or holds anything else."""
+    try:
+        return int(read_text(path, limit=64), base)
+    except ValueError:
+        return None
+
+
 def discard(path: str) -> None:
     """Remove a file, if it is there and that is possible."""
     with contextlib.suppress(OSError):

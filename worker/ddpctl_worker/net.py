@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.fs import read_number, read_text
 
 _RTM_GETADDR = 22
 _RTM_NEWADDR = 20
@@ -131,23 +131,16 @@ def _fallback_addresses() -> Iterator[Tuple[int, int, str, str]]:
 def _link(interface: str) -> Dict[str, Any]:
     """State of one interface from sysfs; ``virtual``: no hardware of its own (bridge, veth, tunnel, loopback)."""
     folder = "/sys/class/net/" + interface
-    flags = _read_number(folder + "/flags", 16)
-    speed = _read_number(folder + "/speed")
+    flags = read_number(folder + "/flags", 16)
+    speed = read_number(folder + "/speed")
     return {
         "up": flags is None or bool(flags & _IFF_UP),
-        "carrier": _read_number(folder + "/carrier") != 0,
-        "mtu": _read_number(folder + "/mtu"),
+        "carrier": read_number(folder + "/carrier") != 0,
+        "mtu": read_number(folder + "/mtu"),
         "speed": speed if speed and speed > 0 else None,
         "virtual": not os.path.exists(folder + "/device"),
         "bridge": os.path.exists(folder + "/bridge"),
     }
-
-
-def _read_number(path: str, base: int = 10) -> Optional[int]:
-    try:
-        return int(read_text(path, limit=64), base)
-    except ValueError:
-        return None
 
 
 def ssh_address() -> Optional[str]:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Set
 from ddpctl_worker import net, proc
 from ddpctl_worker.contract import ENV_JOB
 from ddpctl_worker.facts import user_name
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.fs import read_number
 from ddpctl_worker.notes import boottime
 
 _MOST = 200
@@ -19,6 +19,7 @@ _SHOWN = ("DDPCTL_JOB", "DDPCTL_RUN", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADD
 # How the worker shows in a command line: started by the bootstrap, or as a module.
 _SUPERVISOR = (b"ddpctl=json.loads", b"ddpctl_worker")
 _STATES = {"01": "established", "02": "syn-sent", "06": "time-wait", "08": "close-wait", "0A": "listening"}
+UNPRIVILEGED = 1024  # the first port that anybody may have, where the kernel does not say
 SHOWN = 300  # characters of a command line
 
 
@@ -29,13 +30,13 @@ def port(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """
     number = int(params["port"])
     error = bind_error(number)
-    start = read_text("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip()
+    start = read_number("/proc/sys/net/ipv4/ip_unprivileged_port_start")  # 0 in many containers
     return {
         "port": number,
         "error": error,
         "owners": owners(number) if error else [],
         "ephemeral": list(net.port_range()),
-        "unprivileged_start": int(start) if start else 1024,
+        "unprivileged_start": UNPRIVILEGED if start is None else start,
         "uid": os.getuid(),
     }
 

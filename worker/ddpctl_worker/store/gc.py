@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import fcntl
 import glob
-import json
 import os
 import shutil
 import stat
@@ -164,8 +163,7 @@ class Finder:
 
     def _keep_environment(self, path: str, marker: str) -> None:
         self.kept_environments.add(os.path.basename(path))
-        with contextlib.suppress(OSError, ValueError, KeyError), open(marker) as file:
-            self._wheels.update(json.load(file)["wheels"])
+        self._wheels.update(read_optional(marker).get("wheels", ()))
         self._staying.update(info.st_ino for info in files_of(path))
 
     # --- files --------------------------------------------------------------------------------------------------------

@@ -79,10 +79,8 @@ def environment_id(lock_hash: str) -> str:
 def usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
     """The marker of a complete environment whose packages are those that were installed; None where there is none."""
     path = os.path.join(own_folder(base_dir, "envs"), name)
-    try:
-        with open(os.path.join(path, MARKER)) as file:
-            marker: Dict[str, Any] = json.load(file)
-    except (OSError, ValueError):
+    marker = fs.read_optional(os.path.join(path, MARKER))
+    if not marker:
         return None
     site = os.path.join(path, marker["site"])
     if not os.access(os.path.join(path, "bin", "python"), os.X_OK) or packages(site) != marker["packages"]:
@@ -128,7 +126,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
                 fill(uv, place, folder, request)
                 break
             except UvFailed as failed:
-                _blame(base_dir, wheels, failed, channel)
+                _blame(base_dir, wheels, failed)
             except Damaged as damaged:
                 # uv's cache lost something (a power cut before it reached the disk): once more, with a new one.
                 if attempt == 2:
@@ -147,8 +145,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
             "wheels": [wheel["hash"] for wheel in wheels],
             "created": time.time(),
         }
-        with open(os.path.join(place, MARKER), "w") as file:
-            json.dump(marker, file)
+        fs.write_json(os.path.join(place, MARKER), marker, durable=False)
         _to_disk(place)
         final = os.path.join(envs, name)
         if os.path.lexists(final):
@@ -205,7 +202,7 @@ def check_sizes(site: str) -> None:
                 raise Damaged("%s of %s has %d bytes instead of %s" % (row[0], info, size, row[2]))
 
 
-def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed, channel: Channel) -> None:
+def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed) -> None:
     """uv could not install: is it one of our files? Always raises."""
     rotten = [wheel["name"] for wheel in wheels if discard_if_corrupt(base_dir, wheel["hash"])]
     if rotten:
@@ -219,11 +216,8 @@ def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed, channe
 
 def _known_wheels(envs: str) -> "set[str]":
     """Hashes of wheels that some environment here has already: they lie unpacked in the cache."""
-    known = set()
-    for entry in os.listdir(envs):
-        with contextlib.suppress(OSError, ValueError, KeyError), open(os.path.join(envs, entry, MARKER)) as file:
-            known.update(json.load(file)["wheels"])
-    return known
+    markers = (fs.read_optional(os.path.join(envs, entry, MARKER)) for entry in os.listdir(envs))
+    return {wheel for marker in markers for wheel in marker.get("wheels", ())}
 
 
 def _to_disk(path: str) -> None:
