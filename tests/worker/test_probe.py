@@ -21,7 +21,7 @@ from ddpctl_worker.facts import env, host, job, nvidia, probe, processes
 
 
 @pytest.fixture
-def link() -> Iterator[Channel]:
+def channel() -> Iterator[Channel]:
     reader, writer = os.pipe()
     yield Channel(reader, writer)
     os.close(reader)

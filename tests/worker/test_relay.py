@@ -219,7 +219,7 @@ def test_a_file_that_came_changed_starts_from_scratch_for_its_readers_too(tmp_pa
 
 def test_silence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that accepts and never says a word: not even a sign of life."""
-    monkeypatch.setattr(relay, "SILENT_S", 0.5)
+    monkeypatch.setattr(wire, "SILENT_S", 0.5)
     tls = wire.context(OURS.certificate, OURS.key, str(tmp_path), True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held: list[ssl.SSLSocket] = []
