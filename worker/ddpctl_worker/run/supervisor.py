@@ -7,7 +7,6 @@ gang talks, each in a thread of its own. So neither a slow disk nor a slow netwo
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -17,7 +16,6 @@ from ddpctl_worker import notes, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING
 from ddpctl_worker.gang import join
-from ddpctl_worker.gang.council import VICTIMS_S
 from ddpctl_worker.notes import Faults, trace
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.drain import Drain
@@ -27,6 +25,7 @@ from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run import processes, ranks, record
 from ddpctl_worker.run.cleanup import Deputy, Tether
 from ddpctl_worker.run.deadlines import Deadlines
+from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.launcher import Launching
 from ddpctl_worker.run.processes import Proof
@@ -37,7 +36,6 @@ from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
-VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
@@ -57,11 +55,7 @@ class Supervisor:
         self.guardian = guardian
         self.state = STARTING
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
-        self.outcome: Optional[Outcome] = None
-        self.candidate: Optional[Outcome] = None  # this node's own view, until the gang has agreed
         self._reply: Optional[Reply] = reply
-        self._candidate_until = 0.0
-        self._closer_at = 0.0
         self._leftover: Optional[float] = None  # seconds for what outlived the launcher, once that has ended by itself
         self._stop_look: Optional[Look] = None
         self._stopper: Optional[Stopper] = None
@@ -82,6 +76,7 @@ class Supervisor:
         self._deputy = Deputy(order, self._tether)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
+        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
 
     def start(self) -> None:
         """Spawn the launcher, and the threads that must be there before it says a word."""
@@ -111,6 +106,10 @@ class Supervisor:
     def launcher(self) -> Optional[processes.ProcessId]:
         return self._launching.launcher
 
+    @property
+    def outcome(self) -> Optional[Outcome]:
+        return self._ending.outcome
+
     def _stop_asked(self) -> bool:
         """Whether somebody wants it stopped already; the loop will see to that."""
         asked = os.path.lexists(self.paths.stop)
@@ -121,7 +120,7 @@ class Supervisor:
     def _refuse(self, why: str) -> None:
         """This run cannot be started, or not be found again."""
         if self.outcome is None:
-            self._end_with(outcomes.failed(outcomes.cause(self.host, SPAWN_FAILED, why)))
+            self._ending.end_with(outcomes.failed(outcomes.cause(self.host, SPAWN_FAILED, why)))
         self._answer(why)
 
     def _answer(self, refused: Optional[str]) -> None:
@@ -186,9 +185,8 @@ class Supervisor:
         """Note how the launcher ended, and only then reap: a guardian that finds it gone has been told."""
         if self.launcher is not None and self.status is None:
             self.status = processes.ended(self.launcher.pid)
-            if self.status == 0 and self.outcome is None and self.candidate is None:
-                self.outcome = outcomes.succeeded()
-                self._tell_outcome()
+            if self.status == 0 and self._ending.known is None:
+                self._ending.settle(outcomes.succeeded())
         ended = reap()
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
@@ -219,15 +217,9 @@ class Supervisor:
         """What must end, and why."""
         self._take_orders()
         if self.outcome is None and self._recorder.lost is not None:
-            self._end_with(self._recorder.lost)
-        if self.outcome is None and self.candidate is None:
-            self._find_failure()
-        self._look_closer()
-        self._look_finally()
-        if self.outcome is None and self.candidate is None:
-            self._check_deadlines()
-        self._agree()
-        if self.outcome is not None or (self.status is not None and self.candidate is not None):
+            self._ending.end_with(self._recorder.lost)
+        self._ending.look(self.status, self._stopper is not None, self._overdue)
+        if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
         if self._stopper is not None:
             self._stopper.tick()
@@ -245,7 +237,7 @@ class Supervisor:
     def _take_orders(self) -> None:
         if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
             text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
-            self._propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
+            self._ending.propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
         if self._wakeup.asked(STOP):
             self._stop_look = self._recorder.look()
         if self._stop_look is not None and self._stop_look.over:
@@ -254,80 +246,14 @@ class Supervisor:
 
     def _obey(self, request: Dict[str, Any]) -> None:
         """Somebody asks for the end; without a word of his on the disk the signal alone says so."""
-        if self.outcome is None and (self.candidate is None or self.candidate.victim):
-            self._end_with(outcomes.killed(self.host, str(request.get("by") or "")))
-        elif self.outcome is None:
-            self.outcome = self.candidate  # it had failed before; a stop need not wait for the others' word
+        self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
         self._begin_stop(None if grace is None else float(grace))
         if self._stopper is not None and grace is not None:
             self._stopper.shorten(float(grace))
 
-    def _end_with(self, outcome: Outcome) -> None:
-        """That is how it ends, whatever the other nodes think; they are told."""
-        self.outcome = outcome
-        self._tell_outcome()
-        if self._gang:
-            self._gang.down(outcome)
-
-    def _find_failure(self) -> None:
-        if self.status == 0:
-            self.outcome = outcomes.succeeded()
-            return
-        found = self._findings.failure(self.status)
-        if found is not None:
-            self._propose(found)
-
-    def _look_closer(self) -> None:
-        """While victims are all that is known of, once a second."""
-        now = time.monotonic()
-        asked = self._gang is not None and self._gang.asked and self.candidate is None
-        victim = self.candidate is not None and (self.candidate.victim or self.candidate.early)
-        if self.outcome or self._stopper or now < self._closer_at or not (asked or victim):
-            return
-        self._closer_at = now + 1.0
-        found = self._findings.closer(self.candidate)
-        if found is not None:
-            self._propose(found)
-
-    def _look_finally(self) -> None:
-        """Once, when the launcher has ended after a victim was reported: its report may clear a rank, and nothing else
-        can fail here any more, so that a rank which ended early counts."""
-        if self.outcome or self._stopper or not self.status or self.candidate is None or not self.candidate.victim:
-            return
-        found = self._findings.likeliest(self.status)
-        if found is not None and not found.victim:
-            self._propose(found)
-
-    def _check_deadlines(self) -> None:
-        found = self._deadlines.overdue(self._roster, self._drain.last_output, self._gang)
-        if found is not None:
-            self._propose(found)
-
-    def _propose(self, candidate: Outcome) -> None:
-        """This node's view of a failure; with a gang all nodes agree on one cause first."""
-        self.candidate = candidate
-        self._candidate_until = time.monotonic() + VERDICT_S
-        self._tell_outcome()
-        if self._gang:
-            self._gang.down(candidate)
-
-    def _agree(self) -> None:
-        if self.outcome is not None:
-            return
-        verdict = self._gang.verdict if self._gang else None
-        if verdict is not None:
-            self.outcome = verdict
-            self._tell_outcome()
-        elif self.candidate is not None and time.monotonic() >= self._candidate_until + self._patience():
-            self.outcome = self.candidate
-
-    def _patience(self) -> float:
-        """How much longer than VERDICT_S there may be something to wait for."""
-        if self._gang is not None:
-            return self._gang.patience()
-        alone = self.candidate is not None and self.candidate.victim and self.status is None
-        return VICTIMS_S - VERDICT_S if alone else -math.inf
+    def _overdue(self) -> Optional[Outcome]:
+        return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang)
 
     def _grace(self) -> float:
         return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
@@ -411,7 +337,7 @@ class Supervisor:
 
     def _tell_outcome(self) -> None:
         """The guardian knows before any disk does; it writes this should nobody be left to do so."""
-        known = self.outcome or self.candidate
+        known = self._ending.known
         if known is not None:
             self._tether.tell(end=self._exit_record(known))
 
