@@ -10,9 +10,8 @@ from typing import NamedTuple
 from ddpctl_worker import contract
 
 OK = contract.OK
-_NO_ROOM = frozenset(
-    {contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR}
-)  # what a host without room for a neighbour sees
+# What a host without room for a neighbour sees.
+_NO_ROOM = frozenset({contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR})
 
 Pair = tuple[str, str]
 

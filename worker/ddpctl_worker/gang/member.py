@@ -121,7 +121,8 @@ class MemberGang(Gang):
             self._close()
 
     def _receive(self, timeout: float) -> None:
-        ready, _, _ = select.select([self._pipe, *([self._sock] if self._sock else [])], [], [], timeout)
+        waiting: List[Any] = [self._pipe] if self._sock is None else [self._pipe, self._sock]
+        ready, _, _ = select.select(waiting, [], [], timeout)
         if self._pipe in ready:
             self._pipe.clear()
         if self._sock is None or self._sock not in ready or self._wire is None:
