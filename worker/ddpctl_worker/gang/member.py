@@ -176,7 +176,7 @@ class MemberGang(Gang):
         return True
 
     def _miss_hub(self, now: float) -> None:
-        """Decide alone once the hub is lost; a hub that never was there is the start's affair (watch.py)."""
+        """Decide alone once the hub is lost; a hub that never was there is the start's affair (run/deadlines.py)."""
         if self.verdict is not None or not self._joined:
             return
         if self._refused_since is not None and now - self._refused_since > REJOIN_S:

@@ -262,5 +262,5 @@ class Dialer:
 
 
 def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """Dial every target; see dialer.py for what comes back."""
+    """The verb: dial every target; what comes back is written at the top of this file."""
     return dial_all(request, key_of(request), channel)
