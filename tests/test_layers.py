@@ -44,6 +44,15 @@ def imports(path: Path) -> Iterator[str]:
                 yield from (f"ddpctl.{alias.name}" for alias in node.names)
 
 
+def worker_imports(path: Path) -> set[str]:
+    """The worker's own modules that one of them imports, also inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ddpctl_worker"):
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found - {"ddpctl_worker"}
+
+
 def layer_of(path: Path) -> str:
     return path.relative_to(ORCHESTRATOR).parts[0].removesuffix(".py")
 
@@ -67,6 +76,32 @@ def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
     for name in imports(path):
         top = name.split(".")[0]
         assert top in sys.stdlib_module_names or top in STDLIB_ONLY_BUT, f"{path.name} imports {name}"
+
+
+# The worker's base modules know none of its packages; probe answers without anything of a run.
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [("", set()), ("facts", {"facts"}), ("gang", {"gang"}), ("store", {"store", "run"}), ("mesh", {"mesh", "run"})],
+)
+def test_the_workers_packages_stand_on_its_base_modules(folder: str, allowed: set[str]) -> None:
+    packages = {path.parent.name for path in WORKER.glob("*/__init__.py")}
+    for path in (WORKER / folder).glob("*.py"):
+        tops = {name.split(".")[1] for name in worker_imports(path)}
+        assert tops & packages <= allowed, f"{path.relative_to(WORKER)} imports {sorted(tops & packages - allowed)}"
+
+
+def test_no_circle_of_imports_in_the_worker() -> None:
+    """Also none that a late import, inside a function, would hide."""
+    paths = {
+        ".".join(("ddpctl_worker", *path.relative_to(WORKER).with_suffix("").parts)): path for path in modules(WORKER)
+    }
+    left = {name.removesuffix(".__init__"): worker_imports(path) for name, path in paths.items()}
+    while True:  # what needs nothing that is left is in no circle
+        done = {name for name, names in left.items() if not names & left.keys()}
+        if not done:
+            break
+        left = {name: names for name, names in left.items() if name not in done}
+    assert not left, f"in a circle, or above one: {sorted(left)}"
 
 
 @pytest.mark.parametrize("layer", ["spec", "checks"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddpctl.code import CodeArchive, archive, pack
 from ddpctl.errors import ProvisionError, UsageError
-from ddpctl_worker.unpack import unpack
+from ddpctl_worker.store.unpack import unpack
 from tests.code.support import Pack, git, members, write
 
 

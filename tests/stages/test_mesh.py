@@ -17,7 +17,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, T, Transport
-from ddpctl_worker.dialer import CONNECT_S, IN_FLIGHT
+from ddpctl_worker.mesh.dialer import CONNECT_S, IN_FLIGHT
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.facts import environment, infiniband, pci
+from ddpctl_worker.facts import env, infiniband, nvidia
 
 # A bridge of AMD's (nccl issue 2079): ACSCtl 0x001d = SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+.
 AER, ACS = 0x0001, 0x000D
@@ -26,15 +26,15 @@ def bridge(*capabilities: tuple[int, int]) -> bytes:
 
 
 def test_the_control_word_of_acs_is_found_among_the_capabilities() -> None:
-    assert pci.acs_control(bridge((AER, 0), (0x0019, 0), (ACS, 0x1D))) == 0x1D
-    assert pci.acs_control(bridge((AER, 0))) == 0
-    assert pci.acs_control(bytes(256)) == 0, "a device of plain PCI has no extended space"
-    assert pci.acs_control(bytes(64)) is None, "all that a user other than root may read"
+    assert nvidia.acs_control(bridge((AER, 0), (0x0019, 0), (ACS, 0x1D))) == 0x1D
+    assert nvidia.acs_control(bridge((AER, 0))) == 0
+    assert nvidia.acs_control(bytes(256)) == 0, "a device of plain PCI has no extended space"
+    assert nvidia.acs_control(bytes(64)) is None, "all that a user other than root may read"
 
 
 @given(st.binary(max_size=4096))
 def test_no_configuration_space_breaks_the_reader(config: bytes) -> None:
-    found = pci.acs_control(config)
+    found = nvidia.acs_control(config)
     assert found is None or 0 <= found <= 0xFFFF
 
 
@@ -80,5 +80,5 @@ def test_a_library_that_crashes_is_its_own_fault(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_library_cache_names_what_the_loader_finds() -> None:
-    assert any("/libc.so" in path for path in environment.cached("libc.so"))
-    assert environment.cached("libnccl-net-of-nobody") == []
+    assert any("/libc.so" in path for path in env.cached("libc.so"))
+    assert env.cached("libnccl-net-of-nobody") == []

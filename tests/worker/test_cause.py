@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.cause import HANGS_S, OOM_S, SUSPECT_S, Evidence, Verdict, candidates
-from ddpctl_worker.words import read
+from ddpctl_worker.run.cause import HANGS_S, OOM_S, SUSPECT_S, Evidence, Failure, candidates
+from ddpctl_worker.run.words import read
 
 REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
 Traceback (most recent call last):
@@ -52,7 +52,7 @@ ValueError: boom
 
 def found_in(
     status: int | None = 256, launcher: str = "", ranks: dict[int, str] | None = None, **more: Any
-) -> list[Verdict]:
+) -> list[Failure]:
     tails: dict[tuple[int | None, str], str] = {(None, "e"): launcher, (None, "o"): ""}
     tails.update({(local, "e"): text for local, text in (ranks or {}).items()})
     tails.update({(local, "o"): text for local, text in more.pop("stdout", {}).items()})
@@ -60,7 +60,7 @@ def found_in(
     return candidates(Evidence(status, tails, {0: 4, 1: 5}, **seen))
 
 
-def explained(*args: Any, **more: Any) -> Verdict:
+def explained(*args: Any, **more: Any) -> Failure:
     return found_in(*args, **more)[0]
 
 

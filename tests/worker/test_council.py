@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.council import AFTER_S, CULPRIT_S, LATE_S, MUTE_S, REJOIN_S, SILENT_S, SLACK_S, VICTIMS_S, Council
-from ddpctl_worker.gangwire import MAX_LINE, HubWire, MemberWire, Stranger
+from ddpctl_worker.gang.council import (
+    AFTER_S,
+    CULPRIT_S,
+    LATE_S,
+    MUTE_S,
+    REJOIN_S,
+    SILENT_S,
+    SLACK_S,
+    VICTIMS_S,
+    Council,
+)
+from ddpctl_worker.gang.wire import MAX_LINE, HubWire, MemberWire, Stranger
 from ddpctl_worker.outcome import Outcome
 
 HOSTS = ["hub", "a", "b"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from ddpctl_worker.roster import Roster
+from ddpctl_worker.run.ranks import Roster
 from tests.worker.node import Node, eventually, processes_of
 
 

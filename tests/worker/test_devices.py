@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.facts import amd, devices, kernel_log, nvidia, torch_import
+from ddpctl_worker.facts import amd, nvidia, torch
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ class Node:
         return {"PYTHONPATH": str(self.folder), "LD_LIBRARY_PATH": str(self.folder)}
 
     def asked(self) -> dict[str, Any]:
-        return torch_import.torch_import({"env": self.env}, {"base_dir": str(self.base), "deadline": 60.0})
+        return torch.torch_import({"env": self.env}, {"base_dir": str(self.base), "deadline": 60.0})
 
     @property
     def imports(self) -> int:
@@ -97,7 +97,7 @@ def test_nothing_is_remembered_for_another_host_boot_or_choice_of_devices(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.asked()
-    monkeypatch.setattr(torch_import, "boot_id", lambda: "another")
+    monkeypatch.setattr(torch, "boot_id", lambda: "another")
     assert not node.asked()["cached"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     told = node.asked()
@@ -113,12 +113,12 @@ def test_nothing_is_remembered_for_another_host_boot_or_choice_of_devices(
 @needs_a_compiler
 def test_a_driver_that_does_not_start_or_hangs_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.tell(CODE="802")
-    told = devices.gpu_devices({"env": node.env}, {"deadline": 60.0})
+    told = torch.gpu_devices({"env": node.env}, {"deadline": 60.0})
     assert (told["api"], told["code"], told["error"]) == ("cuda", 802, "system not yet initialized")
     node.tell(CODE="0")
     assert node.asked()["devices"] == 8
     node.tell(SLEEP="300")
-    monkeypatch.setattr(torch_import, "SEEN_S", 1.0)
+    monkeypatch.setattr(torch, "SEEN_S", 1.0)
     told = node.asked()
     assert (told["devices"], told["live"]["code"]) == (0, None)
     assert "did not answer within 1 s" in told["live"]["error"]
@@ -126,7 +126,7 @@ def test_a_driver_that_does_not_start_or_hangs_says_so(node: Node, monkeypatch: 
 
 
 def test_no_library_is_no_device() -> None:
-    told = devices.seen({}, None, None, 60.0)
+    told = torch.seen({}, None, None, 60.0)
     if told["api"] is None:
         assert told["devices"] == []
         assert "libcuda.so.1" in told["error"]
@@ -173,13 +173,13 @@ def test_a_closed_kernel_log_is_read_with_sudo_where_that_asks_nothing(
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(kernel_log, "pci_devices", lambda: [("0000:43:00.0", "0x030200")])
-    monkeypatch.setattr(kernel_log, "_from_device", lambda: (None, None, "Operation not permitted"))
+    monkeypatch.setattr(nvidia, "pci_devices", lambda: [("0000:43:00.0", "0x030200")])
+    monkeypatch.setattr(nvidia, "_from_device", lambda: (None, None, "Operation not permitted"))
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    told = kernel_log.kernel_log({}, {"deadline": 60.0})
+    told = nvidia.kernel_log({}, {"deadline": 60.0})
     assert told is not None
     assert (told["source"], told["lines"]) == ("sudo", [line])
     (tmp_path / "sudo").write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
-    told = kernel_log.kernel_log({}, {"deadline": 60.0})
+    told = nvidia.kernel_log({}, {"deadline": 60.0})
     assert told is not None
     assert (told["source"], told["lines"]) == (None, [])

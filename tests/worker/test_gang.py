@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.council import SILENT_S
-from ddpctl_worker.gangwire import MAX_HELLO, HubWire, MemberWire, Stranger
+from ddpctl_worker.gang.council import SILENT_S
+from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, thread_stopped

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker.facts import machine
+from ddpctl_worker.facts import host
 from tests.worker.node import WORKER, Node
 
 
@@ -35,7 +35,7 @@ def test_the_job_goes_before_its_supervisor_when_memory_runs_out(user: int) -> N
     code = (
         "import codecs, ctypes, os, sys\ncodecs.lookup('ascii')\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from ddpctl_worker.spawn import protect_from_oom\n"
+        "from ddpctl_worker.run.launcher import protect_from_oom\n"
         "os.setresuid(*[int(sys.argv[2])] * 3)\n"
         "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after a login: its files in /proc are its own\n"
         "print(protect_from_oom(), open('/proc/self/oom_score_adj').read())\n"
@@ -76,5 +76,5 @@ def test_what_a_control_group_leaves_counts_the_page_cache_as_free(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    found = machine.memory_limit(str(tmp_path))
+    found = host.memory_limit(str(tmp_path))
     assert (None if found is None else found[0] - found[1] + found[2]) == room

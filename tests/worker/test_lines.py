@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker import lines
+from ddpctl_worker.output import lines
 
 CHUNKS = st.lists(
     st.one_of(

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.council import LATE_S, Council
-from ddpctl_worker.cuts import DIAL_S, FRESH_S, SETTLE_S, UNACKED_S, Cuts
-from ddpctl_worker.cutwatch import SUSPECT_S, answers, owned, telling
-from ddpctl_worker.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
+from ddpctl_worker.gang.council import LATE_S, Council
+from ddpctl_worker.gang.cuts import DIAL_S, FRESH_S, SETTLE_S, UNACKED_S, Cuts
+from ddpctl_worker.gang.cutwatch import SUSPECT_S, answers, owned, telling
+from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
 from tests.worker.node import eventually
 from tests.worker.test_council import failure
 

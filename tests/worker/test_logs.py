@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpctl_worker import logs, tail
-from ddpctl_worker.lines import STDOUT, decode, encode
+from ddpctl_worker.output import logs, tail
+from ddpctl_worker.output.lines import STDOUT, decode, encode
+from tests.worker.node import eventually
 
 
 def written(folder: Path, count: int, *, segment: int = 1 << 20, total: int = 1 << 30, size: int = 50) -> logs.Writer:
@@ -29,8 +30,7 @@ def written(folder: Path, count: int, *, segment: int = 1 << 20, total: int = 1 
 
 def end(writer: logs.Writer) -> None:
     writer.close()
-    writer.join()
-    assert writer.over
+    eventually(lambda: writer.over, "the log is closed")
 
 
 def numbers(records: list[tuple[int, bytes]]) -> list[int]:
@@ -190,7 +190,7 @@ def test_a_disk_that_hangs_costs_lines_and_not_a_moment(tmp_path: Path) -> None:
     with open(fifo, "rb") as reader:
         writer.close()
         found = reader.read()
-    writer.join()
+    eventually(lambda: writer.over, "the log is closed")
     assert b"40000 lines of output were dropped here" in found
     assert found.count(b"\n") == taken + 1
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from ddpctl.transport.frames import FrameReader
-from ddpctl_worker.firewall import firewall
-from ddpctl_worker.link import Link
-from ddpctl_worker.status import ANSWER_BYTES
+from ddpctl_worker.channel import Channel
+from ddpctl_worker.mesh.firewall import firewall
+from ddpctl_worker.run.status import ANSWER_BYTES
 from tests.worker.node import Node
 
 MOST = 4 << 20
@@ -54,7 +54,7 @@ def test_firewall_rules_travel_as_raw_bytes(tmp_path: Path) -> None:
     """A node of a big cluster has megabytes of them."""
     out = tmp_path / "out"
     with out.open("wb") as file:
-        answer = firewall({}, Link(0, file.fileno()))
+        answer = firewall({}, Channel(0, file.fileno()))
     assert set(answer) == {"uid", "ufw", "firewalld", "errors"}
     reader = FrameReader()
     found = reader.feed(out.read_bytes())

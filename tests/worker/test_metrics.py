@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.metrics import CALL_BYTES, read_from
+from ddpctl_worker.output.metrics import CALL_BYTES, read_from
 from tests.worker.node import Node
 
 WRITES = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.facts import modules
+from ddpctl_worker.facts import job
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def ask(*statements: str, deadline: float = 60.0, **params: Any) -> dict[str, Any]:
         given = {"statements": list(statements), "env": {"PYTHONPATH": str(packages)}, **params}
-        found: dict[str, Any] = modules.modules(given, {"base_dir": str(tmp_path / "base"), "deadline": deadline})
+        found: dict[str, Any] = job.modules(given, {"base_dir": str(tmp_path / "base"), "deadline": deadline})
         return {**found, "tally": len(tally.read_text())}
 
     return ask

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker import addresses, listener, network
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker import net
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.mesh import listener
 
 pytestmark = pytest.mark.slow
 
-WORKER = Path(network.__file__).parents[1]
+WORKER = Path(listener.__file__).parents[1]
 NONCE = "ab" * 32
 
 
@@ -105,7 +106,7 @@ def test_other_host_other_preflight_and_nobody(listening: tuple[Worker, dict[str
     assert (wrong["status"], wrong["answered"]) == ("wrong_host", "a")
     (stranger,) = dial(at("a", port), nonce="cd" * 32)["links"]
     assert stranger["status"] == "foreign"
-    (nobody,) = dial(at("a", network.free_port({}, Link())["port"]))["links"]
+    (nobody,) = dial(at("a", listener.free_port({}, Channel())["port"]))["links"]
     assert (nobody["status"], nobody["errno"]) == ("refused", "ECONNREFUSED")
 
 
@@ -161,7 +162,7 @@ def test_listener_ends_with_its_orchestrator_and_frees_the_ports(listening: tupl
     worker, frame = listening
     worker.end()
     for port in frame["samples"]:
-        listener.bind(port).close()
+        net.listen(port).close()
 
 
 def test_port_that_is_taken_is_told_and_left_alone() -> None:
@@ -176,21 +177,21 @@ def test_port_that_is_taken_is_told_and_left_alone() -> None:
 
 
 def test_free_ports_are_distinct_stable_and_skip_what_is_taken() -> None:
-    first = network.free_port({"count": 2, "prefer": 29600}, Link())["ports"]
+    first = listener.free_port({"count": 2, "prefer": 29600}, Channel())["ports"]
     assert len(set(first)) == 2
-    assert network.free_port({"count": 2, "prefer": 29600}, Link())["ports"] == first
+    assert listener.free_port({"count": 2, "prefer": 29600}, Channel())["ports"] == first
     with socket.create_server(("127.0.0.1", first[0])):
-        moved = network.free_port({"count": 2, "prefer": 29600, "avoid": [first[1]]}, Link())["ports"]
+        moved = listener.free_port({"count": 2, "prefer": 29600, "avoid": [first[1]]}, Channel())["ports"]
     assert not set(moved) & set(first)
 
 
 def test_key_is_needed() -> None:
     with pytest.raises(WorkerError):
-        network.listen({"host": "a", "nonce": "ab"}, Link())
+        listener.listen({"host": "a", "nonce": "ab"}, Channel())
 
 
 def test_addresses_of_this_machine() -> None:
-    found = addresses.addresses()
+    found = net.addresses()
     (loopback,) = [entry for entry in found if entry["address"] == "127.0.0.1"]
     assert (loopback["interface"], loopback["prefix"], loopback["family"]) == ("lo", 8, 4)
-    assert addresses.source_address("127.0.0.5") is not None
+    assert net.source_address("127.0.0.5") is not None

@@ -15,22 +15,24 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker import facts, probe
-from ddpctl_worker.facts import command, disk, kernel_log, nvidia, paths, port, processes, versions
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker import facts, tool
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.facts import env, host, job, nvidia, probe, processes
 
 
 @pytest.fixture
-def link() -> Iterator[Link]:
+def channel() -> Iterator[Channel]:
     reader, writer = os.pipe()
-    yield Link(reader, writer)
+    yield Channel(reader, writer)
     os.close(reader)
     os.close(writer)
 
 
-def ask(link: Link, *questions: tuple[str, dict[str, Any], float], base_dir: str = "/nonexistent") -> dict[str, Any]:
+def ask(
+    channel: Channel, *questions: tuple[str, dict[str, Any], float], base_dir: str = "/nonexistent"
+) -> dict[str, Any]:
     wire = [{"id": str(i), "name": n, "params": p, "deadline": d} for i, (n, p, d) in enumerate(questions)]
-    return probe.probe({"verb": "probe", "base_dir": base_dir, "questions": wire}, link)
+    return probe.probe({"verb": "probe", "base_dir": base_dir, "questions": wire}, channel)
 
 
 @pytest.fixture
@@ -43,10 +45,10 @@ def tricks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(facts.QUESTIONS, name, "tricky")
 
 
-def test_every_plain_question_answers_here(link: Link) -> None:
+def test_every_plain_question_answers_here(channel: Channel) -> None:
     with_params = ("disk", "port", "path", "script", "tree", "modules", "torch_import")
     plain = [name for name in facts.QUESTIONS if name not in with_params]
-    reply = ask(link, *((name, {}, 30.0) for name in plain))
+    reply = ask(channel, *((name, {}, 30.0) for name in plain))
     wrong = {plain[int(key)]: answer for key, answer in reply["answers"].items() if not answer["ok"]}
     assert not wrong
     assert reply["received"] <= reply["sent"]
@@ -54,8 +56,8 @@ def test_every_plain_question_answers_here(link: Link) -> None:
 
 
 @pytest.mark.usefixtures("tricks")
-def test_what_hangs_costs_its_own_answer(link: Link) -> None:
-    reply = ask(link, ("hang", {}, 1.0), ("python", {}, 1.0))
+def test_what_hangs_costs_its_own_answer(channel: Channel) -> None:
+    reply = ask(channel, ("hang", {}, 1.0), ("python", {}, 1.0))
     hung, fine = reply["answers"]["0"], reply["answers"]["1"]
     assert (hung["ok"], hung["timed_out"]) == (False, True)
     assert "1 s" in hung["error"]
@@ -64,9 +66,9 @@ def test_what_hangs_costs_its_own_answer(link: Link) -> None:
 
 
 @pytest.mark.usefixtures("tricks")
-def test_nothing_that_a_question_started_is_left(link: Link) -> None:
+def test_nothing_that_a_question_started_is_left(channel: Channel) -> None:
     mark = f"ddpctl-left-{os.getpid()}"
-    reply = ask(link, ("child", {"mark": mark}, 1.0))
+    reply = ask(channel, ("child", {"mark": mark}, 1.0))
     assert reply["answers"]["0"]["timed_out"]
     deadline = time.monotonic() + 10
     while mark in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
@@ -75,51 +77,51 @@ def test_nothing_that_a_question_started_is_left(link: Link) -> None:
 
 
 @pytest.mark.usefixtures("tricks")
-def test_an_exception_is_that_questions_answer(link: Link) -> None:
-    reply = ask(link, ("fail", {}, 5.0), ("python", {}, 5.0))
+def test_an_exception_is_that_questions_answer(channel: Channel) -> None:
+    reply = ask(channel, ("fail", {}, 5.0), ("python", {}, 5.0))
     assert reply["answers"]["0"]["error"] == "RuntimeError: no such luck"
     assert not reply["answers"]["0"]["timed_out"]
     assert reply["answers"]["1"]["ok"]
 
 
 @pytest.mark.usefixtures("tricks")
-def test_a_crash_is_told_from_a_deadline(link: Link) -> None:
-    reply = ask(link, ("crash", {}, 30.0))
+def test_a_crash_is_told_from_a_deadline(channel: Channel) -> None:
+    reply = ask(channel, ("crash", {}, 30.0))
     assert "ended without an answer" in reply["answers"]["0"]["error"]
     assert not reply["answers"]["0"]["timed_out"]
 
 
 @pytest.mark.usefixtures("tricks")
-def test_an_answer_larger_than_a_pipe_arrives_whole(link: Link) -> None:
-    reply = ask(link, *(("big", {"bytes": 300_000, "letter": letter}, 20.0) for letter in "abc"))
+def test_an_answer_larger_than_a_pipe_arrives_whole(channel: Channel) -> None:
+    reply = ask(channel, *(("big", {"bytes": 300_000, "letter": letter}, 20.0) for letter in "abc"))
     assert [reply["answers"][key]["value"] for key in "012"] == [letter * 300_000 for letter in "abc"]
 
 
-def test_an_unknown_question_is_an_error_of_its_own(link: Link) -> None:
-    reply = ask(link, ("no_such", {}, 5.0), ("python", {}, 5.0))
+def test_an_unknown_question_is_an_error_of_its_own(channel: Channel) -> None:
+    reply = ask(channel, ("no_such", {}, 5.0), ("python", {}, 5.0))
     assert "no question 'no_such'" in reply["answers"]["0"]["error"]
     assert reply["answers"]["1"]["ok"]
 
 
-def test_no_questions_no_answers(link: Link) -> None:
-    assert ask(link)["answers"] == {}
+def test_no_questions_no_answers(channel: Channel) -> None:
+    assert ask(channel)["answers"] == {}
     with pytest.raises(WorkerError):
-        probe.probe({"questions": None}, link)
+        probe.probe({"questions": None}, channel)
 
 
 # --- single facts ----------------------------------------------------------------------------------------------------
 
 
 def test_a_helper_program_is_killed_at_its_deadline() -> None:
-    result = command.run(["sleep", "60"], timeout=0.2)
+    result = tool.run(["sleep", "60"], timeout=0.2)
     assert result["timed_out"]
     assert result["code"] is None
-    assert command.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)["code"] == 3
-    assert command.tool(["no-such-program-here"], 1.0) is None
+    assert tool.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)["code"] == 3
+    assert tool.tool(["no-such-program-here"], 1.0) is None
 
 
 def test_disk_looks_at_the_nearest_parent_and_leaves_nothing(tmp_path: Path) -> None:
-    found = disk.disk({"path": str(tmp_path / "a" / "b")}, {})
+    found = host.disk({"path": str(tmp_path / "a" / "b")}, {})
     assert found["folder"] == str(tmp_path)
     assert found["write_error"] is None
     assert found["free"] > 0
@@ -130,14 +132,14 @@ def test_a_listener_and_its_process_are_named() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         number = sock.getsockname()[1]
-        assert port.port({"port": number}, {})["error"] == "EADDRINUSE"  # bound without SO_REUSEADDR
+        assert processes.port({"port": number}, {})["error"] == "EADDRINUSE"  # bound without SO_REUSEADDR
         sock.listen()
-        found = port.port({"port": number}, {})
+        found = processes.port({"port": number}, {})
     owner = next(one for one in found["owners"] if one["state"] == "listening")
     assert owner["pid"] == os.getpid()
     assert owner["address"] == "127.0.0.1"
     assert "python" in owner["command"] or "pytest" in owner["command"]
-    assert port.port({"port": number}, {})["error"] is None
+    assert processes.port({"port": number}, {})["error"] is None
 
 
 def test_a_port_in_time_wait_is_free() -> None:
@@ -150,7 +152,7 @@ def test_a_port_in_time_wait_is_free() -> None:
         accepted, _ = server.accept()
         accepted.close()  # the server's side closes first and stays in TIME_WAIT
         client.close()
-    assert port.port({"port": number}, {})["error"] is None
+    assert processes.port({"port": number}, {})["error"] is None
 
 
 def test_versions_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +161,8 @@ def test_versions_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "torch" / "version.py").write_text(text)
     (tmp_path / "nvidia_nccl_cu12-2.30.7.dist-info").mkdir()
     (tmp_path / "Some.Package-1.0-py3.11.egg-info").write_text("")
-    monkeypatch.setattr(versions, "site_folders", lambda path=None: [str(tmp_path)])
-    found = versions.versions({}, {})
+    monkeypatch.setattr(env, "site_folders", lambda path=None: [str(tmp_path)])
+    found = env.versions({}, {})
     assert found["torch"] == {
         "version": "2.13.0+cu126",
         "cuda": "12.6",
@@ -175,7 +177,7 @@ def test_versions_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_jobs_own_path_comes_first(tmp_path: Path) -> None:
-    assert versions.site_folders(str(tmp_path))[0] == str(tmp_path)
+    assert env.site_folders(str(tmp_path))[0] == str(tmp_path)
 
 
 def test_a_tree_has_one_hash_whatever_the_order_and_the_caches(tmp_path: Path) -> None:
@@ -185,10 +187,10 @@ def test_a_tree_has_one_hash_whatever_the_order_and_the_caches(tmp_path: Path) -
             (tmp_path / root / name).write_text(name)
     (tmp_path / "b" / "__pycache__").mkdir()
     (tmp_path / "b" / "__pycache__" / "x.py").write_text("cached")
-    first, second = (paths.tree({"path": str(tmp_path / root)}, {}) for root in "ab")
+    first, second = (job.tree({"path": str(tmp_path / root)}, {}) for root in "ab")
     assert first["hash"] == second["hash"]
     (tmp_path / "b" / "x.py").write_text("changed")
-    assert paths.tree({"path": str(tmp_path / "b")}, {})["hash"] != first["hash"]
+    assert job.tree({"path": str(tmp_path / "b")}, {})["hash"] != first["hash"]
 
 
 def test_a_ranks_orphan_is_told_from_one_with_its_launcher(tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ def test_lines_of_the_kernel_log_are_put_together_again() -> None:
         "               NVRM: fallen off the bus and is not responding to commands.\n"
         "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).\n"
     )
-    lines = kernel_log.joined(text)
+    lines = nvidia.joined(text)
     assert len(lines) == 2
     assert lines[0].endswith("NVRM: fallen off the bus and is not responding to commands.")
 

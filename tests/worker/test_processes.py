@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker import processes, status
+from ddpctl_worker import proc
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import processes, status
 from tests.worker.node import eventually
 
 
@@ -60,8 +61,8 @@ def test_stat_of_a_process_with_a_wild_name(tmp_path: Path) -> None:
     program = tmp_path / ") R 1 (("
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([str(program), "300"]) as child:
-        eventually(lambda: (found := processes.read_stat(child.pid)) and "R 1" in found.name, "exec")
-        found = processes.read_stat(child.pid)
+        eventually(lambda: (found := proc.read_stat(child.pid)) and "R 1" in found.name, "exec")
+        found = proc.read_stat(child.pid)
         assert found is not None
         assert found.parent == os.getpid()
         assert found.name.startswith(") R 1 ((")
@@ -77,8 +78,8 @@ def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as guardian:
         try:
             eventually(lambda: processes.guardians(run, "node0"), "the guardian")
-            seen = processes.snapshot()
-            looks: list[dict[int, processes.Stat]] = [{}, seen]
+            seen = proc.snapshot()
+            looks: list[dict[int, proc.Stat]] = [{}, seen]
             monkeypatch.setattr(processes, "snapshot", lambda: looks.pop(0))
             assert status._coming(RunPaths(str(tmp_path / run / "node0")), "node0")
         finally:

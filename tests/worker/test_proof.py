@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker import cgroup
-from ddpctl_worker.proof import Proof
+from ddpctl_worker.run import cgroup
+from ddpctl_worker.run.processes import Proof
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import CHAIN, SLEEP, here, nothing_left, watchers_end
 
 
-def groups() -> cgroup.Group:
+def groups() -> cgroup.ControlGroup:
     """A control group of this test's own; the test is skipped where none can be had."""
     group = cgroup.make("test", str(os.getpid()))
     if group is None:

@@ -18,9 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpctl_worker import processes, status
+from ddpctl_worker import proc
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import processes, status
 from tests.worker.node import WORKER, Node, Stream, eventually, processes_of
 from tests.worker.programs import SLEEP, here
 
@@ -92,7 +93,7 @@ def test_another_machine_s_live_run_is_unreachable_there_and_lives_on(
     node.wait_state(run, "running")
     elsewhere.name = None if kind == "a clone" else "another"
     if kind == "another container":
-        elsewhere.boot.write_text(processes.boot_id() + "\n")
+        elsewhere.boot.write_text(proc.boot_id() + "\n")
         elsewhere.new_pids = True
     before = records(node, run)
     for _ in range(2):
@@ -123,7 +124,7 @@ def test_a_reboot_is_told_the_same_each_time_and_written_by_a_stop_alone(
     here(node, run)
     power_off(node, run)
     if kind == "restarted container":
-        elsewhere.boot.write_text(processes.boot_id() + "\n")
+        elsewhere.boot.write_text(proc.boot_id() + "\n")
         elsewhere.new_pids = True
     before = records(node, run)
     first, second = (elsewhere.status(run) for _ in range(2))
@@ -216,7 +217,7 @@ def record_of(end: str | None) -> Iterator[RunPaths]:
         me = processes.identify(os.getpid())
         assert me is not None
         who = {name: me.to_json() for name in ("supervisor", "guardian", "launcher")}
-        state = {"state": "running", "boot": me.boot, "machine": processes.machine(), "started": "x", **who}
+        state = {"state": "running", "boot": me.boot, "machine": proc.machine(), "started": "x", **who}
         (folder / "run.json").write_text(json.dumps({"run": "run-1", "host": "node0", "job": "j", "node_rank": 0}))
         (folder / "state.json").write_text(json.dumps(state))
         if end is not None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker import record
-from ddpctl_worker.link import WorkerError
+from ddpctl_worker import fs
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.run import record
 from tests.worker.node import WORKER, Node, eventually
 from tests.worker.programs import SLEEP
 
@@ -24,7 +25,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_record(tmp_path: Path) -> Non
     code = f"""
 import sys
 sys.path.insert(0, {WORKER!r})
-from ddpctl_worker.record import write_json
+from ddpctl_worker.fs import write_json
 n = 0
 while True:
     n += 1
@@ -33,11 +34,11 @@ while True:
     last = 0
     for turn in range(30):
         writer = subprocess.Popen([sys.executable, "-c", code])
-        eventually(lambda before=last: path.exists() and (record.read_json(str(path)) or {})["n"] >= 1, "a record")  # type: ignore[misc]
+        eventually(lambda before=last: path.exists() and (fs.read_json(str(path)) or {})["n"] >= 1, "a record")  # type: ignore[misc]
         time.sleep(0.002 * (turn % 10))
         writer.kill()
         writer.wait()
-        found = record.read_json(str(path))
+        found = fs.read_json(str(path))
         assert found is not None
         assert found["n"] == found["end"]
         last = found["n"]
@@ -47,15 +48,14 @@ def test_the_exit_record_is_written_once(tmp_path: Path) -> None:
     path = str(tmp_path / "exit.json")
     won = []
     threads = [
-        threading.Thread(target=lambda n=n: won.append(n) if record.write_once(path, {"n": n}) else None)
-        for n in range(8)
+        threading.Thread(target=lambda n=n: won.append(n) if fs.write_once(path, {"n": n}) else None) for n in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(won) == 1
-    assert record.read_json(path) == {"n": won[0]}
+    assert fs.read_json(path) == {"n": won[0]}
     assert os.listdir(tmp_path) == ["exit.json"]
 
 
@@ -65,31 +65,31 @@ def test_the_exit_record_without_hard_links(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", refuse)
     path = str(tmp_path / "exit.json")
-    assert record.write_once(path, {"n": 1})
-    assert not record.write_once(path, {"n": 2})
-    assert record.read_json(path) == {"n": 1}
+    assert fs.write_once(path, {"n": 1})
+    assert not fs.write_once(path, {"n": 2})
+    assert fs.read_json(path) == {"n": 1}
 
 
 def test_unreadable_records_are_told(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    assert record.read_json(str(path)) is None
+    assert fs.read_json(str(path)) is None
     path.write_text('{"n": 1')
     with pytest.raises(WorkerError, match="not readable as JSON"):
-        record.read_json(str(path))
+        fs.read_json(str(path))
     path.unlink()
     path.symlink_to("/etc/hostname")
     with pytest.raises(WorkerError, match="symbolic link"):
-        record.read_json(str(path))
+        fs.read_json(str(path))
 
 
 def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = str(tmp_path / "heartbeat")
     assert record.read_heartbeat(path) is None
-    heart = record.Heartbeat(path)
-    pulse = record.Pulse(12.5, 0.0, 3, 2, 8)
-    heart.beat(pulse)
+    heart = record.HeartbeatFile(path)
+    beat = record.Heartbeat(12.5, 0.0, 3, 2, 8)
+    heart.write(beat)
     heart.close()
-    assert record.read_heartbeat(path) == pulse
+    assert record.read_heartbeat(path) == beat
     blob = bytearray(Path(path).read_bytes())
     assert len(blob) == 36
     blob[3] ^= 1

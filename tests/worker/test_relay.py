@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from ddpctl.environment.certs import Credentials, new_credentials
-from ddpctl_worker import relaywire
-from ddpctl_worker.relay import Relay
-from ddpctl_worker.shelf import Shelf
-from ddpctl_worker.store import Part
+from ddpctl_worker.store import relay as wire
+from ddpctl_worker.store.blobs import Part
+from ddpctl_worker.store.incoming import Incoming
+from ddpctl_worker.store.relay import Relay
 
 pytestmark = pytest.mark.slow
 
@@ -28,39 +28,39 @@ OURS, OTHER = new_credentials(), new_credentials()
 
 
 def client(credentials: Credentials, folder: Path) -> ssl.SSLContext:
-    return relaywire.context(credentials.certificate, credentials.key, str(folder), False)
+    return wire.context(credentials.certificate, credentials.key, str(folder), False)
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
+def shelf(tmp_path: Path) -> Iterator[Incoming]:
     part = Part(str(tmp_path), HASH, len(DATA))
     part.write(DATA)
     part.commit()
-    made = Shelf(str(tmp_path), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    made = Incoming(str(tmp_path), [{"hash": HASH, "size": len(DATA), "name": "data"}])
     yield made
     made.close()
 
 
 @pytest.fixture
-def relay(shelf: Shelf, tmp_path: Path) -> Iterator[Relay]:
-    made = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
+def relay(shelf: Incoming, tmp_path: Path) -> Iterator[Relay]:
+    made = Relay(shelf, wire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
     yield made
     made.close()
 
 
 def fetch(port: int, tls: ssl.SSLContext, request: Mapping[str, object]) -> bytes:
     """Everything that a request brings."""
-    sock = relaywire.connect(("127.0.0.1", port), tls)
+    sock = wire.connect(("127.0.0.1", port), tls)
     got = b""
     try:
-        relaywire.send_line(sock, dict(request))
-        reader = relaywire.ChunkReader(sock)
+        wire.send_line(sock, dict(request))
+        reader = wire.ChunkReader(sock)
         while True:
             data, _ = reader.read()
             if data is None:
                 break
             got += data
-    except relaywire.PeerGone:
+    except wire.PeerGone:
         pass
     finally:
         sock.close()
@@ -129,11 +129,11 @@ def test_strangers_who_only_connect_do_not_keep_the_nodes_out(relay: Relay, tmp_
             sock.close()
 
 
-def test_a_client_does_not_take_files_from_a_stranger(tmp_path: Path, shelf: Shelf) -> None:
-    false = Relay(shelf, relaywire.context(OTHER.certificate, OTHER.key, str(tmp_path), True), "me", [0])
+def test_a_client_does_not_take_files_from_a_stranger(tmp_path: Path, shelf: Incoming) -> None:
+    false = Relay(shelf, wire.context(OTHER.certificate, OTHER.key, str(tmp_path), True), "me", [0])
     try:
         with pytest.raises(ssl.SSLError):
-            relaywire.connect(("127.0.0.1", false.port), client(OURS, tmp_path))
+            wire.connect(("127.0.0.1", false.port), client(OURS, tmp_path))
     finally:
         false.close()
 
@@ -154,21 +154,21 @@ def test_a_request_for_anything_else_brings_nothing(relay: Relay, tmp_path: Path
     assert fetch(relay.port, client(OURS, tmp_path), request_) == b""
 
 
-def test_the_key_is_written_to_no_disk(tmp_path: Path, shelf: Shelf) -> None:
+def test_the_key_is_written_to_no_disk(tmp_path: Path, shelf: Incoming) -> None:
     before = set(tmp_path.rglob("*"))
-    relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True)
+    wire.context(OURS.certificate, OURS.key, str(tmp_path), True)
     assert set(tmp_path.rglob("*")) == before
 
 
 def test_a_growing_file_is_served_while_it_grows(tmp_path: Path) -> None:
     base = tmp_path / "growing"
-    shelf = Shelf(str(base), [{"hash": HASH, "size": len(DATA), "name": "data"}])
-    relay = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
+    shelf = Incoming(str(base), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    relay = Relay(shelf, wire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
     item = shelf.items[HASH]
     try:
-        sock = relaywire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
-        relaywire.send_line(sock, {"to": "me", "files": [[HASH, 0]]})
-        reader = relaywire.ChunkReader(sock)
+        sock = wire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
+        wire.send_line(sock, {"to": "me", "files": [[HASH, 0]]})
+        reader = wire.ChunkReader(sock)
         got = b""
         for start in range(0, len(DATA), 100_000):
             shelf.append(item, DATA[start : start + 100_000])
@@ -186,13 +186,13 @@ def test_a_growing_file_is_served_while_it_grows(tmp_path: Path) -> None:
 
 
 def test_a_reader_hears_of_a_file_that_will_not_go_on(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
-    relay = Relay(shelf, relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
+    shelf = Incoming(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    relay = Relay(shelf, wire.context(OURS.certificate, OURS.key, str(tmp_path), True), "me", [0])
     try:
-        sock = relaywire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
-        relaywire.send_line(sock, {"to": "me", "files": [[HASH, 0]]})
+        sock = wire.connect(("127.0.0.1", relay.port), client(OURS, tmp_path))
+        wire.send_line(sock, {"to": "me", "files": [[HASH, 0]]})
         shelf.append(shelf.items[HASH], DATA[:1000])
-        reader = relaywire.ChunkReader(sock)
+        reader = wire.ChunkReader(sock)
         assert reader.read()[0] == DATA[:1000]
         shelf.fail()
         assert reader.read()[0] is None
@@ -203,7 +203,7 @@ def test_a_reader_hears_of_a_file_that_will_not_go_on(tmp_path: Path) -> None:
 
 
 def test_a_file_that_came_changed_starts_from_scratch_for_its_readers_too(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
+    shelf = Incoming(str(tmp_path / "b"), [{"hash": HASH, "size": len(DATA), "name": "data"}])
     item = shelf.items[HASH]
     shelf.append(item, b"\0" * len(DATA))
     fd, generation = shelf.open(item)
@@ -221,17 +221,17 @@ def test_a_file_that_came_changed_starts_from_scratch_for_its_readers_too(tmp_pa
 
 def test_silence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that accepts and never says a word: not even a sign of life."""
-    monkeypatch.setattr(relaywire, "SILENT_S", 0.5)
-    tls = relaywire.context(OURS.certificate, OURS.key, str(tmp_path), True)
+    monkeypatch.setattr(wire, "SILENT_S", 0.5)
+    tls = wire.context(OURS.certificate, OURS.key, str(tmp_path), True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held: list[ssl.SSLSocket] = []
         accept = threading.Thread(target=lambda: held.append(tls.wrap_socket(listener.accept()[0], server_side=True)))
         accept.start()
-        sock = relaywire.connect(listener.getsockname(), client(OURS, tmp_path))
+        sock = wire.connect(listener.getsockname(), client(OURS, tmp_path))
         accept.join()
         begun = time.monotonic()
-        with pytest.raises(relaywire.PeerGone, match="silent"):
-            relaywire.ChunkReader(sock).read()
+        with pytest.raises(wire.PeerGone, match="silent"):
+            wire.ChunkReader(sock).read()
         assert time.monotonic() - begun < 10
         sock.close()
         held[0].close()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker import record
+from ddpctl_worker.run import record
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_end
 
@@ -225,6 +225,6 @@ def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
 def test_an_older_heartbeat_is_still_read(tmp_path: Path) -> None:
     body = struct.pack("<ddQI", 1.0, 2.0, 3, 4)
     (tmp_path / "heartbeat").write_bytes(body + struct.pack("<I", zlib.crc32(body)))
-    pulse = record.read_heartbeat(str(tmp_path / "heartbeat"))
-    assert pulse is not None
-    assert (pulse.at, pulse.last_output, pulse.dropped, pulse.attempt) == (1.0, 2.0, 3, 4)
+    beat = record.read_heartbeat(str(tmp_path / "heartbeat"))
+    assert beat is not None
+    assert (beat.at, beat.last_output, beat.dropped, beat.attempt) == (1.0, 2.0, 3, 4)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker import store
-from ddpctl_worker.link import WorkerError
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.store import blobs
 
 WORKER = Path(__file__).parents[2] / "worker"
 
@@ -103,9 +103,9 @@ def test_verify_removes_a_blob_that_rotted_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    first = store.Part(str(tmp_path), HASH, len(DATA))
+    first = blobs.Part(str(tmp_path), HASH, len(DATA))
     first.write(DATA[:1000])
-    second = store.Part(str(tmp_path), HASH, len(DATA))
+    second = blobs.Part(str(tmp_path), HASH, len(DATA))
     assert second.done == 0
     assert second.path != first.path
     second.write(DATA)
@@ -158,5 +158,5 @@ def test_room_is_asked_for_before_a_byte_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n", 7])
 def test_only_a_hash_is_a_name(tmp_path: Path, name: Any) -> None:
     with pytest.raises(WorkerError) as caught:
-        store.blob_path(str(tmp_path), name)
+        blobs.blob_path(str(tmp_path), name)
     assert caught.value.kind == "bad_request"

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker import processes
-from ddpctl_worker.deputy import _note
+from ddpctl_worker import proc
+from ddpctl_worker.run import processes
+from ddpctl_worker.run.cleanup import _note
 from tests.worker.node import Node, eventually
 from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, here, noted, nothing_left, watchers_end
 
@@ -65,8 +66,8 @@ def test_guardian_then_supervisor_killed_the_deputy_cleans_up(node: Node) -> Non
 
 def deputy(node: Node, run: str) -> int | None:
     """The supervisor's child of that name."""
-    for pid in processes.children_of(node.pid(run, "supervisor")):
-        found = processes.read_stat(pid)
+    for pid in proc.children_of(node.pid(run, "supervisor")):
+        found = proc.read_stat(pid)
         if found is not None and found.name == "ddpctl-deputy" and found.alive:
             return pid
     return None

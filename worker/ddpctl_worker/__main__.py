@@ -9,56 +9,57 @@ import sys
 import traceback
 from typing import Any, Callable, Dict
 
-from ddpctl_worker.contract import AGAIN, BAD_REQUEST, READY
-from ddpctl_worker.link import Link, WorkerError
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import AGAIN, BAD_REQUEST, BUG, READY
 
-Verb = Callable[[Dict[str, Any], Link], Dict[str, Any]]
+Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 
-# verb -> (module, function, takes a body). A module is imported only when its verb is asked for: a status call on a
-# busy node should not pay for the mesh.
+# verb -> its module. That is imported only when its verb is asked for: a status call on a busy node should not pay for
+# the mesh. The function has the verb's name.
 VERBS = {
-    "echo": ("ddpctl_worker.echo", "echo", True),
-    "probe": ("ddpctl_worker.probe", "probe", False),
-    "start": ("ddpctl_worker.start", "start", False),
-    "status": ("ddpctl_worker.status", "status", False),
-    "stop": ("ddpctl_worker.stop", "stop", False),
-    "metrics": ("ddpctl_worker.metrics", "metrics", False),
-    "tail": ("ddpctl_worker.tail", "tail", False),
-    "fetch": ("ddpctl_worker.fetch", "fetch", False),
-    "store_has": ("ddpctl_worker.store", "store_has", False),
-    "store_put": ("ddpctl_worker.store", "store_put", True),
-    "listen": ("ddpctl_worker.network", "listen", False),
-    "dial": ("ddpctl_worker.network", "dial", False),
-    "free_port": ("ddpctl_worker.network", "free_port", False),
-    "firewall": ("ddpctl_worker.firewall", "firewall", False),
-    "rehearse": ("ddpctl_worker.rehearse", "rehearse", False),
-    "spread": ("ddpctl_worker.spread", "spread", True),
-    "build": ("ddpctl_worker.build", "build", False),
-    "install": ("ddpctl_worker.install", "install", False),
-    "gc": ("ddpctl_worker.gc", "gc", False),
+    "build": "store.build",
+    "dial": "mesh.dialer",
+    "echo": "channel",
+    "fetch": "output.fetch",
+    "firewall": "mesh.firewall",
+    "free_port": "mesh.listener",
+    "gc": "store.gc",
+    "install": "store.install",
+    "listen": "mesh.listener",
+    "metrics": "output.metrics",
+    "probe": "facts.probe",
+    "rehearse": "mesh.rehearse",
+    "spread": "store.spread",
+    "start": "run.start",
+    "status": "run.status",
+    "stop": "run.stop",
+    "store_has": "store.blobs",
+    "store_put": "store.blobs",
+    "tail": "output.tail",
 }
+TAKE_A_BODY = {"echo", "spread", "store_put"}  # raw bytes after the request; they read the channel themselves
 
 
 def main() -> int:
     """Serve requests on stdin and stdout; 0 when they were answered, even with an error."""
     umask = os.umask(0o077)
-    link = Link(os.dup(0), os.dup(1))
-    link.login_umask = umask
+    channel = Channel(os.dup(0), os.dup(1))
+    channel.login_umask = umask
     # From here on a stray print or a child's output must not reach the protocol.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    line = link.read_line()
+    line = channel.read_line()
     while line and _again(line):
         child = os.fork()  # what a verb does to its process ends with it
         if not child:
-            answer(line, link)
+            answer(line, channel)
             sys.stderr.flush()
             os._exit(0)
-        link.forget()
-        link.send({READY: os.waitpid(child, 0)[1]})
-        line = link.read_line()
+        channel.forget()
+        channel.send({READY: os.waitpid(child, 0)[1]})
+        line = channel.read_line()
     if line:
-        answer(line, link)
+        answer(line, channel)
     return 0
 
 
@@ -70,33 +71,32 @@ def _again(line: bytes) -> bool:
         return False
 
 
-def answer(line: bytes, link: Link) -> None:
+def answer(line: bytes, channel: Channel) -> None:
     """Serve one request."""
     try:
-        result = serve(json.loads(line), link)
+        result = serve(json.loads(line), channel)
     except WorkerError as error:
         fail = {"kind": error.kind, "message": error.message, "hint": error.hint}
     except Exception as error:
         traceback.print_exc()  # stderr reaches the orchestrator's debug log
-        fail = {"kind": "bug", "message": "%s: %s" % (type(error).__name__, error), "hint": None}
+        fail = {"kind": BUG, "message": "%s: %s" % (type(error).__name__, error), "hint": None}
     else:
-        link.send({"ok": True, "result": result})
+        channel.send({"ok": True, "result": result})
         return
-    link.send({"ok": False, "error": fail})
+    channel.send({"ok": False, "error": fail})
 
 
-def serve(request: Dict[str, Any], link: Link) -> Dict[str, Any]:
+def serve(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Find the verb and run it."""
     name = request.get("verb")
     if name not in VERBS:
         raise WorkerError(BAD_REQUEST, "this worker has no verb %r" % (name,))
-    module, function, has_body = VERBS[name]
-    if has_body:
-        link.beat()
+    if name in TAKE_A_BODY:
+        channel.keep_alive()
     else:
-        link.watch()
-    verb: Verb = getattr(importlib.import_module(module), function)
-    return verb(request, link)
+        channel.watch()
+    verb: Verb = getattr(importlib.import_module("ddpctl_worker." + VERBS[name]), name)
+    return verb(request, channel)
 
 
 if __name__ == "__main__":

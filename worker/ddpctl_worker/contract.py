@@ -5,15 +5,15 @@ How they talk
 The orchestrator starts one fixed command on the node (``PYTHON -I -c BOOTSTRAP``; see ddpctl.transport.bootstrap) and
 writes to its stdin:
 
-1. one JSON line, the *header*: ``{"nonce", "base_dir", "hash", "size"}``. The bootstrap answers on stdout with
-   ``BANNER + " " + nonce + " have\\n"`` or ``... " need\\n"``; whatever a shell profile printed before that is ignored.
-   After ``need`` it reads ``size`` bytes (a zip of the package), checks their SHA-256 against ``hash`` and unpacks them
-   to ``<base_dir>/worker/<hash>/``.
+1. one JSON line, the *header*: ``{"banner", "nonce", "min_python", "base_dir", "hash", "size", "program"}``. The
+   program is boot.py. On stdout it answers ``banner + " " + nonce + " "`` and HAVE, NEED, FAIL (one error frame
+   follows) or OLD and the interpreter's version; whatever a shell profile printed before that is ignored. After NEED it
+   reads ``size`` bytes (a zip of the package), checks their SHA-256 and unpacks them to ``<base_dir>/worker/<hash>/``.
 2. one JSON line, the *request*: ``{"verb": str, "host": str, "base_dir": str, ...arguments}``, then raw bytes where the
    verb takes a body.
 
 The worker answers with *frames* on stdout: one JSON object a line; an object with the key ``"raw": n`` is followed by
-exactly n raw bytes; a line has 4 MiB at most, raw bytes 16 MiB. ``{"hb": 1}`` is a heartbeat, every HEARTBEAT_S while a
+exactly n raw bytes; a line has 4 MiB at most, raw bytes 16 MiB. ``{KEEPALIVE: 1}`` comes every KEEPALIVE_S while a
 verb is at work. The last frame is
 ``{"ok": true, "result": {...}}`` or ``{"ok": false, "error": {"kind", "message", "hint"}}``. When the worker's stdin
 reaches its end a stream ends too, so that no tail outlives its reader. Who only closes that side still gets the result:
@@ -30,9 +30,11 @@ PROTOCOL = 1
 BANNER = "DDPCTL/%d" % PROTOCOL
 AGAIN = "again"
 READY = "ready"
-HEARTBEAT_S = 4.0  # how often a verb at work says so
+KEEPALIVE = "hb"
+KEEPALIVE_S = 4.0  # how often a verb at work says so
 LINK_DEAD_S = 15.0  # a stream without a byte for this long is a dead link
 MIN_PYTHON = (3, 8)
+HAVE, NEED, FAIL, OLD = "have", "need", "fail", "old"  # what the node answers to the header
 
 # --- states of a node and of a run -------------------------------------------------------------------------------
 PENDING = "pending"
@@ -64,10 +66,38 @@ SPAWN_FAILED = "spawn_failed"
 NO_SUCH_RUN = "no_such_run"
 OTHER_MACHINE = "other_machine"
 BAD_REQUEST = "bad_request"
-UNSAFE_PATH = "unsafe_path"
+UNSAFE_PATH = "unsafe_path"  # not ours, writable by others, a symbolic link, no folder
+UNWRITABLE = "unwritable"
 NO_SPACE = "no_space"
+OS_ERROR = "os_error"  # any other trouble with the node's disk
 CORRUPT = "corrupt"
+NO_PORT = "no_port"
+BUSY = "busy"
+TIMEOUT = "timeout"
+INTERRUPTED = "interrupted"  # the controller went away
+INSTALL = "install"
+IMPORT = "import"  # what was installed cannot be imported
 BUILD = "build"  # a package's own build failed: the message is the end of what it said
+BUG = "bug"  # a fault of the worker itself
+
+# --- ports and what a dialer finds on them ---------------------------------------------------------------------------
+USUAL_PORTS = (29500, 29999)  # torch's default and the ones after it: first and last
+OK = "ok"
+REFUSED = "refused"  # a reset came back
+REJECTED = "rejected"  # a firewall or router on the way said no by ICMP
+DROPPED = "dropped"  # nothing came back
+NO_ROUTE = "no_route"  # the dialer has no route, or nobody answers at that address on the local network
+WRONG_HOST = "wrong_host"  # another node of this preflight
+FOREIGN = "foreign"  # another program
+SILENT = "silent"  # accepted, and nothing said
+CLOSED = "closed"  # accepted, and hung up
+ERROR = "error"
+# ... and of a transfer: OK, or
+SLOW = "slow"  # broken off, with the rate so far
+STALLED = "stalled"  # small messages pass and big ones never arrive
+BROKEN = "failed"
+
+STOP_GRACE_S = 10.0  # from SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else
 
 # --- what ranks say --------------------------------------------------------------------------------------------------
 # A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,
@@ -105,20 +135,6 @@ CHECKPOINT_DIR_TOKEN = "{checkpoint_dir}"
 # Variables that a launcher takes as silent defaults or that a job must not inherit from the login.
 SCRUB_PREFIXES = ("PET_", "TORCHELASTIC_", "DDPCTL_")
 SCRUB_NAMES = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "ROLE_NAME",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "SSH_CLIENT",
-        "SSH_CONNECTION",
-        "SSH_TTY",
-    }
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"}
+    | {"ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"}
 )

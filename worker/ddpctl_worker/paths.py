@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import Any, Dict, List
 
-from ddpctl_worker.contract import BAD_REQUEST, UNSAFE_PATH
-from ddpctl_worker.link import WorkerError
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.contract import BAD_REQUEST
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
@@ -86,47 +85,6 @@ def run_paths(base: str, run: str, host: str) -> RunPaths:
 def checkpoint_dir(base: str, job: str, host: str) -> str:
     """The folder for the checkpoints of ``job`` on ``host``; nothing is created."""
     return os.path.join(base, "checkpoints", name(job, "job name"), name(host, "host name"))
-
-
-def private_dirs(base: str, path: str) -> str:
-    """``private_dir`` for every folder from ``base`` (not itself) down to ``path``."""
-    found = base
-    for part in os.path.relpath(path, base).split(os.sep):
-        found = private_dir(os.path.join(found, part))
-    return found
-
-
-def private_dir(path: str) -> str:
-    """Make sure that ``path`` is a folder of ours that nobody else can write to.
-
-    Raises:
-        WorkerError: UNSAFE_PATH, when it is a symlink, somebody else's or open to others.
-    """
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        check_own(path)
-    return path
-
-
-def base_dir(path: str) -> str:
-    """Make sure that base_dir is there. It may itself be a symlink to a bigger disk; what lies below may not."""
-    os.makedirs(path, 0o700, exist_ok=True)
-    check_own(os.path.realpath(path))
-    return path
-
-
-def check_own(path: str) -> None:
-    """Refuse a folder that is a symlink, another user's, or writable by others."""
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
-    if not stat.S_ISDIR(found.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is no folder" % path, "remove it")
-    if found.st_uid != os.geteuid():
-        raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
-    if found.st_mode & 0o022:
-        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % path)
 
 
 def known_runs(base: str, host: str) -> List[RunPaths]:

@@ -1,4 +1,4 @@
-"""What wakes a supervisor's loop: its descriptors, its signals, and its other threads."""
+"""What wakes a loop: another thread, and for a supervisor its descriptors and signals too."""
 
 from __future__ import annotations
 
@@ -11,20 +11,41 @@ from typing import Dict, List
 STOP, SHUTDOWN = signal.SIGUSR1, signal.SIGTERM  # what a supervisor may be asked for
 
 
+class WakePipe:
+    """A descriptor that a loop waits for beside its others, and that any thread makes readable."""
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe()
+        for fd in (self._reader, self.writer):
+            os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        return self._reader
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is readable already
+            os.write(self.writer, b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reader, 4096):
+                pass
+
+
 class Wakeup:
     """One selector; ``wake`` may be called from any thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
-        self.watch(self._wake_r, True)
+        self._pipe = WakePipe()
+        self.wake = self._pipe.wake
+        self.watch(self._pipe.fileno(), True)
         self._asked: Dict[int, bool] = {STOP: False, SHUTDOWN: False}
 
     def catch_signals(self) -> None:
         """To be called from the main thread."""
-        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._pipe.writer, warn_on_full_buffer=False)
         for number in self._asked:
             signal.signal(number, lambda number, _: self.ask(number))
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -46,16 +67,10 @@ class Wakeup:
         else:
             self._selector.unregister(fd)
 
-    def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_w, b"\0")
-
     def wait(self, seconds: float) -> List[int]:
         """The watched descriptors that are ready, as soon as one is."""
         ready = [key.fd for key, _ in self._selector.select(max(0.0, seconds))]
-        if self._wake_r in ready:
-            ready.remove(self._wake_r)
-            with contextlib.suppress(BlockingIOError):
-                while os.read(self._wake_r, 4096):
-                    pass
+        if self._pipe.fileno() in ready:
+            ready.remove(self._pipe.fileno())
+            self._pipe.clear()
         return ready

@@ -9,9 +9,10 @@ from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import Block, Packet
 from ddpctl.spec.mesh import OK, Dial, Mesh
+from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
 SOURCE_PORT = 45000  # stands for any port that a dialer's kernel picks
-BLOCKED = frozenset({"dropped", "refused", "rejected", "error"})
+BLOCKED = frozenset({DROPPED, REFUSED, REJECTED, ERROR})
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def faults(view: View) -> tuple[Fault, ...]:
     mesh = view.mesh
     if mesh is None:
         return ()
-    no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == "no_route"}
+    no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_way_back]
     lost = _mute_dialers(mesh, blocked)
     found = (_blame(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))

@@ -21,12 +21,13 @@ from ddpctl.errors import (
 )
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fixes import together
+from ddpctl_worker.contract import NO_SPACE, UNSAFE_PATH, UNWRITABLE
 
 MANY = 16  # hosts with the same trouble: more than a person reads one by one
 _NUMBER = re.compile(r"\d+")
 # Kinds of a worker's refusal to start (see ddpctl_worker.boot) that have a check of their own.
-DISK_KINDS = frozenset({"no_space"})
-FOLDER_KINDS = frozenset({"unwritable", "unsafe_path"})
+DISK_KINDS = frozenset({NO_SPACE})
+FOLDER_KINDS = frozenset({UNWRITABLE, UNSAFE_PATH})
 
 
 def ask_nothing(target: Target, want: Want) -> Iterable[Question]:

@@ -14,8 +14,9 @@ from ddpctl.checks.meshwords import one_host
 from ddpctl.checks.ports import judge_ports
 from ddpctl.checks.strangers import judge_identity, judge_route
 from ddpctl.spec.mesh import Mesh
+from ddpctl_worker.contract import DROPPED, REFUSED, REJECTED
 
-BLOCKED = frozenset({"refused", "rejected", "dropped"})
+BLOCKED = frozenset({REFUSED, REJECTED, DROPPED})
 
 
 def hosts_to_read(mesh: Mesh) -> tuple[str, ...]:

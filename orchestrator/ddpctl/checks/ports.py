@@ -17,11 +17,12 @@ from ddpctl.checks.use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
+from ddpctl_worker.contract import DROPPED, REFUSED, REJECTED
 
 HOW = {
-    "dropped": "nothing comes back (dropped)",
-    "refused": "the connection is refused by a reset",
-    "rejected": "a firewall or router answers that it is prohibited",
+    DROPPED: "nothing comes back (dropped)",
+    REFUSED: "the connection is refused by a reset",
+    REJECTED: "a firewall or router answers that it is prohibited",
     "error": "the connection fails",
 }
 HARMLESS = (

@@ -11,8 +11,9 @@ from ddpctl.checks.meshwords import dial_json, fine, names, not_dialled
 from ddpctl.checks.shell import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Mesh
+from ddpctl_worker.contract import CLOSED, FOREIGN, NO_ROUTE, SILENT, WRONG_HOST
 
-STRANGERS = {"wrong_host", "foreign", "silent", "closed"}
+STRANGERS = {WRONG_HOST, FOREIGN, SILENT, CLOSED}
 
 
 def judge_route(view: View) -> Iterable[Finding]:
@@ -23,7 +24,7 @@ def judge_route(view: View) -> Iterable[Finding]:
         return
     lost: dict[tuple[str, str], Dial] = {}
     for dial in mesh.dials:
-        if dial.status == "no_route" and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
+        if dial.status == NO_ROUTE and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
             lost.setdefault((dial.dialer, dial.peer), dial)
     for host, dials in _by_culprit(lost).items():
         yield _no_route(mesh, host, dials)
@@ -87,13 +88,13 @@ def _stranger(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
     address = dials[0].address
     who = names(dialers, peer, mesh)
     words = {
-        "wrong_host": f"another node answers {who} at {address}, the address of {peer}: {detail}",
-        "foreign": f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
-        "silent": f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
-        "closed": f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
+        WRONG_HOST: f"another node answers {who} at {address}, the address of {peer}: {detail}",
+        FOREIGN: f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
+        SILENT: f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
+        CLOSED: f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
     }[status]
     look = None
-    if status == "wrong_host":
+    if status == WRONG_HOST:
         fix = (
             f"find who else has {address} (the neighbour table of {dialers[0]} has the hardware address that answers), "
             f"or set `fabric_address:` of {peer}"

@@ -16,8 +16,6 @@ from ddpctl.stages.status import live_runs
 from ddpctl.stages.stop import stop_run
 from ddpctl_worker import contract
 
-DEFAULT_GRACE_S = 10.0
-
 
 def kill(
     job: str = session.JobArgument,
@@ -48,7 +46,7 @@ def kill(
 
 
 def _grace(run: RunStatus, wanted: float | None) -> float:
-    return wanted if wanted is not None else (run.record.get("timeouts") or {}).get("stop") or DEFAULT_GRACE_S
+    return wanted if wanted is not None else (run.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S
 
 
 def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:

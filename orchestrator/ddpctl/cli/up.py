@@ -15,7 +15,7 @@ from ddpctl.cli import session
 from ddpctl.cli.end import conclude
 from ddpctl.cli.follow import follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
-from ddpctl.cli.kill import DEFAULT_GRACE_S, require_proof
+from ddpctl.cli.kill import require_proof
 from ddpctl.cli.order import Order, make_order, remember
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
@@ -33,6 +33,7 @@ from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Way, go_up, undo
 from ddpctl.transport.base import Fleet
+from ddpctl_worker.contract import STOP_GRACE_S
 
 
 class OnInterrupt(str, enum.Enum):
@@ -212,7 +213,7 @@ def _replace_broken_streams() -> None:
 
 
 def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
-    grace = float((run.record.get("timeouts") or {}).get("stop") or DEFAULT_GRACE_S)
+    grace = float((run.record.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
     try:
         outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
     except KeyboardInterrupt:

@@ -23,6 +23,7 @@ from ddpctl.spec.values import (
     whole,
     whole_schema,
 )
+from ddpctl_worker.contract import STOP_GRACE_S
 
 MAX_NODES = 4096
 SILENCE_WARNING_S = 1800.0  # without an explicit timeouts.silence: a warning after this, never a kill
@@ -94,7 +95,7 @@ class Timeouts(Strict):
     """In seconds."""
 
     start: PositiveSeconds = Field(default=120.0, description="Until every rank has started, in seconds.")
-    stop: Seconds = Field(default=10.0, description="From SIGTERM to SIGKILL, in seconds.")
+    stop: Seconds = Field(default=STOP_GRACE_S, description="From SIGTERM to SIGKILL, in seconds.")
     leftover: Seconds = Field(
         default=10.0, description="For processes that outlive the launcher, such as an upload, before they are ended."
     )

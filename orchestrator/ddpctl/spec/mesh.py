@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-OK = "ok"
-_NO_ROOM = frozenset({"dropped", "rejected", "no_route", "error"})  # what a host without room for a neighbour sees
+from ddpctl_worker import contract
+
+OK = contract.OK
+# What a host without room for a neighbour sees.
+_NO_ROOM = frozenset({contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR})
 
 Pair = tuple[str, str]
 
 
 class Dial(NamedTuple):
-    """One connection that was tried. ``status`` is a word of the worker's dialer: ok, refused, rejected, dropped,
-    no_route, wrong_host, foreign, silent, closed, error. Times in milliseconds.
+    """One connection that was tried. ``status`` is a word of the worker's contract (OK, REFUSED, ...). Times in
+    milliseconds.
 
     A tuple, for there are tens of thousands: it is made quickly, and the garbage collector passes it over."""
 
@@ -141,7 +144,7 @@ class Mesh:
 
 
 def _bulk(status: str, speed: Speed | None) -> str:
-    return "stalled" if status == OK and speed is not None and speed.push == "stalled" else status
+    return contract.STALLED if status == OK and speed is not None and speed.push == contract.STALLED else status
 
 
 def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:

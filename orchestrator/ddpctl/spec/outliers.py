@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ddpctl.spec.mesh import Mesh, Pair
+from ddpctl_worker import contract
 
 SLOW_FACTOR = 0.5  # of the median
 # One TCP connection: above the first rate the processors' own noise counts, so that it takes more; above the second
@@ -16,7 +17,7 @@ LATE_FACTOR = 3.0
 LATE_MS = 2.0  # a round trip this much above the median is worth a word
 MOST_SUSPECTS = 12
 MOST_PER_HOST = 4
-BROKEN = frozenset({"stalled", "failed"})
+BROKEN = frozenset({contract.STALLED, contract.BROKEN})
 
 
 def slow_links(mesh: Mesh) -> dict[Pair, float]:

@@ -17,6 +17,7 @@ from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed
 from ddpctl.spec.outliers import NOISY_MBIT, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
+from ddpctl_worker.contract import TIMEOUT, WRONG_HOST
 
 STAGE = "mesh"
 LISTEN_S = 300.0  # a listener that is forgotten ends by itself
@@ -181,7 +182,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
 
 
 def _not_ready(host: str) -> DdpctlError:
-    return RemoteError(f"it does not listen {READY_S:g} s after it was asked to", kind="timeout", host=host)
+    return RemoteError(f"it does not listen {READY_S:g} s after it was asked to", kind=TIMEOUT, host=host)
 
 
 def _dial(
@@ -296,7 +297,7 @@ def _reached_elsewhere(
     address in the network of the others that nobody reaches is right, and the network is broken.
     """
     through = {(dial.peer, dial.address) for dial in dials if dial.status == OK}
-    stolen = {(dial.peer, dial.address) for dial in dials if dial.status == "wrong_host"}
+    stolen = {(dial.peer, dial.address) for dial in dials if dial.status == WRONG_HOST}
     found: dict[str, tuple[str, ...]] = {}
     for network in networks:
         host = network.host

@@ -39,11 +39,11 @@ from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl.transport.frames import is_garbled
+from ddpctl_worker.contract import USUAL_PORTS
 
 STAGE = "preflight"
 SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
 FREE_PORT_S = 30.0
-FIRST_PORT = 29500
 JOB_SLOTS = 245  # pairs of ports up to 29989, a few left to move on to
 FIREWALL_S = 20.0
 
@@ -221,7 +221,7 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
     """
     fixed = [want.master_port] if want.master_port is not None else []
     number = zlib.crc32(f"{cluster}/{want.job or ''}".encode())
-    prefer = fixed[0] + 1 if fixed else FIRST_PORT + 2 * (number % JOB_SLOTS)
+    prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % JOB_SLOTS)
     request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
     reply = transport.call("free_port", request, timeout=FREE_PORT_S)
     return (*fixed, *reply["ports"])

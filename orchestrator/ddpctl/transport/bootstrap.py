@@ -18,7 +18,6 @@ from ddpctl_worker.contract import BANNER, MIN_PYTHON
 # One line without quotes that any login shell (sh, bash, zsh, fish, tcsh) would look into.
 BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
 
-HAVE, NEED, OLD, FAIL = "have", "need", "old", "fail"
 _ANSWER_BYTES = 256  # the banner's own line
 
 

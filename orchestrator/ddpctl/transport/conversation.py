@@ -75,13 +75,13 @@ class Worker:
         self._write(watch, bootstrap.header(nonce, base_dir, package))
         word, rest = self._banner(watch, nonce)
         self._unread.extend(self._frames.feed(rest))
-        if word.startswith(bootstrap.OLD):
-            raise bootstrap.too_old(word[len(bootstrap.OLD) :].strip(), self._python)
-        if word == bootstrap.NEED:
+        if word.startswith(contract.OLD):
+            raise bootstrap.too_old(word[len(contract.OLD) :].strip(), self._python)
+        if word == contract.NEED:
             self._write(watch, package.data)
-        elif word not in (bootstrap.HAVE, bootstrap.FAIL):
+        elif word not in (contract.HAVE, contract.FAIL):
             raise garbled(f"its banner says {word!r}")
-        return word != bootstrap.FAIL
+        return word != contract.FAIL
 
     def _write(self, watch: Watch, data: bytes) -> None:
         view = memoryview(data)
@@ -132,7 +132,7 @@ class Worker:
         while True:
             while self._unread:
                 frame = self._unread.popleft()
-                if "hb" not in frame.data:
+                if contract.KEEPALIVE not in frame.data:
                     return frame
             watch.check()
             if sender and sender.error and not isinstance(sender.error, DdpctlError):

@@ -16,6 +16,7 @@ from ddpctl.transport.dial import Dropped, silent
 from ddpctl.transport.limits import CHANNEL_S, CHANNELS, FIRST_BYTE_S, POLL_S
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
+from ddpctl_worker.contract import BUSY
 
 _READ = 1 << 21  # everything that is there: a partial read would move the rest
 _WRITE = 32_000  # fits into one packet
@@ -81,7 +82,7 @@ class Link:
         alone = 0
         while True:
             if not self._slots.take(max(0.0, until - time.monotonic()), reclaim):
-                raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind="busy")
+                raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind=BUSY)
             try:
                 return ChannelPipe(self, self._slots, self._session(line))
             except paramiko.ChannelException as error:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from ddpctl.errors import Interrupted, RemoteError
 from ddpctl.transport.limits import PATIENT_S, POLL_S
 from ddpctl.transport.pipe import Pipe
+from ddpctl_worker.contract import TIMEOUT
 
 Cancel = Callable[[], bool]
 
@@ -38,7 +39,7 @@ class Watch:
         if self._cancel is not None and self._cancel():
             raise Interrupted(f"{self._what} was cancelled")
         if self._end is not None and time.monotonic() >= self._end:
-            raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind="timeout")
+            raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind=TIMEOUT)
 
     @property
     def step(self) -> float:

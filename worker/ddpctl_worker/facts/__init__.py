@@ -10,39 +10,23 @@ from __future__ import annotations
 import importlib
 import os
 import pwd
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 Fact = Callable[[Dict[str, Any], Dict[str, Any]], Any]
 
-# name -> module; the function has the question's name. A module is imported only when it is asked for.
-QUESTIONS = {
-    "python": "versions",
-    "versions": "versions",
-    "torch_import": "torch_import",
-    "modules": "modules",
-    "machine": "machine",
-    "names": "machine",
-    "cgroup": "machine",
-    "tables": "machine",
-    "login": "machine",
-    "shell": "machine",
-    "network": "network",
-    "environment": "environment",
-    "disk": "disk",
-    "path": "paths",
-    "script": "paths",
-    "tree": "paths",
-    "port": "port",
-    "leftovers": "processes",
-    "nvidia_kernel": "nvidia",
-    "nvidia_smi": "nvidia",
-    "fabric_manager": "nvidia",
-    "amd_gpus": "amd",
-    "gpu_devices": "devices",
-    "kernel_log": "kernel_log",
-    "infiniband": "infiniband",
-    "gpu_paths": "pci",
+# A module is imported only when one of its questions is asked; its function has the question's name.
+_MODULES = {
+    "amd": ("amd_gpus",),
+    "env": ("environment", "python", "versions"),
+    "host": ("cgroup", "disk", "login", "machine", "names", "shell", "tables"),
+    "infiniband": ("infiniband",),
+    "job": ("modules", "path", "script", "tree"),
+    "network": ("network",),
+    "nvidia": ("fabric_manager", "gpu_paths", "kernel_log", "nvidia_kernel", "nvidia_smi"),
+    "processes": ("leftovers", "port"),
+    "torch": ("gpu_devices", "torch_import"),
 }
+QUESTIONS = {question: module for module, questions in _MODULES.items() for question in questions}
 
 
 def ask(name: str, params: Dict[str, Any], context: Dict[str, Any]) -> Any:
@@ -54,23 +38,10 @@ def ask(name: str, params: Dict[str, Any], context: Dict[str, Any]) -> Any:
     return fact(params, context)
 
 
-def boot_id() -> str:
-    """This boot of this machine."""
-    return read_text("/proc/sys/kernel/random/boot_id").strip()
-
-
-def user_name() -> str:
-    """The login's name, or its number where the password file has none."""
+def user_name(uid: Optional[int] = None) -> str:
+    """The name of a user (default: of this login), or its number where the password file has none."""
+    uid = os.getuid() if uid is None else uid
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(os.getuid())
-
-
-def read_text(path: str, limit: int = 1 << 20) -> str:
-    """A small text file, at most ``limit`` bytes of it; empty when it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        return str(uid)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
-from ddpctl_worker.facts import read_text, user_name
+from ddpctl_worker.facts import user_name
+from ddpctl_worker.fs import read_number, read_text
 
 _VENDOR = "0x1002"
 _CARDS = ("0x0380", "0x1200")  # display controller without a display, processing accelerator: no desktop's graphics
@@ -39,7 +40,7 @@ def gpus(root: str = _NODES) -> List[Dict[str, Any]]:
             continue  # a processor
         minor = values.get("drm_render_minor", 0)
         device = "/sys/class/drm/renderD%d/device" % minor
-        total = _number(device + "/mem_info_vram_total")
+        total = read_number(device + "/mem_info_vram_total")
         if total is not None and total < _LEAST_VRAM:
             continue
         found.append(
@@ -48,7 +49,7 @@ def gpus(root: str = _NODES) -> List[Dict[str, Any]]:
                 "gfx": values["gfx_target_version"],
                 "render": "/dev/dri/renderD%d" % minor,
                 "total": total,
-                "used": _number(device + "/mem_info_vram_used"),
+                "used": read_number(device + "/mem_info_vram_used"),
             }
         )
     return found
@@ -70,8 +71,3 @@ def accelerators() -> List[str]:
         if read_text(folder + "/vendor").strip() == _VENDOR and read_text(folder + "/class").startswith(_CARDS):
             found.append(os.path.basename(folder))
     return found
-
-
-def _number(path: str) -> Optional[int]:
-    text = read_text(path, limit=64).strip()
-    return int(text) if text.isdigit() else None

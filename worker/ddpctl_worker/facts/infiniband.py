@@ -9,7 +9,8 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.facts import command, read_text
+from ddpctl_worker import tool
+from ddpctl_worker.fs import read_number, read_text
 
 _MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 _ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -70,7 +71,6 @@ def _port(folder: str) -> Dict[str, Any]:
     device = folder.split("/")[-3]
     table = gids(folder)
     interface = next((gid["interface"] for gid in table if gid["interface"]), "")
-    mtu = read_text("/sys/class/net/%s/mtu" % interface).strip() if interface else ""
     return {
         "device": device,
         "port": int(os.path.basename(folder)),
@@ -79,7 +79,7 @@ def _port(folder: str) -> Dict[str, Any]:
         "phys_state": read_text(folder + "/phys_state").strip(),
         "rate": read_text(folder + "/rate").strip(),
         "link_layer": read_text(folder + "/link_layer").strip(),
-        "interface_mtu": int(mtu) if mtu.isdigit() else None,
+        "interface_mtu": read_number("/sys/class/net/%s/mtu" % interface) if interface else None,
         "gids": table,
     }
 
@@ -100,7 +100,7 @@ def access(device: str) -> Optional[str]:
 def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
     """``error``: why it cannot be loaded; ``devices``: those that it opens; ``mtus``: the active MTU of their first
     port."""
-    result = command.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
+    result = tool.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
     try:
         found: Dict[str, Any] = json.loads(result["stdout"].splitlines()[-1])
         return found

@@ -6,8 +6,8 @@ import os
 import socket
 from typing import Any, Dict, List
 
-from ddpctl_worker.addresses import network_facts
 from ddpctl_worker.facts import amd, nvidia
+from ddpctl_worker.net import addresses, neighbour_table, port_range, ssh_address
 
 
 def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -28,3 +28,19 @@ def _resolve(name: str) -> List[str]:
     except OSError:
         return []
     return sorted({str(answer[4][0]).split("%")[0] for answer in answers})
+
+
+def network_facts() -> Dict[str, Any]:
+    """What the mesh needs to know of a node: its addresses, how SSH came in, its ephemeral ports, its neighbours.
+
+    ``addresses``: [{"address", "family": 4|6, "prefix", "interface", "up", "mtu", "speed" (Mbit/s or None),
+    "virtual"}], without link-local ones, in the kernel's order; ``ssh_address``: the address of this node that SSH came
+    in by, or None; ``neighbours``: see ``neighbour_table``.
+    """
+    return {
+        "addresses": addresses(),
+        "ssh_address": ssh_address(),
+        "port_range": list(port_range()),
+        "hostname": socket.gethostname(),
+        "neighbours": neighbour_table(),
+    }

@@ -8,12 +8,14 @@ from __future__ import annotations
 import glob
 import os
 import re
+import struct
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.facts import command, read_text
-from ddpctl_worker.facts.port import command_line
-from ddpctl_worker.facts.processes import owner, variable
+from ddpctl_worker import proc, tool
+from ddpctl_worker.contract import ENV_JOB
+from ddpctl_worker.facts.processes import SHOWN, owner
+from ddpctl_worker.fs import read_text
 
 _VENDOR = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")
@@ -56,6 +58,10 @@ FIELDS = (
 )
 APPS = "gpu_uuid,pid,process_name,used_memory"
 REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
+_EXTENDED = 0x100
+_ACS = 0x000D
+_INTERESTING = re.compile(r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid.*\bFatal")
+_MOST = 100
 
 
 def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -117,11 +123,11 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
     ``gpu`` is a CSV table with a header, ``apps`` the processes on the GPUs, ``remapped`` the row remapping of newer
     generations, ``list`` the output of ``-L`` where MIG is on. The later ones are only asked when the first worked.
     """
-    if command.find("nvidia-smi") is None:
+    if tool.find("nvidia-smi") is None:
         return None
     until = time.monotonic() + context["deadline"] - 1.0
     found: Dict[str, Any] = {"gpu": _query_gpu(until), "apps": None, "remapped": None, "list": None, "processes": []}
-    found["program"] = command.find("nvidia-smi")
+    found["program"] = tool.find("nvidia-smi")
     if found["gpu"]["code"] != 0:
         return found
     found["apps"] = _smi(["--query-compute-apps=" + APPS, "--format=csv,noheader"], until)
@@ -133,7 +139,7 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
 
 
 def _smi(arguments: List[str], until: float) -> Dict[str, Any]:
-    return command.run(["nvidia-smi", *arguments], timeout=max(0.5, until - time.monotonic()))
+    return tool.run(["nvidia-smi", *arguments], timeout=max(0.5, until - time.monotonic()))
 
 
 def _query_gpu(until: float) -> Dict[str, Any]:
@@ -176,8 +182,8 @@ def describe(pid: int) -> Dict[str, Any]:
     return {
         "pid": pid,
         "user": owner(pid),
-        "command": command_line(str(pid)) if owner(pid) else None,
-        "job": variable(pid, "DDPCTL_JOB"),
+        "command": proc.command_line(pid, SHOWN) if owner(pid) else None,
+        "job": proc.variables(pid).get(ENV_JOB),
     }
 
 
@@ -187,6 +193,129 @@ def fabric_manager(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[
         return None
     timeout = max(0.5, (context["deadline"] - 1.0) / 2)
     return {
-        "active": command.tool(["systemctl", "is-active", "nvidia-fabricmanager"], timeout),
-        "version": command.tool(["nv-fabricmanager", "--version"], timeout),
+        "active": tool.tool(["systemctl", "is-active", "nvidia-fabricmanager"], timeout),
+        "version": tool.tool(["nv-fabricmanager", "--version"], timeout),
     }
+
+
+def gpu_paths(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """``gpus``: for each GPU of NVIDIA's the type of its IOMMU group (``DMA``, ``DMA-FQ``, ``identity``; None without
+    an IOMMU) and the bridges above it. ``acs``: each bridge's ACS control word; None where only root may read it."""
+    slots = [slot for slot, kind in pci_devices() if kind.startswith(_DISPLAY)]
+    above = {slot: bridges(slot) for slot in slots}
+    return {
+        "virtual": " hypervisor" in read_text("/proc/cpuinfo", limit=16384),
+        "gpus": {slot: {"iommu": iommu(slot), "bridges": above[slot]} for slot in slots},
+        "acs": {
+            bridge: acs_control(_config(bridge)) for bridge in sorted({b for path in above.values() for b in path})
+        },
+    }
+
+
+def iommu(slot: str) -> Optional[str]:
+    return read_text("/sys/bus/pci/devices/%s/iommu_group/type" % slot).strip() or None
+
+
+def bridges(slot: str) -> List[str]:
+    """The PCI bridges on the way from the root to a device."""
+    path = os.path.realpath("/sys/bus/pci/devices/" + slot)
+    return [part for part in path.split("/")[:-1] if os.path.exists("/sys/bus/pci/devices/" + part)]
+
+
+def _config(slot: str) -> bytes:
+    try:
+        with open("/sys/bus/pci/devices/%s/config" % slot, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def acs_control(config: bytes) -> Optional[int]:
+    """The control word of the ACS capability, 0 where there is none; None where its part was not to be read."""
+    if len(config) < _EXTENDED:
+        return None
+    at, seen = _EXTENDED, 0
+    while _EXTENDED <= at <= len(config) - 8 and seen < 64:
+        (head,) = struct.unpack_from("<I", config, at)
+        if head & 0xFFFF == _ACS:
+            (control,) = struct.unpack_from("<H", config, at + 6)
+            return int(control)
+        at, seen = (head >> 20) & 0xFFC, seen + 1
+    return 0
+
+
+def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """The last lines about GPU faults, ``[seconds since boot] text``, where they were read, and the uptime in seconds.
+
+    None on a machine without a GPU of NVIDIA's. ``source`` is None where this user may not read the log
+    (kernel.dmesg_restrict) and has no sudo without a password; ``error`` says so.
+    """
+    if not pci_devices():
+        return None
+    timeout = max(1.0, context["deadline"] - 1.0)
+    lines, source, error = _from_device()
+    if lines is None:
+        lines, source, error = _from_program(["dmesg"], timeout, error)
+    if lines is None:
+        lines, source, error = _from_program(
+            ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"], timeout, error
+        )
+    if lines is None and os.getuid() != 0:  # it only reads, and it never asks for a password
+        lines, source, error = _from_program(["sudo", "-n", "dmesg"], timeout, error)
+    matching = [line for line in lines or [] if _INTERESTING.search(line)]
+    return {
+        "source": source,
+        "lines": matching[-_MOST:],
+        "total": len(matching),
+        "error": error if lines is None else None,
+        "uptime": time.clock_gettime(time.CLOCK_BOOTTIME),
+    }
+
+
+def _from_device() -> "tuple[Optional[List[str]], Optional[str], Optional[str]]":
+    """/dev/kmsg, a record a read: ``priority,sequence,microseconds,flags;text``."""
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        return None, None, str(error)
+    lines: List[str] = []
+    try:
+        while True:
+            try:
+                record = os.read(handle, 8192).decode("utf-8", "replace")
+            except BlockingIOError:  # the end
+                return lines, "/dev/kmsg", None
+            except BrokenPipeError:  # overwritten while we read: go on with the next one
+                continue
+            head, _, text = record.partition(";")
+            fields = head.split(",")
+            if len(fields) > 2 and fields[2].isdigit():
+                said = text.split("\n", 1)[0].replace("\\x0a", " ")  # a message of several lines is one record
+                lines.append("[%12.6f] %s" % (int(fields[2]) / 1e6, said))
+    except OSError as error:
+        return None, None, str(error)
+    finally:
+        os.close(handle)
+
+
+def _from_program(
+    argv: List[str], timeout: float, before: Optional[str]
+) -> "tuple[Optional[List[str]], Optional[str], Optional[str]]":
+    result = tool.tool(argv, timeout)
+    if result is None:
+        return None, None, before
+    lines = joined(result["stdout"])
+    if result["code"] != 0 or not lines:  # journalctl shows nothing, without an error, to whom it has nothing to show
+        return None, None, result["stderr"].strip() or before
+    return lines, argv[0], None
+
+
+def joined(text: str) -> List[str]:
+    """dmesg's lines; one that goes on with an indented line (an old way of the driver's) is put together again."""
+    lines: List[str] = []
+    for line in text.splitlines():
+        if lines and line[:1].isspace():
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+    return lines

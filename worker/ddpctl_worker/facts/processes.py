@@ -1,33 +1,106 @@
-"""Processes of this node: who they are, and which are ranks of a job."""
+"""Processes of this node: who holds a TCP port, and which are ranks of a job."""
 
 from __future__ import annotations
 
+import errno
 import os
-import pwd
-import time
-from typing import Any, Dict, List, Optional
+import socket
+from typing import Any, Dict, List, Optional, Set
 
-from ddpctl_worker.facts import read_text
-from ddpctl_worker.facts.port import command_line
+from ddpctl_worker import net, proc
+from ddpctl_worker.contract import ENV_JOB
+from ddpctl_worker.facts import user_name
+from ddpctl_worker.fs import read_number
+from ddpctl_worker.notes import boottime
 
 _MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")
 _SHOWN = ("DDPCTL_JOB", "DDPCTL_RUN", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 # How the worker shows in a command line: started by the bootstrap, or as a module.
-_SUPERVISOR = ("ddpctl=json.loads", "ddpctl_worker")
+_SUPERVISOR = (b"ddpctl=json.loads", b"ddpctl_worker")
+_STATES = {"01": "established", "02": "syn-sent", "06": "time-wait", "08": "close-wait", "0A": "listening"}
+UNPRIVILEGED = 1024  # the first port that anybody may have, where the kernel does not say
+SHOWN = 300  # characters of a command line
+
+
+def port(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """Bind ``params["port"]`` just as the launcher's store will (SO_REUSEADDR, every address), without listening.
+
+    Without SO_REUSEADDR a port in TIME_WAIT, which does the launcher no harm, would look taken.
+    """
+    number = int(params["port"])
+    error = bind_error(number)
+    start = read_number("/proc/sys/net/ipv4/ip_unprivileged_port_start")  # 0 in many containers
+    return {
+        "port": number,
+        "error": error,
+        "owners": owners(number) if error else [],
+        "ephemeral": list(net.port_range()),
+        "unprivileged_start": UNPRIVILEGED if start is None else start,
+        "uid": os.getuid(),
+    }
+
+
+def bind_error(number: int) -> Optional[str]:
+    """The errno's name that a bind of the port gives on IPv4 or IPv6; None when it is free on both."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # IPv6 is switched off: the store then listens on IPv4 alone
+            continue
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address, number))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                return errno.errorcode.get(error.errno or 0, str(error))
+        finally:
+            sock.close()
+    return None
+
+
+def owners(number: int) -> List[Dict[str, Any]]:
+    """Every socket on this local port and, as far as we may see, the process that holds it."""
+    found = [one for one in net.tcp_sockets() if one.port == number and one.state != net.TIME_WAIT]
+    processes = holders({one.inode for one in found})
+    return [
+        dict(
+            processes.get(one.inode, {"pid": None}),
+            state=_STATES.get(one.state, one.state),
+            address=one.address,
+            user=user_name(one.uid),
+        )
+        for one in found
+    ]
+
+
+def holders(inodes: Set[int]) -> Dict[int, Dict[str, Any]]:
+    """Socket inode -> pid and command line of a process that holds it. Other users' processes are closed to us."""
+    found: Dict[int, Dict[str, Any]] = {}
+    for pid in proc.pids() if inodes else ():
+        try:
+            held = proc.sockets(pid) & inodes - found.keys()
+        except OSError:  # it ended meanwhile, or it is not ours to see
+            continue
+        for inode in held:
+            found[inode] = {
+                "pid": pid,
+                "command": proc.command_line(pid, SHOWN),
+                "job": proc.variables(pid).get(ENV_JOB),
+            }
+    return found
 
 
 def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """Every process that a launcher started (torchrun's or ddpctl's variables are in its environment), as far as we may
     look. ``supervised``: a live ddpctl supervisor is among its ancestors; ``launched``: its launcher still lives;
     ``orphan``: its parents are gone up to init."""
-    own = ancestors(os.getpid())
+    own = {os.getpid(), *ancestors(os.getpid())}
     found: List[Dict[str, Any]] = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in own or int(name) == os.getpid():
-            continue
-        pid = int(name)
-        marks = variables(pid)
+    for pid in sorted(proc.pids()):
+        marks = proc.variables(pid) if pid not in own else {}
         if not any(mark in marks for mark in _MARKS) or is_supervisor(pid):
             continue
         chain = ancestors(pid)
@@ -35,16 +108,15 @@ def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]
             {
                 "pid": pid,
                 "user": owner(pid),
-                "command": command_line(name),
+                "command": proc.command_line(pid, SHOWN),
                 "age_s": age(pid),
                 "supervised": any(is_supervisor(one) for one in chain),
-                "launched": any(any(mark in variables(one) for mark in _MARKS) for one in chain)
+                "launched": any(any(mark in proc.variables(one) for mark in _MARKS) for one in chain)
                 or any(is_launcher(one) for one in [pid, *chain]),
                 "orphan": len(chain) <= 1,
                 "variables": {key: marks[key] for key in _SHOWN if key in marks},
             }
         )
-    found.sort(key=lambda one: int(one["pid"]))
     return {"processes": found[:_MOST], "total": len(found)}
 
 
@@ -52,59 +124,34 @@ def ancestors(pid: int) -> List[int]:
     """Parent, grandparent, ... up to the first process of this namespace."""
     chain: List[int] = []
     while True:
-        fields = stat_fields(pid)
-        pid = int(fields[1]) if len(fields) > 1 else 0
+        found = proc.read_stat(pid)
+        pid = found.parent if found else 0
         if pid <= 0 or pid in chain:
             return chain
         chain.append(pid)
 
 
-def stat_fields(pid: int) -> List[str]:
-    """The fields of /proc/PID/stat from the state on (index 0), parent pid at 1, start time at 19."""
-    return read_text("/proc/%d/stat" % pid, limit=4096).rpartition(")")[2].split()
-
-
 def age(pid: int) -> Optional[float]:
     """Seconds since the process started."""
-    fields = stat_fields(pid)
-    if len(fields) < 20:
-        return None
-    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"), 1)
-
-
-def variables(pid: int) -> Dict[str, str]:
-    """The environment it was started with; empty when we may not look."""
-    found = {}
-    for entry in read_text("/proc/%d/environ" % pid).split("\0"):
-        name, sign, value = entry.partition("=")
-        if sign:
-            found[name] = value
-    return found
-
-
-def variable(pid: int, name: str) -> Optional[str]:
-    return variables(pid).get(name)
+    found = proc.read_stat(pid)
+    return round(boottime() - found.start / os.sysconf("SC_CLK_TCK"), 1) if found else None
 
 
 def is_supervisor(pid: int) -> bool:
     """Whether it is ddpctl's own process on the node."""
-    line = read_text("/proc/%d/cmdline" % pid, limit=4096)
+    line = proc.read(pid, "cmdline") or b""
     return any(mark in line for mark in _SUPERVISOR)
 
 
 def is_launcher(pid: int) -> bool:
     """Whether it is torch's launcher."""
-    line = read_text("/proc/%d/cmdline" % pid, limit=4096)
-    return "torch.distributed" in line or "torchrun" in line or read_text("/proc/%d/comm" % pid).strip() == "pt_elastic"
+    line, found = proc.read(pid, "cmdline") or b"", proc.read_stat(pid)
+    return b"torch.distributed" in line or b"torchrun" in line or (found is not None and found.name == "pt_elastic")
 
 
 def owner(pid: int) -> Optional[str]:
     """The user it belongs to; None: it is not there."""
     try:
-        uid = os.stat("/proc/%d" % pid).st_uid
+        return user_name(os.stat("/proc/%d" % pid).st_uid)
     except OSError:
         return None
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

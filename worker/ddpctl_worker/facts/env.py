@@ -1,0 +1,182 @@
+"""The interpreter, what is installed beside it, and what a job would inherit from this login. Nothing is imported."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+import site
+import sys
+import sysconfig
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.fs import read_text
+
+_DIST = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info$")
+_ASSIGN = re.compile(r"^(?P<key>__version__|cuda|hip|git_version)\s*(?::[^=]*)?=\s*(?P<value>.+?)\s*$", re.MULTILINE)
+_NCCL = re.compile(r"^nvidia-nccl(-cu\d+)?$")
+_PREFIXES = ("PET_", "NCCL_", "GLOO_", "TORCH", "MASTER_", "CUDA_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_")
+_NAMES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+    | {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}
+)
+_TEXT_LIMIT = 4096
+_CACHE_LIMIT = 16 << 20
+# Where Amazon's installer and its documentation put the plugin for EFA.
+_PLUGIN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/aws-ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/lib",
+)
+
+
+def python(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """The interpreter of the inventory, which runs this worker, and the platform it was built for."""
+    libc, libc_version = platform.libc_ver()
+    return {
+        "version": platform.python_version(),
+        "info": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "venv": sys.prefix != sys.base_prefix,
+        "implementation": platform.python_implementation(),
+        "platform": sysconfig.get_platform(),
+        "machine": os.uname().machine,
+        "libc": libc,
+        "libc_version": libc_version,
+        "kernel": os.uname().release,
+    }
+
+
+def versions(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What is installed: ``packages`` maps normalized names to versions; ``torch`` and ``torchvision`` hold what their
+    own version.py says, or None where they are not installed. ``params["python_path"]``: the job's PYTHONPATH."""
+    folders = site_folders(params.get("python_path"))
+    packages: Dict[str, str] = {}
+    for folder in reversed(folders):  # the first folder on the path wins
+        packages.update(distributions(folder))
+    torch = module_version(folders, "torch")
+    nccl = [packages[name] for name in sorted(packages) if _NCCL.match(name)]
+    return {
+        "torch": torch,
+        "torchvision": module_version(folders, "torchvision"),
+        "nccl": nccl[0] if nccl else None,
+        "has_launch": bool(torch and os.path.exists(os.path.join(torch["path"], "distributed", "launch.py"))),
+        "packages": packages,
+        "folders": folders,
+    }
+
+
+def site_folders(python_path: Optional[str] = None) -> List[str]:
+    """The folders that a plain run of this interpreter imports packages from, first one first.
+
+    The worker itself runs isolated (``-I``), which hides the user's own site-packages from ``sys.path``; the job's
+    processes do see them unless the interpreter is a venv of its own.
+    """
+    extra = [part for part in (python_path or "").split(":") if part]
+    mine = []
+    isolated_venv = sys.prefix != sys.base_prefix and not _venv_sees_system()
+    if not isolated_venv:
+        mine = [site.getusersitepackages()]
+    known = [path for path in sys.path if "-packages" in path]
+    found: List[str] = []
+    for path in extra + mine + known + site.getsitepackages():
+        if path not in found and os.path.isdir(path):
+            found.append(path)
+    return found
+
+
+def _venv_sees_system() -> bool:
+    text = read_text(os.path.join(sys.prefix, "pyvenv.cfg"))
+    return bool(re.search(r"include-system-site-packages\s*=\s*true", text, re.IGNORECASE))
+
+
+def distributions(folder: str) -> Dict[str, str]:
+    """Normalized name -> version of every distribution in a folder, by the names of its metadata folders."""
+    found: Dict[str, str] = {}
+    for entry in os.listdir(folder):
+        match = _DIST.match(entry)
+        if match:
+            found[normalized(match.group("name"))] = match.group("version")
+    return found
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def module_version(folders: List[str], module: str) -> Optional[Dict[str, Any]]:
+    """A module's own version.py, parsed as text: ``version``, ``cuda``, ``hip``, ``git``, ``path``; None: not there."""
+    for folder in folders:
+        path = os.path.join(folder, module)
+        text = read_text(os.path.join(path, "version.py"))
+        if not text:
+            continue
+        values = {m.group("key"): _literal(m.group("value")) for m in _ASSIGN.finditer(text)}
+        return {
+            "version": values.get("__version__"),
+            "cuda": values.get("cuda"),
+            "hip": values.get("hip"),
+            "git": values.get("git_version"),
+            "path": path,
+        }
+    return None
+
+
+def _literal(text: str) -> Optional[str]:
+    """A quoted string's text; None for anything else (``None`` above all)."""
+    match = re.match(r"""(['"])(.*?)\1""", text)
+    return match.group(2) if match else None
+
+
+def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """``variables`` that steer torch and its libraries (no other is ever read), the settings in NCCL's files, each
+    libnccl that LD_LIBRARY_PATH would put before torch's own, NCCL's network plugins that a process finds, and those
+    that are installed elsewhere."""
+    variables = {
+        name: value[:_TEXT_LIMIT] for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)
+    }
+    path = params.get("library_path") or os.environ.get("LD_LIBRARY_PATH", "")
+    own = params.get("conf_file") or os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"
+    return {
+        "variables": variables,
+        "nccl_conf": {name: settings(name) for name in ("/etc/nccl.conf", own) if settings(name)},
+        "libnccl": libraries(path, "libnccl.so*"),
+        "net_plugins": libraries(path, "libnccl-net*.so*") + cached("libnccl-net"),
+        "plugins_elsewhere": libraries(":".join(_PLUGIN_FOLDERS), "libnccl-net*.so*"),
+    }
+
+
+def settings(name: str) -> List[str]:
+    """The lines of a configuration file that say something."""
+    text = read_text(os.path.expanduser(name), limit=_TEXT_LIMIT)
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def cached(name: str) -> List[str]:
+    """Paths of the system's library cache that have ``name`` in their last part."""
+    pattern = rb"/[\x21-\x7e]*/" + re.escape(name.encode()) + rb"[\x21-\x7e]*"
+    try:
+        with open("/etc/ld.so.cache", "rb") as file:
+            return sorted({path.decode() for path in re.findall(pattern, file.read(_CACHE_LIMIT))})
+    except OSError:
+        return []
+
+
+def libraries(path: str, name: str) -> List[str]:
+    """Every library of that name in the folders of a search path, with its symbolic links resolved (the version is in
+    the name then)."""
+    found: List[str] = []
+    for folder in path.split(":"):
+        if folder:
+            for file in sorted(glob.glob(os.path.join(glob.escape(folder), name))):
+                real = os.path.realpath(file)
+                if real not in found:
+                    found.append(real)
+    return found

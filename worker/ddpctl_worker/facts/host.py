@@ -1,0 +1,322 @@
+"""The machine, the login on it and its file systems: names, cores, memory, limits, control groups, room on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import re
+import resource
+import socket
+import stat
+import tempfile
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker import tool
+from ddpctl_worker.facts import user_name
+from ddpctl_worker.fs import read_text
+from ddpctl_worker.proc import boot_id
+
+_LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
+_CAP_IPC_LOCK = 14
+_LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+_NOEXEC = getattr(os, "ST_NOEXEC", 8)
+
+
+def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """ProcessId, cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
+    return {
+        "hostname": os.uname().nodename,
+        "boot_id": boot_id(),
+        "machine_id": read_text("/etc/machine-id", limit=64).strip(),
+        "container": in_container(),
+        "locks_memory": may_lock_memory(),
+        "network_namespace": os.readlink("/proc/self/ns/net"),
+        "user": user_name(),
+        "uid": os.getuid(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_online": os.cpu_count(),
+        "memory": memory(),
+        "limits": {name.lower(): limit(name) for name in _LIMITS},
+    }
+
+
+def in_container() -> bool:
+    """Docker, Podman or systemd-nspawn, by the marks that they leave."""
+    return any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"))
+
+
+def may_lock_memory() -> bool:
+    """Whether the limit of locked memory does not count: CAP_IPC_LOCK, in the first user namespace."""
+    status = read_text("/proc/self/status")
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    first = read_text("/proc/self/uid_map").split() == ["0", "0", "4294967295"]
+    return bool(match and int(match.group(1), 16) & 1 << _CAP_IPC_LOCK) and first
+
+
+def memory() -> Dict[str, int]:
+    """``total`` and ``available`` in bytes."""
+    found = {}
+    for line in read_text("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            found[name] = int(rest.split()[0]) * 1024
+    return {"total": found.get("MemTotal", 0), "available": found.get("MemAvailable", found.get("MemTotal", 0))}
+
+
+def limit(name: str) -> List[Optional[int]]:
+    """[soft, hard] of one resource limit."""
+    pair = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
+    return [None if value == resource.RLIM_INFINITY else value for value in pair]
+
+
+def names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What this host's own name resolves to, in the resolver's order: gloo binds to the first address unless it is
+    told an interface. ``local`` says of each address whether this host really has it."""
+    hostname = os.uname().nodename
+    started = time.monotonic()
+    try:
+        rows = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+        error = None
+    except OSError as fault:
+        rows, error = [], str(fault)
+    addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+    return {
+        "hostname": hostname,
+        "addresses": addresses,
+        "local": [is_local(address) for address in addresses],
+        "error": error,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def is_local(address: str) -> bool:
+    """Whether a socket can be bound to it here."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+        return True
+    except OSError:
+        return False
+
+
+def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """The tightest limits of the control groups around this process, version 1 or 2; None: no limit.
+
+    ``memory``: bytes, bytes in use and those of them that are page cache; ``cpus``: cores' worth of time; ``pids``:
+    most and now; each with its folder.
+    """
+    found: Dict[str, Any] = {"memory": None, "cpus": None, "pids": None}
+    for controllers, folder in _cgroup_folders():
+        for level in _upward(folder, controllers[1]):
+            if controllers[0] & {"memory", ""}:
+                _tighter(found, "memory", memory_limit(level), level)
+            if controllers[0] & {"cpu", ""}:
+                _tighter(found, "cpus", _cpu_max(level), level)
+            if controllers[0] & {"pids", ""}:
+                _tighter(found, "pids", _pids_max(level), level)
+    return found
+
+
+def _tighter(found: Dict[str, Any], key: str, value: Optional[List[float]], level: str) -> None:
+    """Keep the level that leaves the least."""
+    known = found[key]
+    if value is None:
+        return
+    made = {"limit": value[0], "used": value[1], "cache": value[2] if len(value) > 2 else 0.0, "folder": level}
+    if known is None or _room(made) < _room(known):
+        found[key] = made
+
+
+def _room(level: Dict[str, Any]) -> float:
+    return float(level["limit"] - level["used"] + level["cache"])
+
+
+def _cgroup_folders() -> List[Tuple[Tuple[Any, str], str]]:
+    """((controllers, mount point), folder) of each hierarchy; the controllers of version 2 are the set of ''."""
+    mounts = []
+    for line in read_text("/proc/self/mounts").splitlines():
+        fields = line.split(" ")
+        if len(fields) > 3 and fields[2] in ("cgroup", "cgroup2"):
+            mounts.append((fields[2], fields[1], set(fields[3].split(","))))
+    found = []
+    for line in read_text("/proc/self/cgroup").splitlines():
+        _, names_, path = line.split(":", 2)
+        wanted = set(names_.split(","))
+        for kind, point, options in mounts:
+            if (kind == "cgroup2" and names_ == "") or (kind == "cgroup" and names_ and wanted <= options):
+                found.append(((wanted, point), os.path.normpath(point + "/" + path)))
+    return found
+
+
+def _upward(folder: str, top: str) -> List[str]:
+    levels = []
+    while folder.startswith(top):
+        levels.append(folder)
+        if folder == top:
+            break
+        folder = os.path.dirname(folder)
+    return levels
+
+
+def _number(path: str) -> Optional[float]:
+    text = read_text(path, limit=64).strip()
+    try:
+        return float(text)
+    except ValueError:  # "max", or the file is not there
+        return None
+
+
+def memory_limit(folder: str) -> Optional[List[float]]:
+    """[limit, in use, page cache] of one group, bytes; None without a limit."""
+    for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        value = _number(folder + "/" + most)
+        if value is not None and value < 1 << 60:  # version 1 spells "no limit" as a huge number
+            return [value, _number(folder + "/" + now) or 0.0, _page_cache(folder)]
+    return None
+
+
+def _page_cache(folder: str) -> float:
+    """Bytes of files in memory (tmpfs is not among them). Version 1 counts the groups below under ``total_``."""
+    stat = dict(line.split(" ", 1) for line in read_text(folder + "/memory.stat").splitlines() if " " in line)
+    prefix = "total_" if "total_active_file" in stat else ""
+    return sum(float(stat.get(prefix + name, 0)) for name in ("active_file", "inactive_file"))
+
+
+def _cpu_max(folder: str) -> Optional[List[float]]:
+    parts = read_text(folder + "/cpu.max", limit=64).split()
+    if len(parts) == 2 and parts[0] != "max":
+        return [float(parts[0]) / float(parts[1]), 0.0]
+    quota, period = _number(folder + "/cpu.cfs_quota_us"), _number(folder + "/cpu.cfs_period_us")
+    if quota is not None and period and quota > 0:
+        return [quota / period, 0.0]
+    return None
+
+
+def _pids_max(folder: str) -> Optional[List[float]]:
+    value = _number(folder + "/pids.max")
+    return None if value is None else [value, _number(folder + "/pids.current") or 0.0]
+
+
+def tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """Tables of the kernel's network that may be full; None: there is no such table here."""
+    folder = "/proc/sys/net/"
+    return {
+        "uid": os.getuid(),
+        "conntrack": _number(folder + "netfilter/nf_conntrack_count"),
+        "conntrack_max": _number(folder + "netfilter/nf_conntrack_max"),
+        "somaxconn": _number(folder + "core/somaxconn"),
+    }
+
+
+def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What systemd-logind does at the end of a session: busctl's own words, and whether the user lingers."""
+    user = user_name()
+    found: Dict[str, Any] = {
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "user": user,
+        "uid": os.getuid(),
+        "linger": os.path.exists("/var/lib/systemd/linger/" + user),
+        "cgroup": read_text("/proc/self/cgroup"),
+        "busctl": None,
+    }
+    if found["systemd"]:
+        properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers", "RemoveIPC"]
+        found["busctl"] = tool.tool(
+            ["busctl", "get-property", *_LOGIND, *properties], timeout=max(1.0, context["deadline"] - 1.0)
+        )
+    return found
+
+
+def shell(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """What the account's shell prints and how long it takes before it runs a command, as sshd starts it."""
+    program = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    if "SSH_CONNECTION" not in os.environ:
+        return {"shell": program, "ran": False, "printed": "", "seconds": 0.0}
+    env = {name: value for name, value in os.environ.items() if name != "SHLVL"}  # bash reads ~/.bashrc at level 0
+    result = tool.run([program, "-c", ":"], timeout=max(1.0, context["deadline"] - 1.0), replace_env=env)
+    return {
+        "shell": program,
+        "ran": True,
+        "printed": (result["stdout"] + result["stderr"])[:500],
+        "timed_out": result["timed_out"],
+        "seconds": result["seconds"],
+    }
+
+
+def disk(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+    """The file system that holds ``params["path"]`` (or its nearest parent that exists): sizes in bytes.
+
+    ``write_error`` is None when a file of one page could be created, written and removed there.
+    """
+    path = os.path.abspath(os.path.expanduser(params["path"]))
+    folder = nearest(path)
+    room = os.statvfs(folder)
+    owner = os.stat(folder)
+    mount, kind = mount_of(folder)
+    return {
+        "path": path,
+        "exists": os.path.isdir(path),
+        "folder": folder,
+        "total": room.f_blocks * room.f_frsize,
+        "free": room.f_bavail * room.f_frsize,
+        "inodes": room.f_files,
+        "inodes_free": room.f_favail,
+        "read_only": bool(room.f_flag & os.ST_RDONLY),
+        "noexec": bool(room.f_flag & _NOEXEC),
+        "mount": mount,
+        "kind": kind,
+        "owner": owner.st_uid,
+        "mode": stat.S_IMODE(owner.st_mode),
+        "uid": os.getuid(),
+        "link": os.path.islink(path),
+        "write_error": write_error(folder),
+    }
+
+
+def nearest(path: str) -> str:
+    """The path itself or its nearest parent that is a folder."""
+    while not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        if parent == path:
+            break
+        path = parent
+    return path
+
+
+def write_error(folder: str) -> Optional[str]:
+    """Why a small file cannot be written there; None when it can. Nothing is left behind."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".ddpctl-probe-", dir=folder)
+    except OSError as error:
+        return _reason(error)
+    try:
+        os.write(handle, b"\0" * 4096)
+        return None
+    except OSError as error:
+        return _reason(error)
+    finally:
+        os.close(handle)
+        os.unlink(name)
+
+
+def _reason(error: OSError) -> str:
+    name = errno.errorcode.get(error.errno or 0, "?")
+    return "%s (%s)" % (os.strerror(error.errno or 0), name)
+
+
+def mount_of(folder: str) -> Tuple[str, str]:
+    """Mount point and kind of file system: the longest mount point that is a parent, the last one mounted there."""
+    real = os.path.realpath(folder)
+    best: List[str] = ["/", "?"]
+    for line in read_text("/proc/self/mounts").splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best[0]):
+            best = [point, fields[2]]
+    return best[0], best[1]

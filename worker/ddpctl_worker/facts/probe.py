@@ -1,0 +1,186 @@
+"""What a node knows about itself: all questions of all checks answered in one call.
+
+A question may hang for ever (``statvfs`` on a dead NFS server, ``nvidia-smi`` on a wedged driver), and a thread that
+hangs in the kernel cannot be ended, nor can the process that holds it. So one forked child answers everything, one
+thread a question; the parent gathers what arrives, gives up on each question at its own deadline, kills the child's
+process group and leaves without ever joining it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import threading
+import time
+from typing import Any, Dict, List, Optional, Set
+
+from ddpctl_worker import facts
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import BAD_REQUEST
+
+DEFAULT_DEADLINE_S = 5.0
+MAX_DEADLINE_S = 300.0
+REAP_S = 0.5  # how long a killed child may take to go; one that is stuck in the kernel is left behind
+
+Answer = Dict[str, Any]
+
+
+def probe(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """Answer ``questions``: each ``{"id", "name", "params", "deadline"}`` (seconds).
+
+    Returns ``{"answers": {id: {"ok", "value", "error", "timed_out", "seconds"}}, "received": t, "sent": t}``, the two
+    moments by this node's clock.
+    """
+    received = time.time()
+    questions = request.get("questions")
+    if not isinstance(questions, list):
+        raise WorkerError(BAD_REQUEST, "probe needs a list of questions")
+    context = {"base_dir": request.get("base_dir")}
+    answers = ask_all(questions, context)
+    return {"answers": answers, "received": received, "sent": time.time()}
+
+
+def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[str, Answer]:
+    """Every question's answer by id, within the longest deadline, whatever hangs."""
+    if not questions:
+        return {}
+    reader, writer = os.pipe()
+    started = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _child(questions, context, writer)
+    os.close(writer)
+    broke_off = False
+    try:
+        answers, broke_off = _gather(reader, _deadlines(questions), started)
+    finally:
+        os.close(reader)
+        status = _end(pid, broke_off)
+    late = time.monotonic() - started
+    for question in questions:
+        name = question["id"]
+        if name not in answers:
+            answers[name] = _missing(question, status, late)
+    return answers
+
+
+def _deadlines(questions: List[Dict[str, Any]]) -> Dict[str, float]:
+    return {q["id"]: _deadline(q) for q in questions}
+
+
+def _deadline(question: Dict[str, Any]) -> float:
+    return min(float(question.get("deadline") or DEFAULT_DEADLINE_S), MAX_DEADLINE_S)
+
+
+def _gather(reader: int, deadlines: Dict[str, float], started: float) -> "tuple[Dict[str, Answer], bool]":
+    """Read answers until all are there or all that are missing are overdue; True when the child ended before that.
+
+    A late answer still counts while others are waited for.
+    """
+    answers: Dict[str, Answer] = {}
+    waiting: Set[str] = set(deadlines)
+    buffer = b""
+    while waiting:
+        left = max(deadlines[name] for name in waiting) - (time.monotonic() - started)
+        if left <= 0 or not select.select([reader], [], [], left)[0]:
+            break
+        chunk = os.read(reader, 1 << 16)
+        if not chunk:
+            return answers, True
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        for line in lines:
+            name, answer = json.loads(line)
+            answers[name] = answer
+            waiting.discard(name)
+    return answers, False
+
+
+def _missing(question: Dict[str, Any], status: Optional[int], late: float) -> Answer:
+    """The answer in place of one that never came: overdue, or lost with the child."""
+    deadline = _deadline(question)
+    if status is not None:
+        return _answer(error="the probe process ended without an answer (wait status %d)" % status, seconds=late)
+    return _answer(error="no answer within %g s" % deadline, timed_out=True, seconds=late)
+
+
+def _end(pid: int, broke_off: bool) -> Optional[int]:
+    """Kill the child and everything it started. Its wait status when it had ended by itself, otherwise None."""
+    ended, status = _reap(pid, REAP_S if broke_off else 0.0)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    if not ended:
+        _reap(pid, REAP_S)
+        return None
+    return status
+
+
+def _reap(pid: int, patience: float) -> "tuple[bool, int]":
+    """Wait up to ``patience`` seconds for the child, never longer."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return True, 0
+        if done:
+            return True, status
+        if time.monotonic() >= until:
+            return False, 0
+        time.sleep(0.01)
+
+
+# --- in the child ------------------------------------------------------------------------------------------------
+
+
+def _child(questions: List[Dict[str, Any]], context: Dict[str, Any], writer: int) -> None:
+    """Answer all questions on threads of their own; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        _detach(writer)
+        lock = threading.Lock()
+        threads = [
+            threading.Thread(target=_answer_one, args=(question, context, writer, lock), daemon=True)
+            for question in questions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _detach(keep: int) -> None:
+    """Hold nothing of the parent but the pipe: a child that hangs must not keep the connection open."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd != keep:
+            with contextlib.suppress(OSError):  # the descriptor that listed the folder is gone already
+                os.close(fd)
+
+
+def _answer_one(question: Dict[str, Any], context: Dict[str, Any], writer: int, lock: threading.Lock) -> None:
+    """One question: whatever it raises is its answer."""
+    started = time.monotonic()
+    try:
+        value = facts.ask(question["name"], question.get("params") or {}, dict(context, deadline=_deadline(question)))
+        blob = json.dumps([question["id"], _answer(value=value, seconds=time.monotonic() - started)])
+    except Exception as error:  # a fault in one question must not cost the others; the check reports it
+        text = "%s: %s" % (type(error).__name__, error)
+        blob = json.dumps([question["id"], _answer(error=text, seconds=time.monotonic() - started)])
+    view = memoryview(blob.encode("ascii") + b"\n")
+    with lock:
+        while view:
+            view = view[os.write(writer, view) :]
+
+
+def _answer(value: Any = None, error: Optional[str] = None, timed_out: bool = False, seconds: float = 0.0) -> Answer:
+    return {"ok": error is None, "value": value, "error": error, "timed_out": timed_out, "seconds": round(seconds, 4)}

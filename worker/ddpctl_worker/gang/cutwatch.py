@@ -1,0 +1,198 @@
+"""Watches the ranks' connections to other nodes for data that is lost on its way, and dials those nodes to make sure.
+
+In a thread of its own: a dial takes seconds. The gang hears what was found; the hub decides (cuts.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ddpctl_worker import net, proc
+from ddpctl_worker.gang.cuts import DIAL_S
+from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
+from ddpctl_worker.notes import note, trace
+
+LOOK_S = 3.0
+CLOSER_S = 1.0  # while something waits
+SUSPECT_S = 6.0  # nothing was acknowledged for so long: time to dial
+SENT_AGAIN = 3  # ... and what waits was sent again so often
+CALM_S = 10.0  # how long a node that answered is not dialled again
+LATE_S = 3.0  # a look that comes so much too late: this machine was asleep, and may have missed an answer
+SHARE = 400  # after a look: the pause is this multiple of the processor time that the look took
+MAX_PAUSE_S = 30.0
+# No answer. Trouble of this node's own (no descriptor, no free port) says nothing of the link.
+_SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+End = Tuple[str, int]  # address and port
+Told = Callable[[Dict[str, Any]], None]
+
+
+class CutWatch:
+    """``told`` is called with what was found of the link to another node; ``busy`` says whether ranks run here.
+
+    ``port`` is one that another node may listen on, beside those of the ranks.
+    """
+
+    def __init__(self, port: int, told: Told, busy: Callable[[], bool]) -> None:
+        self._port, self._told, self._busy = port, told, busy
+        self.here = own_addresses()
+        self.known: Dict[str, List[str]] = {}  # host -> its addresses
+        self._table, self._met = Table({}), False
+        self._tracker = Tracker()
+        self._count: Optional[int] = None  # segments sent again, up to the last look
+        self._asked: Dict[str, End] = {}  # by the hub: host -> an end of a connection there
+        self._event = threading.Event()
+        self._over = False
+        self._due = time.monotonic()  # when the next look should be
+        self._calm: Dict[str, float] = {}  # host -> until when it is not dialled
+        self._thread = threading.Thread(target=self._loop, name="cuts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over = True
+        self._event.set()
+
+    def meet(self, host: str, addresses: List[str]) -> None:
+        """Another node of the run has these addresses, on whatever networks."""
+        self.known[host] = addresses
+        self._met = True
+
+    def dial(self, host: str, end: End) -> None:
+        """The hub wants to know whether that node answers this one."""
+        self._asked[host] = end
+        self._event.set()
+
+    def _loop(self) -> None:
+        fault = ""
+        while not self._over:
+            try:
+                pause = self._turn()
+            except Exception as error:
+                if repr(error) != fault:
+                    note("the watch over the links between nodes: %s" % trace(error))
+                fault, pause = repr(error), MAX_PAUSE_S
+            self._due = time.monotonic() + pause
+            self._event.wait(pause)
+            self._event.clear()
+
+    def _turn(self) -> float:
+        """One look, and the dials that it makes necessary; how long to wait for the next look."""
+        if not self._busy():
+            self._tracker.forget()
+            return LOOK_S
+        cost = time.thread_time()
+        stuck = self._look()
+        cost = time.thread_time() - cost
+        asked, self._asked = self._asked, {}
+        # The number of this end's port: nobody is likely to listen on it at the other end, and no rank is disturbed.
+        ends = {host: (one.row.remote, one.row.port) for host, one in self._suspects(stuck).items()}
+        if ends or asked:
+            self._ask({**asked, **ends})
+        return max(CLOSER_S if stuck else LOOK_S, min(MAX_PAUSE_S, SHARE * cost))
+
+    def _look(self) -> List[Stuck]:
+        now = time.monotonic()
+        if now - self._due > LATE_S:
+            self._tracker.forget()
+        self._due = now
+        return self._tracker.look(self._rows(), now)
+
+    def _rows(self) -> Iterator[Row]:
+        """What waits. The tables are read only where there may be something: the kernel walks all of its hash for them,
+        which takes milliseconds."""
+        before, self._count = self._count, None
+        with contextlib.suppress(OSError), open(COUNTERS, "rb") as file:
+            self._count = sent_again(file.read())
+        if self._count is not None and self._count == before and not self._tracker.waiting:
+            return
+        me = os.geteuid()
+        if self._met:
+            self._met = False
+            self._table = Table(telling(self.here, dict(self.known)))
+        for name in net.TCP_TABLES:
+            with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:  # a machine without IPv6
+                yield from (row for row in self._table.rows(file.read()) if row.uid == me)
+
+    def _suspects(self, stuck: List[Stuck]) -> Dict[str, Stuck]:
+        """For each node that may be out of reach the connection that has waited longest."""
+        found = [one for one in stuck if one.seconds >= SUSPECT_S and one.row.again >= SENT_AGAIN]
+        found = [one for one in found if time.monotonic() >= self._calm.get(one.row.host, 0.0)]
+        if found:
+            mine = owned({one.row.inode for one in found})
+            found = [one for one in found if one.row.inode in mine]
+        return {one.row.host: one for one in sorted(found, key=lambda one: one.seconds)}
+
+    def _ask(self, ends: Mapping[str, End]) -> None:
+        """Dial these nodes, and tell what came of it together with what still waits then."""
+        targets = {host: [(address, port), (address, self._port)] for host, (address, port) in ends.items()}
+        begun = time.monotonic()
+        answered = answers(targets, DIAL_S)
+        self._due = begun + DIAL_S
+        late = time.monotonic() - self._due > LATE_S  # asleep: the answers may have come meanwhile
+        still = self._suspects(self._look())
+        for host in [] if late else targets:
+            if host in answered:
+                self._calm[host] = time.monotonic() + CALM_S
+            one = still.get(host)
+            found: Dict[str, Any] = {"to": host, "silent": host not in answered, "for": 0.0}
+            if one is not None:
+                found.update({"for": one.seconds, "end": [one.row.local, one.row.far]})
+            self._told(found)
+
+
+def own_addresses() -> List[str]:
+    """What other nodes may reach this one by."""
+    found = [str(one["address"]) for one in net.addresses()]
+    return [one for one in found if one != "::1" and not one.startswith("127.")]
+
+
+def telling(here: List[str], known: Mapping[str, List[str]]) -> Dict[str, str]:
+    """Address -> host, for those that say which host it is: a bridge has the same one on every machine."""
+    everywhere = here + [address for found in known.values() for address in found]
+    return {one: host for host, found in known.items() for one in found if everywhere.count(one) == 1}
+
+
+def owned(inodes: Set[int]) -> Set[int]:
+    """Those of these sockets that processes below this one hold; all of them where that cannot be read."""
+    found: Set[int] = set()
+    for pid in proc.descendants([os.getpid()], proc.snapshot()):
+        try:
+            found |= proc.sockets(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
+        except PermissionError:
+            return inodes
+    return found & inodes
+
+
+def answers(targets: Mapping[str, Sequence[End]], seconds: float) -> Set[str]:
+    """The hosts that gave a sign on one of their ports within this many seconds: let in or refused, packets pass."""
+    found: Set[str] = set()
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for host, ends in targets.items():
+            for end in ends:
+                sock = socket.socket(socket.AF_INET6 if ":" in end[0] else socket.AF_INET)
+                stack.callback(sock.close)
+                sock.setblocking(False)
+                code = sock.connect_ex(end)
+                if code == errno.EINPROGRESS:
+                    selector.register(sock, selectors.EVENT_WRITE, (sock, host))
+                elif code not in _SILENT:
+                    found.add(host)
+        while selector.get_map() and time.monotonic() < deadline:
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                selector.unregister(key.fileobj)
+                sock, host = key.data
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _SILENT:
+                    found.add(host)
+    return found

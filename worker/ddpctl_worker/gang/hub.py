@@ -1,0 +1,299 @@
+"""The hub of a gang: the supervisor of node rank 0."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker import net
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
+from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
+from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, Stranger, from_wire, to_wire
+from ddpctl_worker.notes import note, now_iso
+from ddpctl_worker.outcome import Outcome
+
+GREETING_S = 5.0  # a peer that has not proved the key by then is dropped
+MAX_STRANGERS = 64
+MAX_OUT = 1 << 20
+BACKLOG = 128
+TELL_S = 60.0  # how often the log mentions strangers
+START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
+
+
+class _Line:
+    """One accepted connection."""
+
+    def __init__(self, sock: socket.socket, wire: HubWire, now: float) -> None:
+        self.sock, self.wire, self.since = sock, wire, now
+        self.out = b""
+
+
+class HubGang(Gang):
+    """Listens, decides, tells."""
+
+    is_hub = True
+
+    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
+        super().__init__(run, key, wake)
+        self._council = Council(self.hosts, self.host)
+        self._selector: selectors.BaseSelector
+        self._listener: Optional[socket.socket] = None
+        self._listen_at = 0.0
+        self._lines: List[_Line] = []
+        self._refused = 0  # strangers since the log last mentioned them, and what was wrong with the last one
+        self._refused_why = ""
+        self._tell_at = 0.0
+        self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)
+
+    def missing(self) -> List[str]:
+        return self._council.missing()
+
+    def quiet(self) -> float:
+        return self._council.quiet(time.monotonic())
+
+    def candidates(self) -> List[Dict[str, Any]]:
+        return self._council.causes()
+
+    def _loop(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._pipe, selectors.EVENT_READ)
+        beat_at = 0.0
+        leave_by: Optional[float] = None
+        while True:
+            now = time.monotonic()
+            self._council.slept(self._nap(now))
+            if self._listener is None and now >= self._listen_at:
+                self._listen(now)
+            if self._council.undecided and not self.asked:
+                self._ask()
+                beat_at = now
+            if now >= beat_at:
+                beat_at = now + BEAT_S
+                self._tell_all(dict(self._beat(), k="ask" if self._council.undecided else "beat"))
+                self._throw_out_strangers(now)
+                self._tell_of_strangers(now)
+            self._council.heard(self.host, now, self._output_age())
+            self._council.turned(self.host, self._loop_age(), now)
+            for outcome, age in self._reports():
+                self._council.report(outcome, age, now)
+            for link in self._found_links():
+                self._council.cuts.told(self.host, link, now)
+            for question in self._council.cuts.questions(now):
+                self._ask_about_link(*question)
+            self._decide(now)
+            if self._leaving is not None:
+                self._council.goodbye(self.host, _done(self.host, self._leaving.state), now)
+                leave_by = leave_by or self._leave_by(self._leaving, now)
+                if self._council.settled() and (now >= leave_by or not self._council.missing()):
+                    break
+            for key, events in self._selector.select(self._pause()):
+                self._serve(key, events)
+        self._tell_all({"k": "bye"})
+
+    def _pause(self) -> float:
+        if self._council.verdict is not None:
+            return 0.02
+        return 0.1 if self._council.undecided or self._leaving is not None else IDLE_S
+
+    def _leave_by(self, outcome: Outcome, now: float) -> float:
+        """Until when a hub that has ended waits for nodes that have not even joined: they may still be starting.
+
+        After a kill it does not: the kill went to every node by itself.
+        """
+        return now + LEAVE_S if outcome.state == KILLED else max(self._join_by, now + LEAVE_S)
+
+    def _decide(self, now: float) -> None:
+        verdict = self._council.tick(now)
+        if verdict is None:
+            return
+        if self.verdict is None:
+            self._decided(verdict)
+        for line in list(self._lines):
+            self._tell_verdict(line)
+
+    def _tell_verdict(self, line: _Line) -> None:
+        host = line.wire.peer
+        if host is not None and self._council.verdict is not None and not self._council.seats[host].told:
+            self._council.seats[host].told = True
+            self._send(line, line.wire.pack(dict(to_wire(self._council.verdict, 0.0), k="verdict")))
+
+    def _listen(self, now: float) -> None:
+        self._listen_at = now + 0.5
+        try:
+            listener = self._bound()
+        except OSError as error:
+            trouble = "cannot listen on %s port %d: %s" % (*self.address, error)
+            if trouble != self.trouble:
+                note("gang: %s" % trouble)
+            self.trouble = trouble
+            return
+        listener.setblocking(False)
+        self._listener, self.trouble = listener, ""
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def _bound(self) -> socket.socket:
+        port = self.address[1]
+        try:
+            return net.listen_at(self.bind_address, port, BACKLOG) if self.bind_address else net.listen(port, BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+        return net.listen(port, BACKLOG)  # with NAT the address is not the node's own
+
+    def _serve(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif key.fileobj is self._pipe:
+            self._pipe.clear()
+        else:
+            line: _Line = key.data
+            if events & selectors.EVENT_WRITE:
+                self._send(line, b"")
+            if events & selectors.EVENT_READ:
+                self._receive(line)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        strangers = [line for line in self._lines if line.wire.peer is None]
+        if len(strangers) >= MAX_STRANGERS:
+            self._drop(strangers[0])
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        others = [host for host in self.hosts if host != self.host]
+        line = _Line(sock, HubWire(self.key, self.run_id, others), time.monotonic())
+        self._lines.append(line)
+        self._selector.register(sock, selectors.EVENT_READ, line)
+
+    def _receive(self, line: _Line) -> None:
+        try:
+            data = line.sock.recv(1 << 16 if line.wire.open else MAX_HELLO + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(line)
+            return
+        known = line.wire.peer
+        try:
+            messages = line.wire.feed(data)
+        except Stranger as error:
+            self._refused, self._refused_why = self._refused + 1, str(error)
+            self._drop(line)
+            return
+        if line.wire.reply:
+            reply, line.wire.reply = line.wire.reply, b""
+            self._send(line, reply)
+        if known is None and line.wire.peer is not None:
+            self._replace_older(line)
+        for message in messages:
+            self._hear(line, message)
+
+    def _replace_older(self, line: _Line) -> None:
+        for other in list(self._lines):
+            if other is not line and other.wire.peer == line.wire.peer:
+                self._drop(other)
+        assert line.wire.peer is not None
+        self._council.seats[line.wire.peer].told = False
+        self._tell_verdict(line)
+
+    def _hear(self, line: _Line, message: Dict[str, Any]) -> None:
+        host, now = line.wire.peer, time.monotonic()
+        assert host is not None
+        age = message.get("out")
+        self._council.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
+        loop = message.get("loop")
+        if isinstance(loop, (int, float)):
+            self._council.turned(host, float(loop), now)
+        if message.get("k") == "down":
+            self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
+        elif message.get("k") == "link":
+            self._council.cuts.told(host, message, now)
+        elif message.get("k") == "here":
+            self._introduce(line, host, [str(one) for one in message["at"]])
+        elif message.get("k") == "bye":
+            self._council.goodbye(host, _done(host, str(message.get("state"))), now)
+            if message.get("state") in (FAILED, KILLED, LOST):
+                self._council.report(from_wire(message), 0.0, now)  # it decided alone: nothing was heard from here
+            self._send(line, line.wire.pack({"k": "bye"}))
+
+    def _ask_about_link(self, host: str, other: str, end: Tuple[str, int]) -> None:
+        if host == self.host:
+            self._cuts.dial(other, end)
+        for line in [line for line in self._lines if line.wire.peer == host]:
+            self._send(line, line.wire.pack({"k": "dial", "to": other, "end": end}))
+
+    def _introduce(self, line: _Line, host: str, addresses: List[str]) -> None:
+        """A node has said by which addresses the others may know it: they hear it, and it hears of them."""
+        self._cuts.meet(host, addresses)
+        for other in [one for one in self._lines if one.wire.peer not in (None, host)]:
+            self._send(other, other.wire.pack({"k": "here", "host": host, "at": addresses}))
+        for name, known in {**self._cuts.known, self.host: self._cuts.here}.items():
+            if name != host:
+                self._send(line, line.wire.pack({"k": "here", "host": name, "at": known}))
+
+    def _tell_all(self, message: Dict[str, Any]) -> None:
+        for line in list(self._lines):
+            if line.wire.peer is not None:
+                self._send(line, line.wire.pack(message))
+
+    def _send(self, line: _Line, data: bytes) -> None:
+        line.out += data
+        try:
+            while line.out:
+                line.out = line.out[line.sock.send(line.out) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(line)
+            return
+        if len(line.out) > MAX_OUT:
+            self._drop(line)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.out else 0)
+        self._selector.modify(line.sock, wanted, line)
+
+    def _throw_out_strangers(self, now: float) -> None:
+        for line in list(self._lines):
+            if line.wire.peer is None and now - line.since > GREETING_S:
+                self._drop(line)
+
+    def _tell_of_strangers(self, now: float) -> None:
+        """A count now and then: anybody can connect, as often as he likes, and the log lies on the run's disk."""
+        if self._refused and now >= self._tell_at:
+            note("gang: connections closed: %d, the last one for %s" % (self._refused, self._refused_why))
+            self._refused, self._tell_at = 0, now + TELL_S
+
+    def _drop(self, line: _Line) -> None:
+        if line not in self._lines:
+            return
+        self._lines.remove(line)
+        self._selector.unregister(line.sock)
+        line.sock.close()
+        host = line.wire.peer
+        if host is not None and not any(other.wire.peer == host for other in self._lines):
+            self._council.closed(host, time.monotonic())
+
+    def _close_all(self) -> None:
+        for line in list(self._lines):
+            self._drop(line)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._selector.close()
+
+
+def _done(host: str, state: str) -> Optional[Outcome]:
+    """What a node that ends in ``state`` may be to the others, should they all be victims."""
+    if state != SUCCEEDED:
+        return None
+    return outcomes.failed(outcomes.ended_early(host, None, now_iso(), 0.0), suspect=True)

@@ -1,0 +1,206 @@
+"""A member of a gang: every supervisor but the hub's."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
+from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
+from ddpctl_worker.gang.council import REJOIN_S, SILENT_S
+from ddpctl_worker.gang.wire import MemberWire, Stranger, from_wire, to_wire
+from ddpctl_worker.outcome import Outcome
+
+CONNECT_S = 3.0
+RETRY_S = 0.3
+RECONNECT_S = 4.0  # without a word of the hub
+ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
+MEET_S = 10.0  # the same after a success: a hub that never heard of this node would take it for missing
+
+
+class MemberGang(Gang):
+    """Keeps one connection to the hub."""
+
+    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
+        super().__init__(run, key, wake)
+        self._sock: Optional[socket.socket] = None
+        self._wire: Optional[MemberWire] = None
+        self._joined = False  # ever
+        self._heard = self._since = time.monotonic()  # the hub's last word; when this connection was made
+        self._parked: List[socket.socket] = []
+        self._refused_since: Optional[float] = None
+        self._hub_done = False
+        self._left = False  # the hub has acknowledged our goodbye
+        self._unsaid: List[Tuple[Outcome, float]] = []  # reports, with their monotonic time, not yet on the wire
+        self._said: List[Tuple[Outcome, float]] = []  # on this connection; only the verdict shows that they arrived
+
+    def missing(self) -> List[str]:
+        return [] if self._joined else [self.hub_host]
+
+    def patience(self) -> float:
+        """Until the hub has decided, or is given up. Without a hub nobody decides anything any more."""
+        if self._hub_done or not self.talking:
+            return -math.inf
+        return SILENT_S if self._joined else 0.0
+
+    def _loop(self) -> None:
+        leave_by: Optional[float] = None
+        beat_at = retry_at = 0.0
+        while not self._hub_done:
+            now = time.monotonic()
+            nap = self._nap(now)
+            self._heard += nap
+            self._refused_since = None if nap else self._refused_since
+            self._unsaid += [(outcome, now - age) for outcome, age in self._reports()]
+            if self._sock is None and now >= retry_at:
+                self._connect()
+                self._turned = time.monotonic()  # waiting for an answer is no sleep
+                retry_at = self._turned + RETRY_S
+            if self._wire is not None and self._wire.open:
+                self._report(now)
+                if now >= beat_at:
+                    beat_at = now + BEAT_S
+                    self._send(self._beat())
+            links = self._found_links()  # what cannot be told now is found again, or is over
+            if self._wire is not None and self._wire.open:
+                for link in links:
+                    self._send(dict(link, k="link"))
+            self._miss_hub(now)
+            if self._sock is not None and now - max(self._heard, self._since) > RECONNECT_S:
+                self._park()
+                retry_at = 0.0
+            if self._leaving is not None:
+                if leave_by is None:
+                    leave_by = now + self._leave_within(self._leaving)
+                    self._farewell()
+                if self._left or now >= leave_by:
+                    break
+            self._receive(IDLE_S if leave_by is None else 0.02)
+
+    def _close_all(self) -> None:
+        self._close()
+        self._unpark()
+
+    def _leave_within(self, outcome: Outcome) -> float:
+        if self._joined:
+            return LEAVE_S
+        return MEET_S if outcome.state == SUCCEEDED else ALONE_S
+
+    def _report(self, now: float) -> None:
+        while self._unsaid and self._sock is not None:
+            outcome, happened = self._unsaid[0]
+            if not self._send(dict(to_wire(outcome, now - happened), k="down")):
+                return
+            self._said.append(self._unsaid.pop(0))
+
+    def _farewell(self) -> None:
+        assert self._leaving is not None
+        if self._wire is not None and self._wire.open:
+            self._send(dict(to_wire(self._leaving, 0.0), k="bye"))
+
+    def _connect(self) -> None:
+        try:
+            sock = socket.create_connection(self.address, CONNECT_S)
+        except ConnectionRefusedError:
+            self._refused_since = self._refused_since or time.monotonic()
+            return
+        except OSError:
+            self._refused_since = None
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(CONNECT_S)
+        self._since = time.monotonic()
+        self._sock, self._wire = sock, MemberWire(self.key, self.run_id, self.host, self.hub_host)
+        try:
+            sock.sendall(self._wire.hello())
+        except OSError:
+            self._close()
+
+    def _receive(self, timeout: float) -> None:
+        waiting: List[Any] = [self._pipe] if self._sock is None else [self._pipe, self._sock]
+        ready, _, _ = select.select(waiting, [], [], timeout)
+        if self._pipe in ready:
+            self._pipe.clear()
+        if self._sock is None or self._sock not in ready or self._wire is None:
+            return
+        try:
+            data = self._sock.recv(1 << 16)
+            fresh = not self._wire.open
+            messages = self._wire.feed(data) if data else None
+        except (OSError, Stranger):
+            messages = None
+        if messages is None:
+            self._close()
+            return
+        if self._wire.open:
+            self._joined = True
+            self._heard, self._refused_since = time.monotonic(), None
+            if fresh:
+                self._unpark()
+                self._send(self._beat())
+                self._send({"k": "here", "at": self._cuts.here})
+                if self._leaving is not None:
+                    self._farewell()
+        for message in messages:
+            self._hear(message)
+
+    def _hear(self, message: Dict[str, Any]) -> None:
+        kind = message.get("k")
+        if kind == "verdict" and self.verdict is None:
+            self._decided(from_wire(message))
+        elif kind == "ask" and not self.asked:
+            self._ask()
+        elif kind == "dial":
+            address, port = message["end"]
+            self._cuts.dial(message["to"], (address, port))
+        elif kind == "here":
+            self._cuts.meet(message["host"], message["at"])
+        elif kind == "bye":
+            self._left = True
+            # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.
+            self._hub_done = self._hub_done or self._leaving is None
+
+    def _send(self, message: Dict[str, Any]) -> bool:
+        assert self._wire is not None
+        if self._sock is None:
+            return False
+        try:
+            self._sock.sendall(self._wire.pack(message))
+        except OSError:
+            self._close()
+            return False
+        return True
+
+    def _miss_hub(self, now: float) -> None:
+        """Decide alone once the hub is lost; a hub that never was there is the start's affair (run/deadlines.py)."""
+        if self.verdict is not None or not self._joined:
+            return
+        if self._refused_since is not None and now - self._refused_since > REJOIN_S:
+            text = "the supervisor on %s is gone; the host itself still answers" % self.hub_host
+            self._decided(outcomes.failed(outcomes.cause(self.hub_host, SUPERVISOR_LOST, text)))
+        elif now - self._heard > SILENT_S:
+            text = "nothing was heard of %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
+            self._decided(outcomes.failed(outcomes.cause(self.hub_host, NODE_LOST, text)))
+
+    def _park(self) -> None:
+        """Try a new connection: a cut that has ended shows there at once, on the old one only when TCP tries again.
+        The old one stays open, for its end would tell the hub that this supervisor is gone."""
+        if self._sock is not None:
+            self._parked.append(self._sock)
+        self._sock = None
+        self._close()
+
+    def _unpark(self) -> None:
+        while self._parked:
+            self._parked.pop().close()
+
+    def _close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = self._wire = None
+        if self.verdict is None:
+            self._unsaid, self._said = self._said + self._unsaid, []

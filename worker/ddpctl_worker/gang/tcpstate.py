@@ -1,0 +1,119 @@
+"""Data that another node does not acknowledge, read from the kernel's tables of TCP connections. Pure.
+
+A peer that is slow or stopped is not meant: its kernel acknowledges what comes, or says that its buffer is full, and
+then the timer of the connection is the one for window probes.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from ddpctl_worker.net import V4_IN_V6, table_address
+
+COUNTERS = "/proc/net/snmp"
+# Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again, how often it did.
+_WAITS = re.compile(
+    rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0[18] (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
+    rb"01:[0-9A-F]{8} (?!0{8})([0-9A-F]{8}) +(\d+) +\d+ +(\d+) ",
+    re.M,
+)
+
+
+class Row(NamedTuple):
+    """One connection to another node with data that was sent again."""
+
+    key: Tuple[bytes, bytes, int]  # local and remote end as they stand there, inode
+    host: str
+    port: int  # here
+    far: int  # and there
+    queue: int  # bytes that are not acknowledged
+    again: int  # how often the oldest of them was sent again
+    uid: int
+
+    @property
+    def inode(self) -> int:
+        return self.key[2]
+
+    @property
+    def local(self) -> str:
+        return table_address(self.key[0].split(b":")[0].decode("ascii"))
+
+    @property
+    def remote(self) -> str:
+        return table_address(self.key[1].split(b":")[0].decode("ascii"))
+
+
+class Stuck(NamedTuple):
+    """A connection on which nothing was acknowledged for ``seconds``."""
+
+    row: Row
+    seconds: float
+
+
+class Table:
+    """Finds the rows of other nodes that wait: a machine may have many thousand others."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        """``addresses``: numeric address -> host."""
+        self._hosts = {word: host for address, host in addresses.items() for word in _spellings(address)}
+
+    def rows(self, text: bytes) -> Iterator[Row]:
+        """The connections to other nodes that wait, in a table of the kernel's."""
+        for found in _WAITS.finditer(text):
+            local, port, remote, address, far, queue, again, uid, inode = found.groups()
+            host = self._hosts.get(address)
+            if host is not None:
+                key = (local, remote, int(inode))
+                yield Row(key, host, int(port, 16), int(far, 16), int(queue, 16), int(again, 16), int(uid))
+
+
+def sent_again(counters: bytes) -> Optional[int]:
+    """How many segments this machine has sent again, over all connections; None where that is not told."""
+    lines = [line.split() for line in counters.split(b"\n") if line.startswith(b"Tcp:")]
+    if len(lines) < 2 or b"RetransSegs" not in lines[0]:
+        return None
+    try:
+        return int(lines[1][lines[0].index(b"RetransSegs")])
+    except (ValueError, IndexError):
+        return None
+
+
+class Tracker:
+    """For how long connections have made no progress, over looks at the tables."""
+
+    def __init__(self) -> None:
+        self._since: Dict[Tuple[bytes, bytes, int], Tuple[float, Row]] = {}
+
+    def look(self, rows: Iterable[Row], now: float) -> List[Stuck]:
+        """What waits now, and for how long it was seen to wait without an acknowledgement."""
+        fresh = {}
+        for row in rows:
+            since, before = self._since.get(row.key, (now, row))
+            # An acknowledgement sets the count back; the queue may grow meanwhile.
+            moved = row.again < before.again or row.queue < before.queue
+            fresh[row.key] = (now if moved else since, row)
+        self._since = fresh
+        return [Stuck(row, now - since) for since, row in fresh.values()]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waited at the last look."""
+        return bool(self._since)
+
+    def forget(self) -> None:
+        """Nobody looked for a while: what waits may have moved since."""
+        self._since = {}
+
+
+def _spellings(address: str) -> List[bytes]:
+    """An address as the tables have it: words in the order of this machine."""
+    plain = address.split("%")[0]
+    if ":" in plain:
+        raw = [socket.inet_pton(socket.AF_INET6, plain)]
+    else:
+        raw = [socket.inet_pton(socket.AF_INET, plain)]
+        raw.append(V4_IN_V6 + raw[0])  # a socket for both families
+    return [b"".join(b"%08X" % word for word in struct.unpack("=%dI" % (len(one) // 4), one)) for one in raw]

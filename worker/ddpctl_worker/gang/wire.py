@@ -1,0 +1,177 @@
+"""What two supervisors of a run say to each other, and how each knows that it is the other. No I/O.
+
+Both hold the run's key (given to each node over SSH, never written down). The member speaks first; a peer that cannot
+prove the key in the first line gets not one byte. Every message after that carries a MAC over a counter, under a key of
+its own for each connection and direction, so nothing can be replayed, reordered or taken from another run.
+
+    member -> hub   {"run", "host", "nonce", "mac"}
+    hub -> member   {"nonce", "mac"}            both nonces are under the mac: the hub is no replay
+    then            MAC SP JSON LF              in both directions
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from typing import Any, Collection, Dict, List, Optional
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import EXITED, FAILED, KILLED
+from ddpctl_worker.outcome import Outcome
+
+MAX_LINE = 256 << 10
+MAX_HELLO = 1 << 10  # what is read of somebody who has not yet shown that he holds the key
+_DOMAIN = "ddpctl-gang/1"
+
+
+class Stranger(Exception):
+    """The other side is not the run's, or talks nonsense: close the connection."""
+
+
+class Wire:
+    """One end of one connection."""
+
+    def __init__(self, key: bytes, run: str) -> None:
+        self._key, self._run = key, run
+        self._buffer = b""
+        self._nonce = os.urandom(32).hex()
+        self._send_key = self._receive_key = b""
+        self._sent = self._received = 0
+        self.peer: Optional[str] = None  # who is at the other end, once that is proved
+
+    @property
+    def open(self) -> bool:
+        """Whether messages can be packed."""
+        return bool(self._send_key)
+
+    def pack(self, message: Dict[str, Any]) -> bytes:
+        """A message as it goes over the wire."""
+        body = json.dumps(message, separators=(",", ":")).encode("ascii")
+        mac = self._message_mac(self._send_key, self._sent, body)
+        self._sent += 1
+        return mac + b" " + body + b"\n"
+
+    def _lines(self, data: bytes) -> List[bytes]:
+        limit = MAX_LINE if self.open else MAX_HELLO
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > limit or any(len(line) > limit for line in lines):
+            raise Stranger("a line that is too long")
+        return lines
+
+    def _unpack(self, line: bytes) -> Dict[str, Any]:
+        mac, _, body = line.partition(b" ")
+        if not hmac.compare_digest(mac, self._message_mac(self._receive_key, self._received, body)):
+            raise Stranger("a message that was not made with the run's key")
+        self._received += 1
+        return _object(body)
+
+    def _message_mac(self, key: bytes, count: int, body: bytes) -> bytes:
+        mac = hmac.new(key, b"%d|" % count + body, hashlib.sha256)
+        return mac.hexdigest().encode("ascii")
+
+    def _mac(self, *words: str) -> str:
+        text = "|".join([_DOMAIN, self._run, *words])
+        return hmac.new(self._key, text.encode("utf-8"), hashlib.sha256).hexdigest()
+
+    def _agree(self, host: str, member_nonce: str, hub_nonce: str, member: bool) -> None:
+        to_hub = bytes.fromhex(self._mac("to-hub", host, member_nonce, hub_nonce))
+        to_member = bytes.fromhex(self._mac("to-member", host, member_nonce, hub_nonce))
+        self._send_key, self._receive_key = (to_hub, to_member) if member else (to_member, to_hub)
+
+
+class MemberWire(Wire):
+    """The member's end."""
+
+    def __init__(self, key: bytes, run: str, host: str, hub: str) -> None:
+        super().__init__(key, run)
+        self._host, self._hub = host, hub
+
+    def hello(self) -> bytes:
+        mac = self._mac("hello", self._host, self._nonce)
+        line = {"run": self._run, "host": self._host, "nonce": self._nonce, "mac": mac}
+        return json.dumps(line).encode("ascii") + b"\n"
+
+    def feed(self, data: bytes) -> List[Dict[str, Any]]:
+        """The messages that ``data`` completes; raises Stranger."""
+        found = []
+        for line in self._lines(data):
+            if self.open:
+                found.append(self._unpack(line))
+            else:
+                self._meet(_object(line))
+        return found
+
+    def _meet(self, answer: Dict[str, Any]) -> None:
+        nonce = str(answer.get("nonce"))
+        if not _same(answer.get("mac"), self._mac("hub", self._host, self._nonce, nonce)):
+            raise Stranger("what listens there does not hold the run's key")
+        self._agree(self._host, self._nonce, nonce, True)
+        self.peer = self._hub
+
+
+class HubWire(Wire):
+    """The hub's end of one member's connection."""
+
+    def __init__(self, key: bytes, run: str, hosts: Collection[str]) -> None:
+        super().__init__(key, run)
+        self._hosts = hosts
+        self._host: Optional[str] = None
+        self.reply = b""  # to be sent as it is, when not empty
+
+    def feed(self, data: bytes) -> List[Dict[str, Any]]:
+        """The messages that ``data`` completes; raises Stranger. ``peer`` is set by the first of them, not before: a
+        hello alone may be a replay."""
+        found = []
+        for line in self._lines(data):
+            if self._host is None:
+                self._meet(_object(line))
+            else:
+                found.append(self._unpack(line))
+                self.peer = self._host
+        return found
+
+    def _meet(self, hello: Dict[str, Any]) -> None:
+        host, nonce = str(hello.get("host")), str(hello.get("nonce"))
+        proved = _same(hello.get("mac"), self._mac("hello", host, nonce))
+        if not proved or hello.get("run") != self._run or host not in self._hosts:
+            raise Stranger("somebody without the run's key")
+        self._host = host
+        self._agree(host, nonce, self._nonce, False)
+        mac = self._mac("hub", host, nonce, self._nonce)
+        self.reply = json.dumps({"nonce": self._nonce, "mac": mac}).encode("ascii") + b"\n"
+
+
+def _same(given: Any, wanted: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode("ascii"))
+
+
+def _object(line: bytes) -> Dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Stranger("a line that is no JSON") from None
+    if not isinstance(value, dict):
+        raise Stranger("a line that is no JSON object")
+    return value
+
+
+def to_wire(outcome: Outcome, age: float) -> Dict[str, Any]:
+    return {
+        "state": outcome.state,
+        "cause": outcome.cause,
+        "victim": outcome.victim,
+        "suspect": outcome.suspect,
+        "age": age,
+    }
+
+
+def from_wire(message: Dict[str, Any]) -> Outcome:
+    """An outcome from another node: never anything but a failure or a kill."""
+    state = KILLED if message.get("state") == KILLED else FAILED
+    cause = message.get("cause")
+    if not isinstance(cause, dict):
+        cause = outcomes.cause("", EXITED, "another node failed")
+    return Outcome(state, cause, bool(message.get("victim")), suspect=bool(message.get("suspect")))

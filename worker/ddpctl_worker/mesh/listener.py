@@ -1,0 +1,276 @@
+"""The listening half of the mesh: free ports, and one thread that answers on any number of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import selectors
+import socket
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import NO_PORT, USUAL_PORTS
+from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.wire import key_of
+from ddpctl_worker.net import listen as listen_on
+from ddpctl_worker.net import port_range
+
+MAX_CONNECTIONS = 1024
+IDLE_S = 20.0  # a connection that says nothing for so long is closed
+_CHUNK = 1 << 16
+_TICK_S = 0.1
+MAX_LISTEN_S = 600.0
+
+
+class _Connection:
+    """One dialer: what it said so far, and what is still to be read from it or written to it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.inbox = b""
+        self.outbox = b""
+        self.sink = 0  # bytes of a push that are still to come
+        self.pushed = 0
+        self.source = 0  # bytes of a pull that are still to go
+        self.theirs: Optional[str] = None
+        self.mine = wire.new_challenge()
+        self.trusted = False
+        self.seen = time.monotonic()
+
+
+class Listener:
+    """Answers on the given sockets until told to end."""
+
+    def __init__(self, key: bytes, host: str, sockets: Iterable[socket.socket]) -> None:
+        self._key = key
+        self._host = host
+        self._block = os.urandom(_CHUNK)
+        self._selector = selectors.DefaultSelector()
+        self._listening = list(sockets)
+        self._connections: Dict[socket.socket, _Connection] = {}
+        self.accepted = 0
+        for sock in self._listening:
+            sock.setblocking(False)
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def serve(self, ended: Callable[[], bool], seconds: float, wake: Optional[int] = None) -> None:
+        """Until ``ended()`` or ``seconds`` have passed; every socket is closed then. ``ended`` is looked at ten times a
+        second, and at once when the descriptor ``wake`` can be read."""
+        until = time.monotonic() + seconds
+        if wake is not None:
+            with contextlib.suppress(OSError):  # a regular file cannot be waited for
+                self._selector.register(wake, selectors.EVENT_READ)
+        try:
+            while not ended() and time.monotonic() < until:
+                for key, events in self._selector.select(_TICK_S):
+                    sock: Any = key.fileobj
+                    if sock in self._connections:
+                        self._turn(self._connections[sock], events)
+                    elif sock in self._listening:
+                        self._accept(sock)
+                self._drop_idle()
+        finally:
+            for connection in list(self._connections.values()):
+                self._close(connection)
+            for sock in self._listening:
+                sock.close()
+            self._selector.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return  # it waits in the kernel's queue: hung up on, it would look like a foreign program
+        try:
+            sock, _ = listening.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.accepted += 1
+        self._connections[sock] = _Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _turn(self, connection: _Connection, events: int) -> None:
+        connection.seen = time.monotonic()
+        try:
+            alive = True
+            if events & selectors.EVENT_READ:
+                alive = self._read(connection)
+            if alive:
+                self._write(connection)
+        except BlockingIOError:
+            alive = True
+        except OSError:
+            alive = False
+        if not alive:
+            self._close(connection)
+            return
+        wanted = selectors.EVENT_READ
+        if connection.outbox or connection.source:
+            wanted |= selectors.EVENT_WRITE
+        self._selector.modify(connection.sock, wanted)
+
+    def _read(self, connection: _Connection) -> bool:
+        """Take what came; False when the connection is over."""
+        data = connection.sock.recv(_CHUNK)
+        if not data:
+            return False
+        taken = min(connection.sink, len(data))
+        if taken:
+            connection.sink -= taken
+            if connection.sink == 0:
+                connection.outbox += b"got %d\n" % connection.pushed
+        connection.inbox += data[taken:]
+        while b"\n" in connection.inbox and not connection.sink:
+            line, _, connection.inbox = connection.inbox.partition(b"\n")
+            if not self._line(connection, line):
+                return False
+        return len(connection.inbox) <= wire.LINE_LIMIT
+
+    def _line(self, connection: _Connection, line: bytes) -> bool:
+        """One line of a dialer; False for anything that is not the protocol."""
+        if connection.theirs is None:
+            connection.theirs = wire.read_greeting(line)
+            if connection.theirs is None:
+                return False
+            connection.outbox += wire.answer(self._key, self._host, connection.theirs, connection.mine)
+            return True
+        if not connection.trusted:
+            connection.trusted = wire.auth_is_right(self._key, line, connection.theirs, connection.mine)
+            return connection.trusted
+        return self._command(connection, line)
+
+    @staticmethod
+    def _command(connection: _Connection, line: bytes) -> bool:
+        word, _, number = line.partition(b" ")
+        if word == b"echo":
+            connection.outbox += b"echo\n"
+            return True
+        if word not in (b"push", b"pull") or not number.isdigit() or not 0 < int(number) <= wire.BULK_LIMIT:
+            return False
+        if word == b"pull":
+            connection.source += int(number)
+            return True
+        connection.sink = connection.pushed = int(number)
+        taken = min(connection.sink, len(connection.inbox))
+        connection.sink -= taken
+        connection.inbox = connection.inbox[taken:]
+        if connection.sink == 0:
+            connection.outbox += b"got %d\n" % connection.pushed
+        return True
+
+    def _write(self, connection: _Connection) -> None:
+        if connection.outbox:
+            sent = connection.sock.send(connection.outbox)
+            connection.outbox = connection.outbox[sent:]
+        while connection.source and not connection.outbox:
+            connection.source -= connection.sock.send(self._block[: min(connection.source, _CHUNK)])
+
+    def _drop_idle(self) -> None:
+        old = time.monotonic() - IDLE_S
+        for connection in [c for c in self._connections.values() if c.seen < old]:
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self._connections.pop(connection.sock, None)
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+
+def bind_all(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
+    """Sockets for these ports, and {"port", "errno", "error"} of those that are taken.
+
+    A port that a preflight which just ended still holds is waited for, up to ``wait_s`` seconds.
+    """
+    until = time.monotonic() + wait_s
+    sockets: List[socket.socket] = []
+    taken: List[Dict[str, Any]] = []
+    for port in ports:
+        while True:
+            try:
+                sockets.append(listen_on(port))
+            except OSError as error:
+                if time.monotonic() < until:
+                    time.sleep(0.1)
+                    continue
+                taken.append({"port": port, "errno": error.errno, "error": os.strerror(error.errno or 0)})
+            break
+    return sockets, taken
+
+
+def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``count`` distinct ports that nothing on this node listens on; ``avoid``: ports not to give out.
+
+    The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
+    ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
+    itself, where an outgoing connection could take the port between now and the launch.
+    ``exactly``: a list of ports; the answer has those of them that are free, and no other.
+    """
+    if request.get("exactly") is not None:
+        return {"ports": [port for port in map(int, request["exactly"]) if _is_free(port)]}
+    count = int(request.get("count", 1))
+    prefer = int(request.get("prefer", USUAL_PORTS[0]))
+    avoid = {int(port) for port in request.get("avoid", ())}
+    found = list(itertools.islice(filter(_is_free, _candidates(prefer, avoid)), count))
+    if len(found) < count:
+        raise WorkerError(NO_PORT, "no free TCP port between 1024 and 65535", "see what listens with: ss -ltnp")
+    return {"port": found[0] if found else None, "ports": found}
+
+
+def _is_free(port: int) -> bool:
+    try:
+        listen_on(port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
+    """Ports in the order of their fitness; the many last ones are only drawn up when none of the usual ones is free."""
+    low, high = port_range()
+    first, last = USUAL_PORTS
+    prefer = min(max(prefer, first), last)
+    usual = [port for port in [*range(prefer, last + 1), *range(first, prefer)] if not low <= port <= high]
+    yield from (port for port in usual if port not in avoid)
+    others = [port for port in range(10000, 65536) if port not in avoid]
+    random.shuffle(others)
+    yield from sorted(others, key=lambda port: low <= port <= high)  # stable: still shuffled within each part
+
+
+def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """Bind ``ports`` and ``samples`` ports of the ephemeral range, say so in one frame, and answer dialers.
+
+    The frame: {"listening": [port], "samples": [port], "taken": [{"port", "errno", "error"}], "range": [low, high]}.
+    Ends when the orchestrator closes our stdin, or after ``seconds``.
+    """
+    key = key_of(request)
+    wanted = [int(port) for port in request.get("ports", ())]
+    sockets, taken = bind_all(wanted, float(request.get("wait_s", 2.0)))
+    listening = [sock.getsockname()[1] for sock in sockets]
+    samples = _bind_samples(int(request.get("samples", 0)), set(listening))
+    sampled = sorted(sock.getsockname()[1] for sock in samples)
+    server = Listener(key, str(request["host"]), sockets + samples)
+    channel.send({"listening": listening, "samples": sampled, "taken": taken, "range": list(port_range())})
+    seconds = min(float(request.get("seconds", 120.0)), MAX_LISTEN_S)
+    server.serve(channel.closed.is_set, seconds, channel.fileno())
+    return {"accepted": server.accepted}
+
+
+def _bind_samples(count: int, used: Set[int]) -> List[socket.socket]:
+    """``count`` free ports spread over the ephemeral range: one somewhere in each equal part of it."""
+    low, high = port_range()
+    width = max(1, (high - low + 1) // max(1, count))
+    sockets = []
+    for part in range(count):
+        start = low + part * width
+        ports = [port for port in range(start, min(start + width, high + 1)) if port not in used]
+        random.shuffle(ports)
+        for port in ports[:64]:
+            try:
+                sockets.append(listen_on(port))
+            except OSError:
+                continue
+            break
+    return sockets

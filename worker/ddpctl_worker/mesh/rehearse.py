@@ -1,0 +1,189 @@
+"""A rehearsal: the job's own launcher and interpreter run a small test of the process group, and leave nothing behind.
+
+It is no run: no record, no supervisor. Everything it starts stays below this worker (a child subreaper), ends with it,
+and works in a temporary folder that is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from typing import Any, Dict, List, Optional, Set
+
+from ddpctl_worker import proc
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import BAD_REQUEST, SPAWN_FAILED
+from ddpctl_worker.net import CONNECTED, LISTENING, tcp_sockets
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import processes
+from ddpctl_worker.run.launcher import BeforeExec, environment, login_environment
+from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
+
+MAX_S = 900.0
+GRACE_S = 3.0
+LOOK_S = 1.0  # how often the launcher's connections are looked at until there is one
+TAIL_LINES = 40
+_ENTERS = re.compile(r"rank (\d+): (\w+)\s*$")
+_NCCL = re.compile(r"NCCL INFO (.*)")
+_NETWORK = re.compile(r"Using network|Bootstrap : Using|NET/|GPU Direct RDMA|NCCL_\w+ set")
+NCCL_LINES = 60
+_STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
+
+
+def rehearse(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """Run ``argv`` beside ``script`` (text, saved as ``name``) until it ends, ``deadline`` seconds are up, or the
+    orchestrator closes our stdin: the other nodes have ended.
+
+    Returns {"exit_code" (None: it had to be stopped), "timed_out", "seconds", "ranks": {rank: {"phase", "report"}},
+    "tail": the last lines that were no report, "nccl": what NCCL said of its network (each line once, without its
+    prefix), "met": whether the launcher ever had a connection on ``port``,
+    "survivors"}.
+    """
+    folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
+    try:
+        return _Rehearsal(request, folder, channel).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Rehearsal:
+    """One launcher, its output, and its end."""
+
+    def __init__(self, request: Dict[str, Any], folder: str, channel: Channel) -> None:
+        name = str(request["name"])
+        if os.path.basename(name) != name or name.startswith("."):
+            raise WorkerError(BAD_REQUEST, "%r is no name of a script" % (name,))
+        self._paths = RunPaths(folder)
+        self._request = request
+        self._channel = channel
+        self._deadline = min(float(request["deadline"]), MAX_S)
+        self._umask = channel.login_umask
+        self._buffer = b""
+        self.ranks: Dict[str, Dict[str, Any]] = {}
+        self.tail: List[str] = []
+        self.nccl: List[str] = []
+        self.met = False
+        for path in (self._paths.code, self._paths.output):
+            os.mkdir(path, 0o700)
+        with open(os.path.join(self._paths.code, name), "w", encoding="utf-8") as file:
+            file.write(str(request["script"]))
+
+    def run(self) -> Dict[str, Any]:
+        started = time.monotonic()
+        processes.become_subreaper()
+        try:
+            child = self._start()
+        except OSError as error:
+            raise WorkerError(SPAWN_FAILED, "%s: %s" % (self._request["argv"][0], error.strerror)) from None
+        status = self._follow(child, started + self._deadline)
+        stopper = self._stop(child.pid)
+        return {
+            "exit_code": status,
+            "timed_out": status is None,
+            "seconds": round(time.monotonic() - started, 2),
+            "ranks": self.ranks,
+            "tail": self.tail[-TAIL_LINES:],
+            "nccl": self.nccl,
+            "met": self.met or status is not None,
+            "survivors": stopper.survivors,
+        }
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        run = {"job": "rehearsal", "run": "rehearsal-" + secrets.token_hex(4), "host": self._request["host"]}
+        request = dict(self._request, run=run)
+        env = environment(request, login_environment(), self._paths, self._paths.output, secrets.token_hex(16))
+        return subprocess.Popen(
+            self._request["argv"],
+            cwd=self._paths.code,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=BeforeExec(None, self._umask),
+        )
+
+    def _follow(self, child: "subprocess.Popen[bytes]", until: float) -> Optional[int]:
+        """Read until the launcher ends; its exit code, or None when time is up or we are told to end."""
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        look = time.monotonic() + LOOK_S
+        while time.monotonic() < until and not self._channel.closed.is_set():
+            if select.select([child.stdout], [], [], 0.1)[0]:
+                data = child.stdout.read(1 << 16)
+                self._take(data or b"")
+                if data == b"":
+                    time.sleep(0.05)  # every process has closed it; the launcher's end is near
+            if child.poll() is not None:
+                self._take(child.stdout.read() or b"")
+                return child.returncode
+            if not self.met and time.monotonic() >= look:
+                # Now and then, not in the end: when one node gives up, the others' connections are gone too.
+                self.met = self._connected()
+                look = time.monotonic() + LOOK_S
+        return None
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._line(line.decode("utf-8", "replace").rstrip())
+
+    def _line(self, line: str) -> None:
+        """A rank enters a phase, or reports; anything else is what a person reads when it went wrong."""
+        report = _report(line)
+        if report is not None:
+            self.ranks.setdefault(str(report["rank"]), {"phase": None, "report": None})["report"] = report
+            return
+        told = _NCCL.search(line)
+        if told:
+            text = told.group(1)[:300]
+            if _NETWORK.search(text) and text not in self.nccl and len(self.nccl) < NCCL_LINES:
+                self.nccl.append(text)
+            return
+        enters, starts = _ENTERS.match(line), _STARTS.match(line)
+        if enters:
+            self.ranks.setdefault(enters.group(1), {"phase": None, "report": None})["phase"] = enters.group(2)
+        elif starts:
+            self.ranks.setdefault(starts.group(1), {"phase": "import", "report": None})
+        elif line:
+            self.tail = [*self.tail[-TAIL_LINES:], line[:500]]
+
+    def _connected(self) -> bool:
+        """Whether a process of ours is connected to the master port, or listens on it."""
+        own = proc.descendants([os.getpid()], proc.snapshot())
+        inodes: Set[int] = set()
+        for pid in own:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                inodes |= proc.sockets(pid)
+        port = int(self._request["port"])
+        used = (one for one in tcp_sockets() if one.state in (CONNECTED, LISTENING) and one.inode in inodes)
+        return any(port in (one.port, one.far) for one in used)
+
+    def _stop(self, launcher: int) -> Stopper:
+        """Whatever is left of the launcher, its ranks and theirs."""
+
+        def left() -> Dict[int, proc.Stat]:
+            reap()
+            among = proc.snapshot()
+            own = proc.descendants([os.getpid()], among)
+            return {pid: among[pid] for pid in own if among[pid].alive}
+
+        return run_to_end(Stopper(left, processes.identify(launcher), GRACE_S))
+
+
+def _report(line: str) -> Optional[Dict[str, Any]]:
+    if not line.startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "rank" in value and "phase" in value else None

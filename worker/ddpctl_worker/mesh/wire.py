@@ -1,0 +1,90 @@
+"""What two nodes say to each other on a mesh port. Both ends prove that they know the preflight's own key.
+
+    dialer    DDPCTL-MESH <challenge>
+    listener  DDPCTL-MESH <host, hex> <challenge> <proof of the listener>
+    dialer    auth <proof of the dialer>            only who wants more than the name
+    dialer    echo | push <n> | pull <n>            as often as wanted; the dialer closes first
+    listener  echo | got <n>  | <n raw bytes>
+
+Lines end with ``\n``. The proofs are HMAC-SHA256 over both challenges, so nothing that was overheard can be used
+again, and a program that happens to listen on the port is never taken for a node, nor the wrong node for the right one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from typing import Any, Dict, NamedTuple, Optional
+
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.contract import BAD_REQUEST
+
+MAGIC = "DDPCTL-MESH"
+LINE_LIMIT = 1024
+BULK_LIMIT = 64 << 20
+
+
+class Hello(NamedTuple):
+    """A listener's answer, read and proven."""
+
+    host: str
+    challenge: str
+
+
+def new_challenge() -> str:
+    return os.urandom(16).hex()
+
+
+def greeting(challenge: str) -> bytes:
+    return ("%s %s\n" % (MAGIC, challenge)).encode("ascii")
+
+
+def read_greeting(line: bytes) -> Optional[str]:
+    """The dialer's challenge, or None when it is no dialer of ours."""
+    words = line.decode("ascii", "replace").split()
+    if len(words) == 2 and words[0] == MAGIC and len(words[1]) == 32:
+        return words[1]
+    return None
+
+
+def answer(key: bytes, host: str, theirs: str, mine: str) -> bytes:
+    name = host.encode("utf-8").hex()
+    return ("%s %s %s %s\n" % (MAGIC, name, mine, _proof(key, "listen", name, theirs, mine))).encode("ascii")
+
+
+def read_answer(key: bytes, line: bytes, challenge: str) -> Optional[Hello]:
+    """The listener's name and challenge; None when the proof is wrong. Raises ValueError when it is no such line."""
+    words = line.decode("ascii", "replace").split()
+    if len(words) != 4 or words[0] != MAGIC:
+        raise ValueError("not a mesh listener")
+    _, name, theirs, proof = words
+    if not hmac.compare_digest(proof.encode(), _proof(key, "listen", name, challenge, theirs).encode()):
+        return None
+    return Hello(bytes.fromhex(name).decode("utf-8", "replace"), theirs)
+
+
+def dialer_auth(key: bytes, challenge: str, theirs: str) -> bytes:
+    return ("auth %s\n" % _proof(key, "dial", "", challenge, theirs)).encode("ascii")
+
+
+def auth_is_right(key: bytes, line: bytes, challenge: str, mine: str) -> bool:
+    words = line.decode("ascii", "replace").split()
+    if len(words) != 2 or words[0] != "auth":
+        return False
+    return hmac.compare_digest(words[1].encode(), _proof(key, "dial", "", challenge, mine).encode())
+
+
+def _proof(key: bytes, side: str, name: str, first: str, second: str) -> str:
+    text = " ".join((side, name, first, second))
+    return hmac.new(key, text.encode("utf-8"), hashlib.sha256).hexdigest()
+
+
+def key_of(request: Dict[str, Any]) -> bytes:
+    try:
+        key = bytes.fromhex(request["nonce"])
+    except (KeyError, TypeError, ValueError):
+        raise WorkerError(BAD_REQUEST, "the mesh needs a nonce in hex") from None
+    if len(key) < 16:
+        raise WorkerError(BAD_REQUEST, "the mesh needs a nonce of at least 16 bytes")
+    return key

@@ -1,0 +1,162 @@
+"""The fetch verb: a run's records, logs and outputs as a stream of files, each exactly of the announced size."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import tempfile
+from typing import IO, Any, Dict, Iterator, List, Optional, Set
+
+from ddpctl_worker import fs
+from ddpctl_worker.channel import Channel
+from ddpctl_worker.output.lines import decode
+from ddpctl_worker.output.logs import Reader
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.launcher import folders_of, place, working_folder
+from ddpctl_worker.run.record import named_by
+
+CHUNK = 1 << 20
+
+
+def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: {"file"} and {"chunk"} frames, then {"files", "bytes", "missing"}.
+
+    ``outputs`` (default: those of the record) are paths or patterns below the job's working folder; ``missing`` are
+    those that match nothing on this node.
+    """
+    paths, run = named_by(request)
+    outputs = request.get("outputs")
+    sender = _Sender(channel)
+    for path in (paths.run, paths.state, paths.exit, paths.debug_log):
+        sender.plain(path, "record/" + os.path.basename(path))
+    _send_logs(paths, sender)
+    for path in _walk(paths.metrics):
+        sender.plain(path, "metrics/" + os.path.relpath(path, paths.metrics))
+    for path in _walk(paths.output):
+        sender.plain(path, "output/" + os.path.relpath(path, paths.output))
+    missing = _send_outputs(paths, run.get("outputs") if outputs is None else outputs, sender)
+    return {"files": sender.files, "bytes": sender.bytes, "missing": missing}
+
+
+class _Sender:
+    """Sends files, each one once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._sent: Set[str] = set()
+        self.files = 0
+        self.bytes = 0
+
+    def plain(self, path: str, name: str) -> None:
+        """A plain file; what is none, or has vanished, is passed over."""
+        if name in self._sent or self._channel.closed.is_set():
+            return
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode):
+                self.stream(file, name, found.st_size, stat.S_IMODE(found.st_mode))
+
+    def stream(self, file: IO[bytes], name: str, size: int, mode: int = 0o600) -> None:
+        """Exactly ``size`` bytes: a file that grows is cut there, one that shrinks is filled with zeros."""
+        self._sent.add(name)
+        self._channel.send({"file": {"path": _printable(name), "size": size, "mode": mode}})
+        left = size
+        while left and not self._channel.closed.is_set():
+            piece = file.read(min(CHUNK, left)) or b"\0" * min(CHUNK, left)
+            self._channel.send({"chunk": True}, piece)
+            left -= len(piece)
+        self.files += 1
+        self.bytes += size
+
+
+def _printable(name: str) -> str:
+    """A name that is no UTF-8 as one that is: the receiving side may be another system."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _send_logs(paths: RunPaths, sender: _Sender) -> None:
+    """Every rank's output as plain text in the order it came, and the launcher's own."""
+    files: Dict[Optional[int], IO[bytes]] = {}
+    reader = Reader(paths.logs)
+    end, offset = reader.end(), 0
+    try:
+        while offset < end:
+            batch = reader.read(offset)
+            if not batch.records:
+                break
+            offset = batch.offset
+            for _, line in batch.records:
+                value = decode(line)
+                if value is None:
+                    continue
+                rank = value.get("r")
+                if rank not in files:
+                    files[rank] = _scratch(paths.node)
+                text = value["x"].encode("utf-8", "surrogateescape") + value.get("e", "\n").encode("ascii")
+                files[rank].write(text)
+        for rank in sorted(files, key=lambda one: -1 if one is None else one):
+            size = files[rank].tell()
+            files[rank].seek(0)
+            name = "launcher" if rank is None else "rank-%d" % rank
+            sender.stream(files[rank], "logs/%s.log" % name, size)
+    finally:
+        reader.close()
+        for file in files.values():
+            file.close()
+
+
+def _scratch(folder: str) -> IO[bytes]:
+    """A file without a name, in the run's folder or, where that is full, in the system's."""
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError:
+        return tempfile.TemporaryFile()
+
+
+def _send_outputs(paths: RunPaths, outputs: Any, sender: _Sender) -> List[str]:
+    state = fs.read_json(paths.state) or {}
+    root = os.path.realpath(str(state.get("cwd") or working_folder(None, paths)))
+    missing = []
+    for wanted in outputs or ():
+        pattern = os.path.join(root, place(os.path.expanduser(str(wanted)), folders_of(paths)))
+        found = sorted(glob.glob(pattern, recursive=True)) or ([pattern] if os.path.lexists(pattern) else [])
+        sent = 0
+        for top in found:
+            for path in _walk(top):
+                name = _name_below(root, path)
+                if name is not None:
+                    sender.plain(path, "outputs/" + name)
+                    sent += 1
+        if not sent:
+            missing.append(str(wanted))
+    return missing
+
+
+def _name_below(root: str, path: str) -> Optional[str]:
+    """The name that an output gets; None when it lies outside the working folder through a symbolic link.
+
+    An absolute output (declared as such) lies elsewhere by intent: it keeps its full path.
+    """
+    real = os.path.realpath(path)
+    if real.startswith(root + os.sep):
+        return os.path.relpath(real, root)
+    return None if os.path.normpath(path).startswith(root + os.sep) else os.path.normpath(path).lstrip("/")
+
+
+def _walk(top: str) -> Iterator[str]:
+    """Every plain file at or below ``top``; symbolic links are not followed."""
+    if os.path.islink(top):
+        return
+    if os.path.isfile(top):
+        yield top
+    for folder, names, files in os.walk(top, followlinks=False):
+        names.sort()
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            if not os.path.islink(path) and os.path.isfile(path):
+                yield path

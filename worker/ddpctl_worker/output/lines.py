@@ -1,0 +1,97 @@
+"""Byte streams of processes into records of the log, and back. Pure.
+
+A record is one JSON line: ``t`` wall-clock seconds, ``r`` rank or null, ``s`` "o" or "e", ``x`` text, ``e`` what ended
+it: "\n", "\r" (a progress bar) or "" (cut: not ended yet, or very long). Bytes that are no UTF-8 survive as lone
+surrogates (PEP 383), which JSON can carry: ``text.encode("utf-8", "surrogateescape")`` gives the very bytes back.
+"""
+
+from __future__ import annotations
+
+import json
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any, Dict, List, Optional, Tuple
+
+MAX_PIECE = 64 << 10  # bytes of text in one record
+STDOUT, STDERR = "o", "e"
+STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
+_HEADS = {b"\n": '"\\n"}\n', b"\r": '"\\r"}\n', b"": '""}\n'}
+
+
+def encode(stamp: float, rank: Optional[int], stream: str, text: bytes, end: bytes) -> bytes:
+    """One record as it lies in the log."""
+    words = quote(text.decode("utf-8", "surrogateescape"))
+    where = "null" if rank is None else str(rank)
+    line = '{"t":%.6f,"r":%s,"s":"%s","x":%s,"e":%s' % (stamp, where, stream, words, _HEADS[end])
+    return line.encode("ascii")
+
+
+def decode(line: bytes) -> Optional[Dict[str, Any]]:
+    """A record from the log; None for a line that is none (torn by a crash)."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "x" in value else None
+
+
+def incomplete_tail(data: bytes) -> int:
+    """How many bytes at the end of ``data`` are the beginning of a UTF-8 character that is not all there (0 to 3)."""
+    for back in range(1, min(4, len(data) + 1)):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:  # continuation: look further back
+            continue
+        need = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+        return back if need > back else 0
+    return 0
+
+
+class Splitter:
+    """Cuts one stream into pieces at newlines and carriage returns; keeps the unfinished rest."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._held = False  # the rest was already held back once as an incomplete character
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> List[Tuple[bytes, bytes]]:
+        """The pieces that ``data`` completes, each with what ended it.
+
+        A "\\r\\n" stays together: the piece keeps its "\\r" and ends with "\\n". A "\\r" at the very end of the data
+        waits, for its "\\n" may be on the way.
+        """
+        whole = self._rest + data
+        pieces: List[Tuple[bytes, bytes]] = []
+        parts = whole.splitlines(keepends=True)  # on bytes: "\n", "\r" and "\r\n" only
+        self._rest = b""
+        if parts and not parts[-1].endswith(b"\n"):
+            self._rest = parts.pop()
+            self._held = False
+        for part in parts:
+            text, end = part[:-1], part[-1:]
+            while len(text) > MAX_PIECE:
+                cut = MAX_PIECE - incomplete_tail(text[:MAX_PIECE])
+                pieces.append((text[:cut], b""))
+                text = text[cut:]
+            pieces.append((text, end))
+        while len(self._rest) > MAX_PIECE:
+            cut = MAX_PIECE - incomplete_tail(self._rest[:MAX_PIECE])
+            pieces.append((self._rest[:cut], b""))
+            self._rest = self._rest[cut:]
+        return pieces
+
+    def flush(self, final: bool = False) -> List[Tuple[bytes, bytes]]:
+        """The unfinished rest as a piece of its own, without half a character unless it was held back before."""
+        rest = self._rest
+        if not rest:
+            return []
+        if rest.endswith(b"\r"):
+            self._rest, self._held = b"", False
+            return [(rest[:-1], b"\r")]
+        back = 0 if final or self._held else incomplete_tail(rest)
+        self._rest = rest[len(rest) - back :] if back else b""
+        self._held = bool(back)
+        text = rest[: len(rest) - back] if back else rest
+        return [(text, b"")] if text else []

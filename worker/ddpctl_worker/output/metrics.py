@@ -1,0 +1,107 @@
+"""The metrics verb: what the ranks of a run wrote to their DDPCTL_METRICS, one JSON object of numbers a line.
+
+The files are the job's own. What is in them is taken for what it may be: a line that is no object, a value that is no
+finite number, and a file that is no plain file are passed over.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import re
+import stat
+from typing import Any, Dict, List, Tuple
+
+from ddpctl_worker.channel import Channel
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.record import named_by
+
+LAST_BYTES = 16 << 10  # of a file: enough for the last value of everything
+CALL_BYTES = 1 << 20  # of all files in one call
+LEAST_BYTES = 8 << 10  # of one of them
+MOST_NAMES = 64  # in a line
+MOST_LETTERS = 64  # in a name
+_RANK = re.compile(r"rank-(\d{1,9})\.jsonl\Z")
+
+Values = Dict[str, float]
+
+
+def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: {"ranks": {rank: {"offset", "lines"}}} with the lines from each rank's ``offsets`` on.
+
+    What one call leaves out for its size the next one gives: it is asked again until no line comes.
+    """
+    paths, _ = named_by(request)
+    offsets = request.get("offsets") or {}
+    ranks = {}
+    files = _files(paths)
+    share = max(LEAST_BYTES, CALL_BYTES // max(1, len(files)))
+    for rank, path in files.items():
+        offset, lines = read_from(path, int(offsets.get(rank, 0)), share)
+        ranks[rank] = {"offset": offset, "lines": lines}
+    return {"ranks": ranks}
+
+
+def last_values(paths: RunPaths) -> Dict[str, Values]:
+    """The last value of every name, by rank ("" where the ranks of this node share a file)."""
+    found = {}
+    for rank, path in _files(paths).items():
+        values: Values = {}
+        for line in read_from(path, -LAST_BYTES, LAST_BYTES)[1]:
+            values.update(line)
+        if values:
+            found[rank] = dict(list(values.items())[:MOST_NAMES])
+    return found
+
+
+def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
+    """The whole lines from ``offset`` on (below 0: from the end) and where the next one begins; ``most`` bytes of them.
+
+    A line longer than ``most`` is passed over.
+    """
+    try:
+        # Looked at first: a FIFO or a device could hold up the reader.
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return max(0, offset), []
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return max(0, offset), []
+    with open(fd, "rb") as file:
+        start = max(0, os.fstat(fd).st_size + offset) if offset < 0 else offset
+        file.seek(start)
+        data = file.read(most)
+    end = data.rfind(b"\n") + 1
+    if not end and len(data) == most:
+        end = len(data)
+    lines = data[:end].split(b"\n")
+    return start + end, [values for values in map(_values, lines) if values]
+
+
+def _values(line: bytes) -> Values:
+    """The finite numbers of one line."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in list(found.items())[:MOST_NAMES] if _plain(name, value)}
+
+
+def _plain(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    # A whole number may be too large for any float.
+    return len(name) <= MOST_LETTERS and abs(value) < 1e300 and math.isfinite(value)
+
+
+def _files(paths: RunPaths) -> Dict[str, str]:
+    """The files by rank; where the launcher could not give each rank its own, the node's one file is under ""."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(paths.metrics), "*.jsonl"))):
+        match = _RANK.match(os.path.basename(path))
+        if match or os.path.basename(path) == "node.jsonl":
+            found[match.group(1) if match else ""] = path
+    return found

@@ -1,0 +1,107 @@
+"""Deadlines of a run: ranks that do not start, nodes that nobody can watch, ranks that fall silent, and a launcher that
+stays when its ranks are gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import EXITED, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
+from ddpctl_worker.gang.base import Gang
+from ddpctl_worker.notes import boottime
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.run.ranks import Roster
+
+NAP_S = 10.0  # asked every second; a process that was not asked for that long was asleep
+LINGER_S = 20.0  # how long a launcher may stay after its last rank
+BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: that takes up to 300 s
+HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
+
+
+class Deadlines:
+    """The clocks of one run on one node."""
+
+    def __init__(self, run: Dict[str, Any]) -> None:
+        limits = run.get("timeouts") or {}
+        self._host: str = run["host"]
+        self._start: Optional[float] = limits.get("start")
+        self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
+        self._linger = BARRIER_S if int(run.get("nnodes") or 1) > 1 else LINGER_S
+        self._begun = self._looked = boottime()
+        self._alone_since: Optional[float] = None  # the launcher, without a rank
+
+    def overdue(self, ranks: Roster, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
+        """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet."""
+        now = boottime()
+        nap, self._looked = now - self._looked, now
+        if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
+            self._begun = now if ranks.any else self._begun + nap
+            self._alone_since = None
+        stuck = self._stuck(gang)
+        if stuck is not None or not ranks.any:
+            return stuck or self._not_started(gang)
+        return self._left_alone(ranks, now) or self._not_watched(gang) or self._silent(last_output, gang)
+
+    def _stuck(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        if gang is None or not gang.stuck:
+            return None
+        text = "the thread on %s that watches the other nodes stands still" % self._host
+        return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
+
+    def _left_alone(self, ranks: Roster, now: float) -> Optional[Outcome]:
+        if not ranks.all_ended():
+            self._alone_since = None
+            return None
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since < self._linger:
+            return None
+        text = "every rank on %s has ended%s, but the launcher went on for %g s without them: it hangs" % (
+            self._host,
+            "" if any(one.status is None for one in ranks.deaths.values()) else " with exit code 0",
+            self._linger,
+        )
+        return outcomes.failed(outcomes.cause(self._host, EXITED, text))
+
+    def _not_started(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        if not self._start_is_over(gang):
+            return None
+        head = "the ranks did not start within %g s" % (self._start or 0.0)
+        missing = gang.missing() if gang else []
+        if missing:
+            host, text = missing[0], "%s: %s never joined" % (head, ", ".join(missing))
+        else:
+            host, text = self._host, "%s: the launcher still waits for the other nodes on the master port" % head
+        return outcomes.failed(outcomes.cause(host, RENDEZVOUS_TIMEOUT, text))
+
+    def _not_watched(self, gang: Optional[Gang]) -> Optional[Outcome]:
+        """The ranks run, but a node that is lost now would leave the others hanging: better to say so at the start."""
+        missing: List[str] = gang.missing() if gang is not None and gang.talking else []
+        if gang is None or not missing or not self._start_is_over(gang):
+            return None
+        who = ", ".join(missing) if gang.is_hub else self._host
+        text = "the nodes cannot watch each other: no connection from %s to port %d of %s within %g s" % (
+            who,
+            gang.address[1],
+            gang.hub_host,
+            self._start or 0.0,
+        )
+        why = gang.trouble or "is there a firewall between them?"
+        return outcomes.failed(outcomes.cause(missing[0], RENDEZVOUS_TIMEOUT, "%s: %s" % (text, why)))
+
+    def _start_is_over(self, gang: Optional[Gang]) -> bool:
+        if self._start is None:
+            return False
+        limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
+        return boottime() - self._begun >= limit
+
+    def _silent(self, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
+        if self._silence is None or (gang is not None and not gang.is_hub):
+            return None
+        quiet = boottime() - max(last_output, self._begun)
+        if gang is not None:
+            quiet = min(quiet, gang.quiet())
+        if quiet < self._silence:
+            return None
+        text = "no rank on any node wrote a line for %g s" % self._silence
+        return outcomes.failed(outcomes.cause(self._host, SILENCE, text))

@@ -1,0 +1,121 @@
+"""How a run ends on this node: what failed here, and what the nodes have agreed on."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Callable, Optional
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.gang.base import Gang
+from ddpctl_worker.gang.council import VICTIMS_S
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.run.findings import Findings
+
+VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
+
+
+class Ending:
+    """``outcome`` is settled; ``candidate`` is this node's own view, until the gang has agreed.
+
+    ``tell`` hands either to the guardian, who knows it before any disk does.
+    """
+
+    def __init__(self, host: str, findings: Findings, gang: Optional[Gang], tell: Callable[[], None]) -> None:
+        self._host, self._findings, self._gang, self._tell = host, findings, gang, tell
+        self.outcome: Optional[Outcome] = None
+        self.candidate: Optional[Outcome] = None
+        self._candidate_until = 0.0
+        self._closer_at = 0.0
+
+    @property
+    def known(self) -> Optional[Outcome]:
+        return self.outcome or self.candidate
+
+    def settle(self, outcome: Outcome) -> None:
+        """That is the outcome."""
+        self.outcome = outcome
+        self._tell()
+
+    def end_with(self, outcome: Outcome) -> None:
+        """That is how it ends, whatever the other nodes think; they are told."""
+        self.settle(outcome)
+        if self._gang:
+            self._gang.down(outcome)
+
+    def propose(self, candidate: Outcome) -> None:
+        """This node's view of a failure; with a gang all nodes agree on one cause first."""
+        self.candidate = candidate
+        self._candidate_until = time.monotonic() + VERDICT_S
+        self._tell()
+        if self._gang:
+            self._gang.down(candidate)
+
+    def obey(self, by: str) -> None:
+        """Somebody asks for the end."""
+        if self.outcome is None and (self.candidate is None or self.candidate.victim):
+            self.end_with(outcomes.killed(self._host, by))
+        elif self.outcome is None:
+            self.outcome = self.candidate  # it had failed before; a stop need not wait for the others' word
+
+    def look(self, status: Optional[int], stopping: bool, overdue: Callable[[], Optional[Outcome]]) -> None:
+        """See what has failed.
+
+        ``status``: the launcher's, once it has ended; ``stopping``: its processes are being ended, so nothing here says
+        any more what failed first; ``overdue``: asked while nothing else is known.
+        """
+        if self.known is None:
+            self._find_failure(status)
+        if self.outcome is None and not stopping:
+            self._look_closer()
+            self._look_finally(status)
+        if self.known is None:
+            found = overdue()
+            if found is not None:
+                self.propose(found)
+        self._agree(status)
+
+    def _find_failure(self, status: Optional[int]) -> None:
+        if status == 0:
+            self.outcome = outcomes.succeeded()
+            return
+        found = self._findings.failure(status)
+        if found is not None:
+            self.propose(found)
+
+    def _look_closer(self) -> None:
+        """While victims are all that is known of, once a second."""
+        now = time.monotonic()
+        asked = self._gang is not None and self._gang.asked and self.candidate is None
+        victim = self.candidate is not None and (self.candidate.victim or self.candidate.early)
+        if now < self._closer_at or not (asked or victim):
+            return
+        self._closer_at = now + 1.0
+        found = self._findings.closer(self.candidate)
+        if found is not None:
+            self.propose(found)
+
+    def _look_finally(self, status: Optional[int]) -> None:
+        """Once, when the launcher has ended after a victim was reported: its report may clear a rank, and nothing else
+        can fail here any more, so that a rank which ended early counts."""
+        if not status or self.candidate is None or not self.candidate.victim:
+            return
+        found = self._findings.likeliest(status)
+        if found is not None and not found.victim:
+            self.propose(found)
+
+    def _agree(self, status: Optional[int]) -> None:
+        if self.outcome is not None:
+            return
+        verdict = self._gang.verdict if self._gang else None
+        if verdict is not None:
+            self.settle(verdict)
+        elif self.candidate is not None and time.monotonic() >= self._candidate_until + self._patience(status):
+            self.outcome = self.candidate
+
+    def _patience(self, status: Optional[int]) -> float:
+        """How much longer than VERDICT_S there may be something to wait for."""
+        if self._gang is not None:
+            return self._gang.patience()
+        alone = self.candidate is not None and self.candidate.victim and status is None
+        return VICTIMS_S - VERDICT_S if alone else -math.inf

@@ -1,0 +1,300 @@
+"""The launcher of a run: its environment, the ranks' pipes, its start, and who runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ddpctl_worker import contract, fs, proc
+from ddpctl_worker.output.drain import Drain
+from ddpctl_worker.output.lines import STDERR, STDOUT
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import cgroup, processes
+from ddpctl_worker.run.cgroup import ControlGroup
+from ddpctl_worker.run.processes import DeathSignal, ProcessId
+
+PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+
+# The ranks' interpreter, as the launcher sees it: connects the rank to its own pipes and becomes the real one, with
+# the very arguments it was given. It must not fail where the pipes are missing: then the rank keeps the launcher's.
+# Each rank gets a file of its own for its metrics, so that no two write to one.
+_SHIM = """#!/bin/sh
+unset PYTHON_EXEC
+export DDPCTL_METRICS={metrics}/rank-"$RANK".jsonl
+p={pipes}/"$LOCAL_RANK"
+if [ -p "$p.out" ] && [ -p "$p.err" ]; then exec {python} "$@" >"$p.out" 2>"$p.err"; fi
+exec {python} "$@"
+"""
+
+
+def login_environment() -> Dict[str, str]:
+    """What the login gave this process. From the kernel: the interpreter itself may have changed LC_CTYPE since."""
+    found = proc.environment(os.getpid()) or os.environb
+    return {os.fsdecode(key): os.fsdecode(value) for key, value in found.items()}
+
+
+def folders_of(paths: RunPaths) -> Dict[str, str]:
+    """What the tokens of contract.py stand for in a run; see ``CHECKPOINT_DIR_TOKEN`` for the one that it shares."""
+    return {
+        contract.RUN_DIR_TOKEN: paths.node,
+        contract.OUTPUT_DIR_TOKEN: paths.output,
+        contract.CODE_DIR_TOKEN: paths.code,
+    }
+
+
+def place(text: str, folders: Dict[str, str]) -> str:
+    """``text`` with a folder's token at its very beginning replaced; a token anywhere else is the user's own text."""
+    for token, folder in folders.items():
+        if text == token or text.startswith((token + "/", token + ":")):
+            return folder + text[len(token) :]
+    return text
+
+
+def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
+    """Where the launcher runs: tokens and ``~`` replaced, a relative path taken from the home."""
+    if not cwd:
+        return paths.code if os.path.isdir(paths.code) else os.path.expanduser("~")
+    found = os.path.expanduser(place(cwd, folders_of(paths)))
+    return found if os.path.isabs(found) else os.path.join(os.path.expanduser("~"), found)
+
+
+def environment(
+    request: Dict[str, Any], login: Dict[str, str], paths: RunPaths, checkpoints: str, cookie: str
+) -> Dict[str, str]:
+    """The launcher's environment: the login's, scrubbed, then the plan's, the secrets, and ours.
+
+    ``checkpoints`` is the folder for the checkpoints of this job on this node.
+    """
+    names = (key for key in login if key not in contract.SCRUB_NAMES and not key.startswith(contract.SCRUB_PREFIXES))
+    found = {key: login[key] for key in names}
+    tokens = set(request.get("token_env") or ())
+    folders = {**folders_of(paths), contract.CHECKPOINT_DIR_TOKEN: checkpoints}
+    for key, value in (request.get("env") or {}).items():
+        found[key] = place(value, folders) if key in tokens else value
+    found.update(request.get("secrets") or {})
+    run = request["run"]
+    found["TORCHELASTIC_ERROR_FILE"] = paths.error_file
+    found.update(
+        {
+            contract.ENV_JOB: run["job"],
+            contract.ENV_RUN: run["run"],
+            contract.ENV_HOST: run["host"],
+            contract.ENV_RUN_DIR: paths.node,
+            contract.ENV_OUTPUT_DIR: paths.output,
+            contract.ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim names a file for each rank
+            contract.ENV_COOKIE: cookie,
+        }
+    )
+    return found
+
+
+def make_shim(paths: RunPaths, python: str, search: Optional[str], nproc: int) -> bool:
+    """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
+
+    ``python`` is looked up in ``search`` (a PATH) when it has no folder of its own.
+    """
+    real = shutil.which(python, path=search)
+    if real is None:
+        return False
+    words = {"pipes": paths.pipes, "metrics": paths.metrics, "python": real}
+    try:
+        os.mkdir(paths.pipes, 0o700)
+        for rank in range(nproc):
+            os.mkfifo(paths.fifo(rank, "out"), 0o600)
+            os.mkfifo(paths.fifo(rank, "err"), 0o600)
+        with open(paths.shim, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(_SHIM.format(**{name: shlex.quote(text) for name, text in words.items()}))
+        os.chmod(paths.shim, 0o700)
+        null = subprocess.DEVNULL
+        runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0
+    except OSError:
+        runs = False
+    if not runs and os.path.exists(paths.shim):
+        os.unlink(paths.shim)
+    return runs
+
+
+def enlarge(fd: int) -> None:
+    """A bigger pipe lets a rank write on while the supervisor is busy; the default is 64 KiB."""
+    with contextlib.suppress(OSError):  # the user's limit for pipes is used up
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def open_fifo(path: str) -> int:
+    """Both ends at once: a rank's open never waits, and the reader never sees an end between two writers."""
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    enlarge(fd)
+    return fd
+
+
+class Spawned:
+    """A running launcher and the read ends of its own stdout and stderr."""
+
+    def __init__(self, pid: int, out: int, err: int) -> None:
+        self.pid, self.out, self.err = pid, out, err
+
+
+def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[[], None]) -> Spawned:
+    """Start the launcher. Call it from the main thread, before any other thread runs.
+
+    Raises:
+        OSError: the program or the folder is not there or not usable.
+    """
+    out_r, out_w = os.pipe()
+    err_r, err_w = os.pipe()
+    try:
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out_w,
+            stderr=err_w,
+            start_new_session=True,
+            close_fds=True,
+            preexec_fn=before_exec,
+        )
+    except BaseException:
+        os.close(out_r)
+        os.close(err_r)
+        raise
+    finally:
+        os.close(out_w)
+        os.close(err_w)
+    process.returncode = 0  # the supervisor reaps every child itself; Popen must not look for this one
+    for fd in (out_r, err_r):
+        os.set_blocking(fd, False)
+        enlarge(fd)
+    return Spawned(process.pid, out_r, err_r)
+
+
+class BeforeExec:
+    """What the launcher's process does first: die with the supervisor, restore its own OOM score and signals.
+
+    It ends without a word if one of ``called_off`` is there by now: the run was stopped while this was on its way.
+    """
+
+    def __init__(
+        self, oom_score: Optional[str], umask: int, group: Optional[ControlGroup] = None, called_off: Sequence[str] = ()
+    ) -> None:
+        # SIGTERM, not SIGKILL: torchrun passes it on to its ranks, so even a double loss ends the job in good order.
+        self._death = DeathSignal(signal.SIGTERM)
+        self._oom_score = oom_score
+        self._umask = umask
+        self._group = group
+        self._called_off = called_off
+
+    def __call__(self) -> None:
+        self._death()
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(self._umask)
+        raise_limits()
+        if self._oom_score is not None:
+            with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+                file.write(self._oom_score)
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.enter()
+        if any(map(os.path.lexists, self._called_off)):
+            os._exit(1)
+
+
+def raise_limits() -> None:
+    """As many open files and as much locked memory as this user may have: many ranks and data loaders pass the usual
+    soft limit of 1024 files, and RDMA pins more than 64 KiB."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
+        soft, hard = resource.getrlimit(kind)
+        if soft != hard:
+            with contextlib.suppress(OSError, ValueError):  # a limit above the kernel's own maximum stays as it was
+                resource.setrlimit(kind, (hard, hard))
+
+
+def protect_from_oom() -> Optional[str]:
+    """Make this process the last one the kernel kills for memory; returns the score that its children must get.
+
+    Only root may lower a score. Anybody may raise one, so that the job's processes go before the one that watches them.
+    """
+    path = "/proc/self/oom_score_adj"
+    try:
+        with open(path, encoding="ascii") as file:
+            old = int(file.read())
+    except (OSError, ValueError):
+        return None
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write("-900")
+    except OSError:
+        return str(min(1000, old + 100))
+    return str(old)
+
+
+class TooLate(Exception):
+    """The start was given up meanwhile, by somebody who has taken the claim."""
+
+
+class Launching:
+    """``order`` is the guardian's; ``launcher`` is there once it has been started."""
+
+    def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: ProcessId) -> None:
+        self._order, self._run, self._paths = order, order["run"], paths
+        self._me = processes.identify(os.getpid())
+        self._guardian = guardian
+        self.group: Optional[ControlGroup] = None
+        self.launcher: Optional[ProcessId] = None
+
+    def claim(self) -> None:
+        """Say on disk who runs this, before there is anything that somebody may have to end.
+
+        Raises:
+            TooLate: somebody else has claimed it.
+            OSError: the disk takes nothing.
+        """
+        self.group = cgroup.make(self._run["run"], self._run["host"])
+        if not fs.write_once(self._paths.claim, self.names(), durable=False):
+            self.leave_group()
+            raise TooLate("the start of this run took too long and was given up")
+
+    def start(self, drain: Drain) -> Optional[str]:
+        """Spawn the launcher and hand its pipes and those of its ranks to ``drain``; why that was not possible."""
+        oom_score = protect_from_oom()
+        if self._order.get("shim"):
+            for local in range(int(self._run["nproc"])):
+                drain.add(open_fifo(self._paths.fifo(local, "out")), local, STDOUT)
+                drain.add(open_fifo(self._paths.fifo(local, "err")), local, STDERR)
+        called_off = (self._paths.stop, self._paths.exit)
+        prepare = BeforeExec(oom_score, int(self._order["umask"]), self.group, called_off)
+        try:
+            child = spawn(self._order["argv"], self._order["cwd"], self._order["env"], prepare)
+        except OSError as error:
+            return "cannot start %s: %s" % (self._order["argv"][0], error.strerror or error)
+        self.launcher = processes.identify(child.pid)
+        if self.group is not None and child.pid not in self.group.pids() and processes.is_alive(self.launcher):
+            self.leave_group()  # it could not enter, so an empty group would prove nothing
+        drain.add(child.out, None, STDOUT)
+        drain.add(child.err, None, STDERR)
+        return None
+
+    def names(self) -> Dict[str, Any]:
+        """Who runs this, and how whatever belongs to it is found."""
+        return {
+            "supervisor": self._me.to_json() if self._me else None,
+            "guardian": self._guardian.to_json(),
+            "launcher": self.launcher.to_json() if self.launcher else None,
+            "cookie": self._order["cookie"],
+            "group": self.group.path if self.group else None,
+        }
+
+    def leave_group(self) -> None:
+        if self.group is not None:
+            self.group.remove()
+        self.group = None

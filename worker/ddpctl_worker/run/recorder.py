@@ -1,0 +1,213 @@
+"""The record writer: every file of a run's record that its supervisor writes or looks at, in a thread of its own.
+
+A disk may hang for hours. The supervisor hands values over and reads answers from memory, so it never waits for one;
+this thread tries for as long as it lives. Only the newest value of each record is worth writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from ddpctl_worker import fs, notes
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import SUPERVISOR_LOST
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import record
+from ddpctl_worker.run.record import GONE_S, ExitWriter
+
+ANSWER_S = 2.0  # how long the supervisor waits for a look before it goes on without
+NOTES = 1000  # lines for supervisor.log that may wait
+LOOK_S = 1.0
+
+
+class Look:
+    """What others have written, as asked for by the supervisor: the word of a stop, torch's account of a failure."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + ANSWER_S
+        self.done = False
+        self.stop: Dict[str, Any] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether to wait no longer: it has come, or the disk is away."""
+        return self.done or time.monotonic() >= self._until
+
+
+class Recorder:
+    """``heartbeat`` gives that of now; ``changed`` is called when there is an answer to read."""
+
+    def __init__(
+        self, paths: RunPaths, host: str, heartbeat: Callable[[], record.Heartbeat], changed: Callable[[], None]
+    ) -> None:
+        self._paths, self._heartbeat, self._changed = paths, heartbeat, changed
+        self._heartbeat_file = record.HeartbeatFile(paths.heartbeat)
+        self._folder = FolderWatch(paths, host)
+        self._exit_writer = ExitWriter(paths)
+        self._cond = threading.Condition()
+        self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable
+        self._notes: Deque[bytes] = deque(maxlen=NOTES)
+        self._looks: List[Look] = []
+        self._end: Optional[Dict[str, Any]] = None
+        self._beat_at = 0.0
+        self._retry_at = 0.0
+        self.wrote: Dict[str, str] = {}  # path -> what the last attempt failed of, "" for nothing
+        self.error: Optional[Dict[str, Any]] = None  # torch's account of a failure, as of the last look
+        self.lost: Optional[Outcome] = None  # why the run must end although nothing of it has failed
+        self.ended = False  # the exit record is there
+        self._thread = threading.Thread(target=self._run, name="record", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
+        """Write ``value``, unless a newer one comes before."""
+        with self._cond:
+            self._values[path] = (value, durable)
+            self._retry_at = 0.0
+            self._cond.notify()
+
+    def note(self, line: bytes) -> None:
+        """A line for supervisor.log. Anybody's, this thread's own included: so it takes no lock."""
+        self._notes.append(line)
+
+    def look(self) -> Look:
+        """See what others have written, now."""
+        look = Look()
+        with self._cond:
+            self._looks.append(look)
+            self._cond.notify()
+        return look
+
+    def end(self, body: Dict[str, Any]) -> None:
+        """Write the exit record. The first one counts."""
+        with self._cond:
+            if self._end is None:
+                self._end = body
+                self._cond.notify()
+
+    def _run(self) -> None:
+        while not self.ended:
+            try:
+                self._turn()
+            except Exception as error:
+                notes.note("records: %r" % error)
+                time.sleep(0.1)
+        self._changed()
+
+    def _turn(self) -> None:
+        with self._cond:
+            pause = self._next() - time.monotonic()
+            if not self._looks and pause > 0:
+                self._cond.wait(pause)
+            looks, self._looks = self._looks, []
+        for look in looks:
+            self._answer(look)
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + LOOK_S
+            self._heartbeat_file.write(self._heartbeat())
+            self._write_notes()
+            if self._end is None:
+                self._check_folder()
+        self._write_values()
+        if self._end is not None and time.monotonic() >= self._exit_writer.again_at:
+            end = self._end
+            if self._exit_writer.wrote(lambda: end):
+                self._heartbeat_file.write(self._heartbeat())
+                self._write_notes()
+                self.ended = True
+
+    def _next(self) -> float:
+        due = [self._beat_at]
+        if self._values:
+            due.append(self._retry_at)
+        if self._end is not None:
+            due.append(self._exit_writer.again_at)
+        return min(due)
+
+    def _answer(self, look: Look) -> None:
+        with contextlib.suppress(Exception):  # a disk that takes no word, so the signal alone counts
+            look.stop = fs.read_json(self._paths.stop) or {}
+        with contextlib.suppress(Exception):  # written by the job: anything may be in it
+            self.error = fs.read_json(self._paths.error_file) or self.error
+        look.done = True
+        self._changed()
+
+    def _check_folder(self) -> None:
+        if self.lost is not None:
+            return
+        with contextlib.suppress(Exception):  # a disk that is away, a record that is spoilt: neither ends a run
+            self.lost = self._folder.lost()
+        if self.lost is not None:
+            self._exit_writer.gone = 0.0  # it was waited for
+            self._changed()
+
+    def _write_values(self) -> None:
+        with self._cond:
+            if time.monotonic() < self._retry_at:
+                return
+            values, self._values = self._values, {}
+        for path, (value, durable) in values.items():
+            try:
+                fs.write_json(path, value, durable=durable)
+                trouble = ""
+            except OSError as error:
+                trouble = error.strerror or str(error)
+                with self._cond:
+                    self._values.setdefault(path, (value, durable))
+                    self._retry_at = time.monotonic() + LOOK_S
+            if trouble and trouble != self.wrote.get(path):
+                notes.note("%s not saved: %s" % (os.path.basename(path), trouble))
+            before, self.wrote[path] = self.wrote.get(path), trouble
+            if before is None:
+                self._changed()
+
+    def _write_notes(self) -> None:
+        while self._notes:
+            with contextlib.suppress(OSError):
+                os.write(2, self._notes[0])
+            with contextlib.suppress(IndexError):  # meanwhile pushed out by newer ones
+                self._notes.popleft()
+
+
+class FolderWatch:
+    """Looked at now and then by the record writer, for the supervisor."""
+
+    def __init__(self, paths: RunPaths, host: str, gone: float = GONE_S) -> None:
+        self._paths, self._host, self._gone = paths, host, gone
+        self._look_at = 0.0
+        self._gone_since: Optional[float] = None
+
+    def lost(self) -> Optional[Outcome]:
+        """Why the run must end although nothing of it has failed; None nearly always."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_S
+        return self._told_over() or self._removed(now)
+
+    def _told_over(self) -> Optional[Outcome]:
+        """Somebody wrote the exit record: the world believes that nothing of this run is left, so nothing may be."""
+        end = fs.read_optional(self._paths.exit)
+        return Outcome(str(end["state"]), end.get("cause"), when=time.time()) if "state" in end else None
+
+    def _removed(self, now: float) -> Optional[Outcome]:
+        """Without its folder nobody can see or stop a run. Any other trouble with the disk may pass."""
+        try:
+            os.stat(self._paths.run)
+        except (FileNotFoundError, NotADirectoryError):
+            self._gone_since = self._gone_since or now
+            if now - self._gone_since < self._gone:
+                return None
+            text = "the run's folder %s was removed: nobody could see or stop the job any more" % self._paths.node
+            return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
+        except OSError:
+            pass
+        self._gone_since = None
+        return None

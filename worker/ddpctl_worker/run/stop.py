@@ -1,0 +1,196 @@
+"""The stop verb: ends a run on this node and proves it: nothing of it is left when it answers.
+
+A run that has not come here yet is given an exit record all the same, so that a start that is still under way (a slow
+link, a busy disk) finds the run over instead of starting it after it was stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import threading
+import time
+from typing import Any, Dict
+
+from ddpctl_worker import fs, notes
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.run import processes, record
+from ddpctl_worker.run.cgroup import of_record
+from ddpctl_worker.run.processes import Proof
+from ddpctl_worker.run.status import (
+    HERE,
+    STALE_S,
+    cut_off,
+    holders,
+    node_status,
+    refuse_elsewhere,
+    remains,
+    settle,
+    watchers,
+    whereabouts,
+)
+from ddpctl_worker.run.stopper import GIVE_UP_S, Stopper, run_to_end
+
+LOOK_S = 0.02
+WORD_S = 2.0  # for the disk to take the word of a stop
+FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
+HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
+
+
+def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: {"signalled", "forced", "survivors", "status"}. On a run that has ended it only looks."""
+    paths = run_paths(base_of(request), request["run"], request["host"])
+    by = str(request.get("by") or "")
+    run = fs.read_json(paths.run)
+    if run is None and _forestall(paths, str(request["host"]), by):
+        raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    run = run or fs.read_json(paths.run) or {}
+    limits = run.get("timeouts") or {}
+    grace = request.get("grace")
+    grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, float(grace))
+    refuse_elsewhere(paths)
+    settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
+    before = fs.read_json(paths.exit)
+    if before is None:
+        if not holders(paths).get("supervisor"):
+            fs.read_json(paths.state)  # one that cannot be read proves nothing
+        _leave_word(paths, {"grace": grace, "by": by, "time": notes.now_iso()})
+        if not _cut_off(paths):
+            _ask_supervisor(paths, grace)
+    own = _sweep(paths, grace)
+    _wake(paths)
+    end = fs.read_json(paths.exit)
+    if end is None:
+        # Nobody is left to write it: the supervisor was gone already, or did not answer and was ended.
+        end = {}
+        if not _only_writes(paths):
+            _write_end(paths, outcomes.killed(run["host"], by), own)
+    _let_watchers_end(paths)
+    counted = end if before is None else {}
+    status = node_status(paths)
+    if not own.survivors and status["state"] not in TERMINAL:
+        status["state"] = STOPPING  # nothing of it runs: only its end waits for the disk
+    return {
+        "signalled": int(counted.get("signalled", 0)) + own.signalled,
+        "forced": int(counted.get("forced", 0)) + own.forced,
+        "survivors": own.survivors,
+        "status": status,
+    }
+
+
+def _forestall(paths: RunPaths, host: str, by: str) -> bool:
+    """Put an exit record where the run's folder would be; False when a start has made the folder meanwhile.
+
+    A disk that takes nothing takes no start either, so that is no error.
+    """
+    parent = os.path.dirname(paths.node)
+    aside = RunPaths(os.path.join(parent, ".%s.%s" % (host, secrets.token_hex(6))))
+    try:
+        runs = os.path.dirname(parent)
+        fs.own_folder(os.path.dirname(runs), os.path.basename(runs), os.path.basename(parent))
+        os.mkdir(aside.node, 0o700)
+        record.write(aside, outcomes.killed(host, by), patience=0.0)
+        os.rename(aside.node, paths.node)
+        fs.sync_folder(parent)
+    except OSError:
+        shutil.rmtree(aside.node, ignore_errors=True)
+    return fs.read_json(paths.run) is None
+
+
+def _ask_supervisor(paths: RunPaths, grace: float) -> None:
+    """Have the supervisor stop the run, and wait for its exit record while it is alive."""
+    beat = record.read_heartbeat(paths.heartbeat)
+    hangs = beat is not None and notes.boottime() - beat.at > STALE_S
+    deadline = time.monotonic() + grace + (HANGS_S if hangs else GIVE_UP_S + 5.0)
+    told = None
+    while time.monotonic() < deadline:
+        if fs.read_json(paths.exit) is not None:
+            return
+        state = holders(paths)
+        alive = watchers(state)
+        supervisor = processes.from_json(state.get("supervisor"))
+        if supervisor in alive and supervisor is not None:
+            if told != supervisor:
+                processes.send(supervisor, signal.SIGUSR1)
+                _wake(paths)
+                told = supervisor
+        elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
+            return
+        time.sleep(LOOK_S)
+    if _only_writes(paths):
+        return
+    for who in watchers(holders(paths)):
+        processes.send(who, signal.SIGKILL)  # hangs: nothing else can end it, and it must not start anything now
+
+
+def _only_writes(paths: RunPaths) -> bool:
+    """Whether the run is over and its supervisor or guardian is there only because the disk does not take its end: they
+    know how it ended, and write it once they can."""
+    state = holders(paths)
+    launcher = processes.from_json(state.get("launcher"))
+    if launcher is None or processes.is_alive(launcher) or not watchers(state):
+        return False
+    return not remains(paths, state)
+
+
+def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
+    """Write down what is wanted; where the disk takes nothing, or hangs, the signal alone says it, with the run's own
+    grace."""
+    writer = threading.Thread(target=_write_word, args=(paths, word), daemon=True)
+    writer.start()
+    writer.join(WORD_S)
+
+
+def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
+    try:
+        fs.write_json(paths.stop, word)
+    except OSError as full:
+        try:
+            record.write_reserved(paths.stop_reserve, paths.stop, word)
+        except OSError:
+            notes.note("the stop could not be written down: %s" % full)
+
+
+def _wake(paths: RunPaths) -> None:
+    """Were supervisor or guardian stopped with SIGSTOP, they continue now: otherwise they would never end."""
+    for who in watchers(holders(paths)):
+        processes.send(who, signal.SIGCONT)
+
+
+def _let_watchers_end(paths: RunPaths) -> None:
+    """Nothing of the run is left when this answers, ddpctl's own processes included."""
+    state = holders(paths)
+    deadline = time.monotonic() + FAREWELL_S
+    while watchers(state) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+
+
+def _cut_off(paths: RunPaths) -> bool:
+    """Whether no supervisor is there and none will ever be: one that is on its way finds the claim taken and ends."""
+    return fs.read_optional(paths.state).get("supervisor") is None and cut_off(paths)
+
+
+def _sweep(paths: RunPaths, grace: float) -> Stopper:
+    """Look for what is left, by cookie, by the last known tree and in the run's control group, and end it."""
+    state = holders(paths)
+    launcher = processes.from_json(state.get("launcher"))
+    if whereabouts(paths, state) != HERE:
+        return run_to_end(Stopper(dict, launcher, grace))
+    group = of_record(state.get("group"))
+    done = run_to_end(Stopper(lambda: remains(paths, state), launcher, grace, proof=Proof(group)))
+    if group is not None and not watchers(state):
+        group.remove()
+    return done
+
+
+def _write_end(paths: RunPaths, outcome: Outcome, own: Stopper) -> None:
+    try:
+        record.write(paths, outcome, signalled=own.signalled, forced=own.forced, survivors=own.survivors, patience=2.0)
+    except OSError as error:
+        notes.note("the run's end could not be written down: %s" % error)

@@ -1,0 +1,142 @@
+"""Ending a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find nothing and that is proved.
+
+The launcher gets SIGTERM first, alone: it forwards it to its ranks, and a rank that writes a checkpoint should not be
+told twice. What is left once the launcher is gone gets SIGTERM too (launchers before torch 1.10 forward nothing,
+and a launcher killed while it spawns leaves orphans). What lives after the grace is killed. A launcher that succeeded
+may leave something that still works, an upload say: that gets ``patience`` first, in which nothing is signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from ddpctl_worker.proc import Stat, boot_id, command_line
+from ddpctl_worker.run.processes import ProcessId, Proof, is_alive, send
+
+Find = Callable[[], Dict[int, Stat]]
+ALONE_S = 2.0  # a launcher without any process left that ignores SIGTERM sits in torch's exit barrier
+WAITS = 0.1  # of a processor, at most: who uses more does not sit there, but is on its way out on a busy machine
+GIVE_UP_S = 10.0  # after SIGKILL: what is still there cannot be killed (uninterruptible in the kernel)
+TICK_S = 0.04
+TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
+
+
+class Stopper:
+    """One stop, driven by ``tick`` so that its owner can go on draining pipes and reaping children."""
+
+    def __init__(
+        self,
+        find: Find,
+        launcher: Optional[ProcessId],
+        grace: float,
+        *,
+        had_ranks: bool = False,
+        patience: float = 0.0,
+        proof: Optional[Proof] = None,
+    ) -> None:
+        self._find = find
+        self._proof = proof or Proof()
+        self._launcher = launcher
+        self._had_ranks = had_ranks
+        self._boot = boot_id()
+        now = time.monotonic()
+        self._ask_at = now + patience
+        self.deadline = self._ask_at + max(0.0, grace)
+        self._alone: Optional[Tuple[float, int]] = None  # since when the launcher is the only one, its ticks then
+        self._empty = 0
+        self._told: Set[Tuple[int, int]] = set()
+        self._seen: Set[Tuple[int, int]] = set()
+        self._killed: Set[Tuple[int, int]] = set()
+        self.survivors: List[Dict[str, Any]] = []
+        self.done = False
+
+    @property
+    def signalled(self) -> int:
+        """How many processes there were to end."""
+        return len(self._seen)
+
+    @property
+    def forced(self) -> int:
+        """How many of them needed SIGKILL."""
+        return len(self._killed)
+
+    def shorten(self, grace: float) -> None:
+        """Another stop came in: the earlier deadline counts, and there is no more patience."""
+        self._ask_at = min(self._ask_at, time.monotonic())
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, grace))
+
+    def tick(self) -> bool:
+        """One look and what follows from it; True once it is over."""
+        if self.done:
+            return True
+        found = self._find()
+        now = time.monotonic()
+        if not found and self._proof.given():
+            self._empty += 1
+            self.done = self._empty >= 2
+            return self.done
+        self._empty = 0
+        if now < self._ask_at:
+            return False
+        self._seen.update((one.pid, one.start) for one in found.values())
+        if now >= self.deadline or self._stuck_alone(found, now):
+            self._kill(found)
+            if now >= self.deadline + GIVE_UP_S:
+                left = sorted(set(found) | self._proof.pids())
+                self.survivors = [{"pid": pid, "cmd": command_line(pid)} for pid in left]
+                self.done = True
+        else:
+            self._ask(found)
+        return self.done
+
+    def _ask(self, found: Dict[int, Stat]) -> None:
+        launcher = self._launcher
+        first = launcher if launcher is not None and is_alive(launcher) else None
+        everyone = [ProcessId(self._boot, one.pid, one.start) for one in found.values()]
+        for who in everyone if first is None else [first]:
+            if (who.pid, who.start) not in self._told:
+                self._told.add((who.pid, who.start))
+                send(who, signal.SIGTERM)
+        # A stopped process acts on SIGTERM only when it goes on, a rank on its launcher's too; some are stopped later.
+        for who in everyone:
+            if found[who.pid].state == "T":
+                send(who, signal.SIGCONT)
+
+    def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
+        alone = self._had_ranks and self._launcher is not None and set(found) == {self._launcher.pid}
+        if not alone:
+            self._alone = None
+            return False
+        ticks = next(iter(found.values())).ticks
+        since, before = self._alone = self._alone or (now, ticks)
+        return now - since > ALONE_S and (ticks - before) / TICKS < WAITS * (now - since)
+
+    def _kill(self, found: Dict[int, Stat]) -> None:
+        for one in found.values():
+            if send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL):
+                self._killed.add((one.pid, one.start))
+        self._proof.kill()
+
+
+def run_to_end(stopper: Stopper, between: Callable[[], object] = lambda: None) -> Stopper:
+    """Tick until it is over; ``between`` is called after every look (reaping, say)."""
+    while not stopper.tick():
+        between()
+        time.sleep(TICK_S)
+    return stopper
+
+
+def reap() -> Dict[int, int]:
+    """Collect every child that has ended: pid -> wait status."""
+    ended: Dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status

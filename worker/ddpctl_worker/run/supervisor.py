@@ -1,0 +1,367 @@
+"""The supervisor: starts the launcher, watches, decides, signals, reaps.
+
+One loop in the main thread (the kernel's death signal follows the thread that spawned the launcher). Once the launcher
+runs this loop touches no disk: the drain empties the pipes, the log writer and the record writer keep the files, the
+gang talks, each in a thread of its own. So neither a slow disk nor a slow network holds up a rank or a decision.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, Optional
+
+from ddpctl_worker import notes, proc
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING
+from ddpctl_worker.gang import join
+from ddpctl_worker.notes import Faults, trace
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.output.drain import Drain
+from ddpctl_worker.output.logs import Writer
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import cause as causes
+from ddpctl_worker.run import processes, ranks, record
+from ddpctl_worker.run.cleanup import Deputy, Tether
+from ddpctl_worker.run.deadlines import Deadlines
+from ddpctl_worker.run.ending import Ending
+from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.run.launcher import Launching
+from ddpctl_worker.run.processes import Proof
+from ddpctl_worker.run.ranks import Roster
+from ddpctl_worker.run.recorder import Look, Recorder
+from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
+
+LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
+LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
+DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
+LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
+SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
+Reply = Callable[[Optional[str]], None]
+
+
+class Supervisor:
+    """One run on this node, from the launcher's start to the exit record.
+
+    ``reply`` is called once: with None when the run stands, or why it could not be started.
+    """
+
+    def __init__(self, order: Dict[str, Any], guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
+        self.order, self.run = order, order["run"]
+        self.host: str = self.run["host"]
+        self.paths = RunPaths(order["node"])
+        self.guardian = guardian
+        self.state = STARTING
+        self.status: Optional[int] = None  # wait status of the launcher once it has ended
+        self._reply: Optional[Reply] = reply
+        self._leftover: Optional[float] = None  # seconds for what outlived the launcher, once that has ended by itself
+        self._stop_look: Optional[Look] = None
+        self._stopper: Optional[Stopper] = None
+        self._drain_until: Optional[float] = None
+        self._log_until: Optional[float] = None
+        self._scan_at = 0.0
+        self._started = notes.now_iso()
+        self._wakeup = Wakeup()
+        self._launching = Launching(order, self.paths, guardian)
+        self._at = notes.boottime()
+        self._guardian_fd = guardian_fd
+        self._tether = Tether(guardian_fd)
+        self._recorder = Recorder(self.paths, self.host, self._heartbeat, self._wakeup.wake)
+        self._writer = Writer(self.paths.logs)
+        self._roster = Roster(self.run, self._wakeup.watch)
+        self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake)
+        self._findings = Findings(self.host, self._drain, self._roster, self._recorder)
+        self._deputy = Deputy(order, self._tether)
+        self._deadlines = Deadlines(self.run)
+        self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
+        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
+
+    def start(self) -> None:
+        """Spawn the launcher, and the threads that must be there before it says a word."""
+        self._wakeup.catch_signals()
+        processes.become_subreaper()
+        self._wakeup.watch(self._guardian_fd, True)
+        refused: Optional[str] = self.order.get("refused")
+        try:
+            self._launching.claim()
+        except OSError as full:
+            refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
+        if refused is None and not self._stop_asked():
+            refused = self._launching.start(self._drain)
+            self._stop_asked()  # meanwhile, by one who found nobody to signal
+        self._tether.tell(**self._launching.names(), grace=self._grace())
+        notes.send_notes(self._recorder.note)
+        self._drain.start()
+        self._writer.start()
+        self._save_state()
+        self._recorder.start()
+        if self._gang:
+            self._gang.start()
+        if refused is not None:
+            self._refuse(refused)
+
+    @property
+    def launcher(self) -> Optional[processes.ProcessId]:
+        return self._launching.launcher
+
+    @property
+    def outcome(self) -> Optional[Outcome]:
+        return self._ending.outcome
+
+    def _stop_asked(self) -> bool:
+        """Whether somebody wants it stopped already; the loop will see to that."""
+        asked = os.path.lexists(self.paths.stop)
+        if asked:
+            self._wakeup.ask(STOP)
+        return asked
+
+    def _refuse(self, why: str) -> None:
+        """This run cannot be started, or not be found again."""
+        if self.outcome is None:
+            self._ending.end_with(outcomes.failed(outcomes.cause(self.host, SPAWN_FAILED, why)))
+        self._answer(why)
+
+    def _answer(self, refused: Optional[str]) -> None:
+        if self._reply is not None:
+            reply, self._reply = self._reply, None
+            reply(refused)
+
+    def died(self, why: BaseException) -> None:
+        """Last words: the guardian has them first, for the disk of supervisor.log may hang."""
+        self._tether.tell(died=repr(why))
+        notes.send_notes(None)
+        notes.note(trace(why))
+
+    def supervise(self) -> None:
+        """Until the launcher has ended, nothing of it is left, that is written down, and the gang knows."""
+        faults = Faults()
+        while not self._concluded():
+            faults.survive(self._turn)
+        notes.send_notes(None)
+        self._tether.tell(recorded=True)
+        self._launching.leave_group()
+        self._answer(None)
+        processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
+
+    def _turn(self) -> None:
+        self._wait()
+        self._collect()
+        self._stand()
+        if self._over():
+            self._conclude()
+        else:
+            self._look()
+            self._decide()
+        if self._gang:
+            self._gang.turned(self._drain.last_output or None, self._roster.living())
+        self._tether.beat()
+
+    def _over(self) -> bool:
+        """Whether nothing of the run is left, and its outcome is known."""
+        if self.launcher is None:
+            return self.outcome is not None
+        if self.outcome is None or self._stopper is None or not self._stopper.done:
+            return False
+        return self.status is not None or bool(self._stopper.survivors)
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        due = [now + 1.0]
+        if not self._over():
+            due.append(self._scan_at)
+        if self.outcome is not None or self._stopper is not None:
+            due.append(now + TICK_S)
+        for fd in self._wakeup.wait(min(due) - now):
+            if fd == self._guardian_fd:
+                self._wakeup.watch(fd, False)
+                self._deputy.take_over()
+            elif self._roster.owns(fd):
+                self._roster.ended(fd)
+        self._at = notes.boottime()
+
+    def _collect(self) -> None:
+        """Note how the launcher ended, and only then reap: a guardian that finds it gone has been told."""
+        if self.launcher is not None and self.status is None:
+            self.status = processes.ended(self.launcher.pid)
+            if self.status == 0 and self._ending.known is None:
+                self._ending.settle(outcomes.succeeded())
+        ended = reap()
+        if self.launcher is not None and self.status is None:
+            self.status = ended.get(self.launcher.pid)
+        if any(self._deputy.ended(pid) for pid in ended):
+            self._deputy.take_over()
+
+    def _look(self) -> None:
+        """See which ranks are there, once in a while."""
+        now = time.monotonic()
+        self._roster.look()
+        self._deputy.look()
+        self._findings.watch()
+        if now < self._scan_at or self.launcher is None:
+            return
+        self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
+        if self.status is not None:
+            return
+        self._roster.scan(self.launcher.pid)
+        if self._roster.any and self.state == STARTING:
+            self.state = RUNNING
+            self._save_state()
+        if self.state != STARTING:
+            listed = self._roster.changed([os.getpid(), *self._deputy.pids()])
+            if listed is not None:
+                self._recorder.put(self.paths.processes, listed, durable=False)
+
+    def _decide(self) -> None:
+        """What must end, and why."""
+        self._take_orders()
+        if self.outcome is None and self._recorder.lost is not None:
+            self._ending.end_with(self._recorder.lost)
+        self._ending.look(self.status, self._stopper is not None, self._overdue)
+        if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
+            self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
+        if self._stopper is not None:
+            self._stopper.tick()
+
+    def _stand(self) -> None:
+        """The reply to the start comes once the run can be found again; a run that cannot be must not go on."""
+        trouble = self._recorder.wrote.get(self.paths.state)
+        if self._reply is None or trouble is None:
+            return
+        if trouble:
+            self._refuse("the run's state cannot be written: %s" % trouble)
+        else:
+            self._answer(None)
+
+    def _take_orders(self) -> None:
+        if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
+            text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
+            self._ending.propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
+        if self._wakeup.asked(STOP):
+            self._stop_look = self._recorder.look()
+        if self._stop_look is not None and self._stop_look.over:
+            request, self._stop_look = self._stop_look.stop, None
+            self._obey(request)
+
+    def _obey(self, request: Dict[str, Any]) -> None:
+        """Somebody asks for the end; without a word of his on the disk the signal alone says so."""
+        self._ending.obey(str(request.get("by") or ""))
+        grace = request.get("grace")
+        self._begin_stop(None if grace is None else float(grace))
+        if self._stopper is not None and grace is not None:
+            self._stopper.shorten(float(grace))
+
+    def _overdue(self) -> Optional[Outcome]:
+        return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang)
+
+    def _grace(self) -> float:
+        return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
+
+    def _begin_stop(self, grace: Optional[float] = None) -> None:
+        if self._stopper is not None:
+            return
+        patience = 0.0
+        if grace is None:
+            grace = self._grace()
+            if self.status is not None:
+                self._leftover = float((self.run.get("timeouts") or {}).get("leftover", LEFTOVER_S))
+                patience = self._leftover if self.status == 0 else 0.0
+                grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
+        if self.outcome is None or self.outcome.state == FAILED:
+            self._findings.keep(self.status)  # before its own signals blur them
+        self._tell_outcome()
+        self._stopper = Stopper(
+            self._members,
+            self.launcher,
+            grace,
+            had_ranks=self._roster.any,
+            patience=patience,
+            proof=Proof(self._launching.group, subreaper=True, spare=self._deputy.pids),
+        )
+        if self.status is None:
+            self.state = STOPPING
+            self._save_state()
+
+    def _members(self) -> Dict[int, proc.Stat]:
+        keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
+        return processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
+
+    def _conclude(self) -> None:
+        """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
+        take as long as the disk is away, and the other nodes need not wait for that."""
+        assert self.outcome is not None
+        if self._gang:
+            self._gang.leave(self.outcome)
+        self._drain.close()
+        self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
+        if not self._drain.over and time.monotonic() < self._drain_until:
+            return
+        if self._log_until is None:
+            self._close_log()
+        if self._writer.over or time.monotonic() >= (self._log_until or 0.0):
+            self._recorder.end(self._exit_record(self.outcome))
+
+    def _close_log(self) -> None:
+        self._log_until = time.monotonic() + LOG_S
+        self._writer.close()
+        if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
+            text = "%d processes that outlived the launcher were ended; timeouts.leftover gives them %g s"
+            notes.note(text % (self._stopper.signalled, self._leftover))
+        self._tell_outcome()
+
+    def _concluded(self) -> bool:
+        talking = self._gang is not None and self._gang.talking
+        return self._recorder.ended and self._writer.over and not talking
+
+    def _exit_record(self, outcome: Outcome) -> Dict[str, Any]:
+        stopper = self._stopper
+        signalled = stopper.signalled if stopper else 0
+        others = self._findings.causes() + (self._gang.candidates() if self._gang else [])
+        return record.exit_record(
+            outcome,
+            exit_code=self._exit_code(outcome),
+            candidates=outcomes.others(outcome.cause, others) if outcome.state == FAILED else (),
+            leftover=signalled if self._leftover is not None else 0,
+            signalled=signalled,
+            forced=stopper.forced if stopper else 0,
+            survivors=stopper.survivors if stopper else [],
+            attempt=self._roster.attempt(),
+            dropped_lines=self._writer.dropped,
+        )
+
+    def _exit_code(self, outcome: Outcome) -> Optional[int]:
+        """That of the rank that failed here; otherwise the launcher's. Negative for a signal."""
+        code = self._findings.code() if outcome.state == FAILED else None
+        return code if code is not None or self.status is None else causes.code_of(self.status)
+
+    def _tell_outcome(self) -> None:
+        """The guardian knows before any disk does; it writes this should nobody be left to do so."""
+        known = self._ending.known
+        if known is not None:
+            self._tether.tell(end=self._exit_record(known))
+
+    def _heartbeat(self) -> record.Heartbeat:
+        """The age of this loop, whichever thread writes it down."""
+        living, attempt = self._roster.living(), self._roster.attempt()
+        return record.Heartbeat(self._at, self._drain.last_output, self._writer.dropped, attempt, living)
+
+    def _rank_of(self, local: int) -> Optional[int]:
+        """The rank behind a pipe, for the drain; under an elastic rendezvous only the rank's own environment tells."""
+        found = self._roster.rank_of(local)
+        if found is None and self.launcher is not None and self.status is None:
+            for one in ranks.find(self.launcher.pid, {}):
+                if one.local_rank == local:
+                    return one.rank
+        return found
+
+    def _save_state(self) -> None:
+        value = {
+            "state": self.state,
+            "started": self._started,
+            "boot": proc.boot_id(),
+            "machine": proc.machine(),
+            "cwd": self.order["cwd"],
+            **self._launching.names(),
+        }
+        self._recorder.put(self.paths.state, value)

@@ -1,0 +1,175 @@
+"""What a process said before its end: its traceback, the launcher's report, whether it was a victim. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker.contract import VICTIM_WORDS
+
+MAX_TRACEBACK = 16 << 10
+MAX_ERROR_LINES = 60  # of one exception: NCCL's and those of state dicts are long
+
+TRACEBACK = "Traceback (most recent call last):"
+_CHAIN = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+# The launcher's own traceback: it only says that a rank failed.
+_AGENT_ERROR = re.compile(r"torch\.distributed\.elastic\.\S*ChildFailedError|subprocess\.CalledProcessError")
+_PREFIX = re.compile(r"\[(?:\w+-)?rank\d+\]:\s?")  # torch's hook for what nothing has caught puts "[rank0]: " before it
+_LOG = re.compile(
+    r"\[[A-Z](?:\d{4})? \S|[A-Z]\d{4} \d\d:\d\d:|terminate called |Fatal Python error|Exception ignored in"
+)
+# Log lines below an error and warnings: they are never the reason.
+_CHATTER = re.compile(
+    r"\[[WIDV](?:\d{4})? \S|[WIDV]\d{4} \d\d:\d\d:|(?:WARNING|INFO|DEBUG):\S|\S+:\d+: \w*Warning: |"
+    r"\[\d{4}-\d\d-\d\d [^\]]*\] \S+ \[(?:WARNING|INFO|DEBUG)\]|.* NCCL INFO |frame #\d+: |\*{20}|"
+    r"Setting OMP_NUM_THREADS environment variable"
+)
+_VICTIM = re.compile(VICTIM_WORDS, re.IGNORECASE)  # torch spells some of them now one way, now the other
+# NCCL says "unhandled system error" and its watchdog ends a process for these too, and they are the rank's own.
+_OWN = re.compile(
+    r"No space left on device|out of memory|CUDA error|illegal memory access|shared memory segment|"
+    r"no socket interface found|Duplicate GPU|uncorrectable ECC|Too many open files|Cannot allocate memory",
+    re.IGNORECASE,
+)
+ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
+_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
+_EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
+_OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
+_OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
+
+
+class Words(NamedTuple):
+    """The end of what a process said on stderr."""
+
+    traceback: Optional[str]  # the last one, with the chain that led to it
+    error: str  # its exception, all lines of it; "" without a traceback
+    uncaught: bool  # torch's hook for uncaught exceptions printed it
+    rest: List[str]  # what came after it (without one: everything), less warnings and log lines
+
+    def ended_it(self, quiet: bool) -> bool:
+        """Whether the exception ended the process: it did not go on with its work after it.
+
+        ``quiet``: nothing came later than the traceback. Else what looks like its last lines may be other output.
+        """
+        if self.traceback is None or self.uncaught:
+            return self.uncaught
+        return (quiet or "\n" not in self.error) and (not self.rest or bool(_LOG.match(self.rest[0])))
+
+
+class _Block(NamedTuple):
+    """A traceback: lines from ``start``, the exception from ``error``, up to ``end``."""
+
+    start: int
+    error: int
+    end: int
+
+
+def read(text: str) -> Words:
+    """What ``text`` says.
+
+    A traceback that python only mentions ("Exception ignored in ...") is not what ended the process.
+    """
+    raw = text.replace("\r\n", "\n").split("\n")
+    hooked = [bool(_PREFIX.match(line)) for line in raw]
+    lines = [_PREFIX.sub("", line) for line in raw]
+    block = _last_block(lines, hooked)
+    if block is None:
+        return Words(None, "", False, _plain(lines))
+    trace = "\n".join(lines[block.start : block.end]).rstrip()
+    if len(trace) > MAX_TRACEBACK:
+        trace = "...\n" + trace[-MAX_TRACEBACK:]
+    error = "\n".join(lines[block.error : block.end]).rstrip()
+    return Words(trace, error, hooked[block.error], _plain(lines[block.end :]))
+
+
+def _last_block(lines: Sequence[str], hooked: Sequence[bool]) -> Optional[_Block]:
+    last: Optional[_Block] = None
+    for index, line in enumerate(lines):
+        if not line.startswith(TRACEBACK) or (index and lines[index - 1].startswith("Exception ignored in")):
+            continue
+        error = _error_of(lines, index)
+        if error is None or _AGENT_ERROR.match(lines[error]):
+            continue
+        start = index
+        if last is not None and any(link in lines[last.end : index] for link in _CHAIN):
+            start = last.start
+        last = _Block(start, error, _end_of(lines, hooked, error))
+    return last
+
+
+def _error_of(lines: Sequence[str], index: int) -> Optional[int]:
+    """Where the exception of the traceback at ``index`` begins."""
+    for at in range(index + 1, len(lines)):
+        line = lines[at]
+        if line and not line[0].isspace():
+            return at if re.match(r"[A-Za-z_][\w.]*(:|\Z)", line) else None
+    return None
+
+
+def _end_of(lines: Sequence[str], hooked: Sequence[bool], error: int) -> int:
+    """Past the last line of the exception: a message may have many, and gives the reason in its last ones.
+
+    Torch's hook marks them all. Without it they end at an empty line, or where something else begins.
+    """
+    stop = min(len(lines), error + MAX_ERROR_LINES)
+    for at in range(error + 1, stop):
+        line = lines[at]
+        if line.startswith(TRACEBACK) or line in _CHAIN or _LOG.match(line) or _CHATTER.match(line):
+            return at
+        if not line.strip() if not hooked[error] else line.strip() and not hooked[at]:
+            return at
+    return stop
+
+
+def _plain(lines: Sequence[str]) -> List[str]:
+    """The lines that say anything, without warnings and the log lines of torch, NCCL and the launcher."""
+    found: List[str] = []
+    source = False  # python prints the line of source that a warning is about below it
+    for line in lines:
+        if _CHATTER.match(line):
+            source = "Warning: " in line
+        elif line.strip() and not (source and line[0].isspace()):
+            found.append(line.strip())
+            source = False
+    return found
+
+
+def peer_words(text: str) -> Optional[str]:
+    """What a rank says whose peer has failed or hangs; None: it says nothing of it, or names a fault of its own."""
+    found = _VICTIM.search(text)
+    return None if found is None or _OWN.search(text) else found.group(0)
+
+
+def one_line(text: str, limit: int = 400) -> str:
+    found = " ".join(text.split())
+    return found if len(found) <= limit else found[: limit - 3] + "..."
+
+
+def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
+    """(rank, local rank, exit code, root cause?) of every failure in torch's own report."""
+    root = None
+    for root in ROOT.finditer(text):  # noqa: B007  the last one counts: elastic jobs restart
+        pass
+    if root is None:
+        return []
+    before = text.rfind("\nFailures:", 0, root.start())
+    others = text[before : root.start()] if before >= 0 else ""
+    found = []
+    for part, is_root in ((others, False), (root.group("block"), True)):
+        for block in re.split(r"^\[\d+\]:", part, flags=re.M):
+            rank, code = _RANK.search(block), _EXITCODE.search(block)
+            if rank:
+                found.append((int(rank.group(1)), int(rank.group(2)), int(code.group(1)) if code else None, is_root))
+    return found
+
+
+def old_exit_code(text: str) -> Optional[int]:
+    """The exit code (negative for a signal) that a launcher before torch 1.9 reports; None where it does not."""
+    old = _OLD_EXIT.search(text)
+    if old:
+        return int(old.group(1))
+    died = _OLD_DIED.search(text)
+    return -int(died.group(2)) if died else None

@@ -1,0 +1,315 @@
+"""Content-addressed files of a node: ``<base_dir>/store/<sha256>``.
+
+A blob appears under its name only when all of it is on disk and its SHA-256 was verified here; until then it is a
+``<sha256>.<random>.part``, locked by its writer. A part whose writer is gone is taken up where it ended. Nothing
+below the store is followed when it is a symlink, and nothing is used that belongs to somebody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import hashlib
+import os
+import re
+import stat
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker import fs
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
+from ddpctl_worker.fs import own_folder, sync_folder
+
+RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_CHUNK = 1 << 20
+
+
+# --- where things are ------------------------------------------------------------------------------------------------
+def blob_path(base_dir: str, sha256: str) -> str:
+    """The path of a blob, whether it is there or not. ``base_dir`` may begin with ``~``.
+
+    Raises:
+        WorkerError: ``sha256`` is not 64 lower-case hex digits.
+    """
+    if not isinstance(sha256, str) or not _SHA256.match(sha256):
+        raise WorkerError(BAD_REQUEST, "not a SHA-256: %r" % (sha256,))
+    return os.path.join(os.path.expanduser(base_dir), "store", sha256)
+
+
+def open_blob(base_dir: str, sha256: str) -> Optional[int]:
+    """A descriptor to read a complete blob, or None where it is missing.
+
+    Raises:
+        WorkerError: unsafe_path, when a symlink, another user's file or no regular file lies under its name.
+    """
+    path = blob_path(base_dir, sha256)
+    try:
+        fs.check_own(os.path.dirname(path))
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it") from None
+        raise WorkerError(UNSAFE_PATH, "%s cannot be read: %s" % (path, error.strerror), "remove it") from None
+    info = os.fstat(fd)
+    if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    raise WorkerError(UNSAFE_PATH, "%s is not a file of ours (uid %d)" % (path, info.st_uid), "remove it")
+
+
+def blob_size(base_dir: str, sha256: str) -> Optional[int]:
+    """Bytes of a complete blob, or None where it is missing. Raises WorkerError as ``open_blob``."""
+    fd = open_blob(base_dir, sha256)
+    if fd is None:
+        return None
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def digest(fd: int) -> str:
+    """SHA-256 of everything in an open file, as hex."""
+    sha = hashlib.sha256()
+    os.lseek(fd, 0, os.SEEK_SET)
+    while True:
+        piece = os.read(fd, _CHUNK)
+        if not piece:
+            return sha.hexdigest()
+        sha.update(piece)
+
+
+def discard_if_corrupt(base_dir: str, sha256: str) -> bool:
+    """Read a blob again; remove it and return True when it is no longer what its name says."""
+    fd = open_blob(base_dir, sha256)
+    if fd is None:
+        return False
+    try:
+        if digest(fd) == sha256:
+            return False
+    finally:
+        os.close(fd)
+    os.unlink(blob_path(base_dir, sha256))
+    return True
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+class Part:
+    """A blob on its way: append with ``write``, then ``commit`` or ``keep`` (for a later resume) or ``drop``.
+
+    ``done`` is how many bytes are there; the first ones may come from an earlier transfer that broke off. The file
+    is locked while this object lives, so that no second writer takes it up.
+    """
+
+    def __init__(self, base_dir: str, sha256: str, size: int, *, fresh: bool = False) -> None:
+        """Takes up an abandoned part unless ``fresh``; checks the free space for what is still missing.
+
+        Raises:
+            WorkerError: unsafe_path or no_space.
+        """
+        self.sha256, self.size = sha256, size
+        self._folder = own_folder(base_dir, "store")
+        self._final = blob_path(base_dir, sha256)
+        self._sha = hashlib.sha256()
+        self.done = 0
+        adopted = None if fresh else _adopt(self._folder, sha256, size)
+        self.path, self._fd = adopted or _create(self._folder, sha256)
+        try:
+            if adopted:
+                self._hash_prefix()
+            require_space(self._folder, size - self.done)
+        except BaseException:
+            self.keep()
+            raise
+
+    def _hash_prefix(self) -> None:
+        while True:
+            piece = os.read(self._fd, _CHUNK)
+            if not piece:
+                return
+            self._sha.update(piece)
+            self.done += len(piece)
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises WorkerError no_space (the part is dropped: it would keep the disk full)."""
+        if self.done + len(data) > self.size:
+            self.drop()
+            raise WorkerError(CORRUPT, "more bytes than the announced %d came for %s" % (self.size, self.sha256))
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self.drop()
+            raise _no_space(error, self._folder) from error
+        self._sha.update(data)
+        self.done += len(data)
+
+    def rewind(self, offset: int) -> None:
+        """Forget what comes after ``offset``: the sender starts there."""
+        if offset > self.done:
+            raise WorkerError(CORRUPT, "only %d bytes of %s are here, not %d" % (self.done, self.sha256, offset))
+        if offset == self.done:
+            return
+        os.ftruncate(self._fd, offset)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self._sha, self.done = hashlib.sha256(), 0
+        self._hash_prefix()
+
+    def commit(self) -> None:
+        """Verify, make durable, give the final name.
+
+        Raises:
+            WorkerError: corrupt, when bytes are missing or the hash differs; the part is dropped then.
+        """
+        if self.done != self.size or self._sha.hexdigest() != self.sha256:
+            found, done = self._sha.hexdigest(), self.done
+            self.drop()
+            raise WorkerError(
+                CORRUPT,
+                "%d of %d bytes came with SHA-256 %s instead of %s" % (done, self.size, found, self.sha256),
+                "run the same command again",
+            )
+        try:
+            os.fsync(self._fd)
+            os.rename(self.path, self._final)
+        except OSError as error:
+            self.drop()
+            raise _no_space(error, self._folder) from error
+        os.close(self._fd)
+        self._fd = -1
+        sync_folder(self._folder)
+
+    def read_fd(self) -> int:
+        """A second descriptor that reads the file from its start, also while it still grows."""
+        return os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def keep(self) -> None:
+        """Let go of it, so that a later transfer goes on from here. Harmless after ``commit``."""
+        if self._fd >= 0 and not self.done:
+            self.drop()
+        self._close()
+
+    def drop(self) -> None:
+        """Remove it."""
+        if self._fd >= 0:
+            os.unlink(self.path)
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _create(folder: str, sha256: str) -> Tuple[str, int]:
+    path = os.path.join(folder, "%s.%s.part" % (sha256, os.urandom(6).hex()))
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return path, fd
+
+
+def _adopt(folder: str, sha256: str, size: int) -> Optional[Tuple[str, int]]:
+    """The longest part that nobody is writing, locked for us."""
+    for path in _parts(folder, sha256):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        if _is_ours(fd, path, size):
+            return path, fd
+        os.close(fd)
+    return None
+
+
+def _is_ours(fd: int, path: str, size: int) -> bool:
+    """Locks it; after that it must still be the file under that name (its writer may just have renamed it)."""
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_size > size:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        now = os.lstat(path)
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino) == (info.st_dev, info.st_ino) and os.fstat(fd).st_size <= size
+
+
+def _parts(folder: str, sha256: str) -> List[str]:
+    """Paths of the parts of a blob, longest first."""
+    found = []
+    for path in glob.glob(os.path.join(glob.escape(folder), sha256 + ".*.part")):
+        try:
+            found.append((os.lstat(path).st_size, path))
+        except OSError:
+            continue
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def require_space(folder: str, size: int) -> None:
+    """Raises WorkerError no_space when ``size`` bytes and the reserve do not fit below ``folder``."""
+    info = os.statvfs(folder)
+    free = info.f_bavail * info.f_frsize
+    if free < size + RESERVE:
+        raise WorkerError(
+            NO_SPACE,
+            "%.1f MB are needed below %s and %.1f MB are free" % ((size + RESERVE) / 1e6, folder, free / 1e6),
+            "make room (ddpctl gc removes what no run uses) or set another base_dir for this host",
+        )
+
+
+def _no_space(error: OSError, folder: str) -> WorkerError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WorkerError(
+            NO_SPACE,
+            "the disk below %s is full" % folder,
+            "make room (ddpctl gc removes what no run uses) or set another base_dir for this host",
+        )
+    return WorkerError(CORRUPT, "cannot write below %s: %s" % (folder, error.strerror))
+
+
+# --- verbs -----------------------------------------------------------------------------------------------------------
+def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
+
+    With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``.
+    """
+    base_dir = request["base_dir"]
+    folder = own_folder(base_dir, "store")
+    sizes: Dict[str, int] = {}
+    partial: Dict[str, int] = {}
+    for sha256 in request["hashes"]:
+        size = blob_size(base_dir, sha256)
+        if size is not None and not (request.get("verify") and discard_if_corrupt(base_dir, sha256)):
+            sizes[sha256] = size
+            continue
+        parts = _parts(folder, sha256)
+        if parts:
+            partial[sha256] = os.lstat(parts[0]).st_size
+    info = os.statvfs(folder)
+    return {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
+
+
+def store_put(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"hash", "size", "offset": 0}`` and ``size - offset`` bytes of body -> ``{"stored": bool, "bytes": received}``.
+
+    ``stored`` is False when the blob was there already; the body is not read then. An ``offset`` goes on after a
+    transfer that broke off (``store_has`` names how far it came).
+    """
+    base_dir, sha256, size = request["base_dir"], request["hash"], int(request["size"])
+    offset = int(request.get("offset", 0))
+    if blob_size(base_dir, sha256) is not None:
+        return {"stored": False, "bytes": 0}
+    part = Part(base_dir, sha256, size, fresh=not offset)
+    try:
+        part.rewind(offset)
+        for piece in channel.body(size - offset):
+            part.write(piece)
+        part.commit()
+    finally:
+        part.keep()
+    return {"stored": True, "bytes": size - offset}

@@ -1,0 +1,136 @@
+"""A wheel from a source distribution, on this node, for nodes of its kind.
+
+The controller sends the source and the wheels that its build needs; nothing is looked for elsewhere. Both lie in the
+store, in an environment of their own uv runs the package's build backend, and the wheel goes back to the controller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sysconfig
+import tempfile
+import zipfile
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker import fs
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import BUILD, CORRUPT, INSTALL
+from ddpctl_worker.fs import own_folder
+from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
+from ddpctl_worker.store.install import Damaged, fill
+from ddpctl_worker.store.unpack import unpack
+from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, uv_program
+
+BUILD_S = 3500.0
+PIECE = 1 << 20
+# What a build may take from the login: where compilers and CUDA are, and what they are told.
+_LOGIN = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH", "MAX_JOBS")
+
+# PEP 517: what the backend asks for besides. argv: where to write it, the backend, folders to look for it in.
+_ASK = """
+import importlib, json, sys
+sys.path[:0] = sys.argv[3:]
+module, _, name = sys.argv[2].partition(":")
+backend = importlib.import_module(module)
+for part in filter(None, name.split(".")):
+    backend = getattr(backend, part)
+hook = getattr(backend, "get_requires_for_build_wheel", None)
+with open(sys.argv[1], "w") as file:
+    json.dump(list(hook()) if hook else [], file)
+"""
+
+
+def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"source": {"hash", "name"}, "lock", "lock_hash", "wheels": [{"hash", "name"}], "uv": {"hash", "kind"},
+    "requires": [requirement], "backend", "backend_path": [folder], "env": {name: value}}``.
+
+    Returns ``{"needs": [requirement]}`` where the backend asks for more than ``requires``; else the wheel's bytes, in
+    frames, and ``{"name", "hash", "size"}``.
+    """
+    base_dir = request["base_dir"]
+    envs = own_folder(base_dir, "envs")
+    with fs.shared(os.path.join(envs, fs.ENVS), channel):  # gc must not take what is just being used
+        place = tempfile.mkdtemp(prefix="build-", suffix=".tmp", dir=envs)
+        try:
+            return _build(request, base_dir, place, channel)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel) -> Dict[str, Any]:
+    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), channel, BUILD_S)
+    tree = _source(base_dir, request["source"], place)
+    env = os.path.join(place, "env")
+    try:
+        fill(uv, env, place_wheels(base_dir, request["wheels"]), request)
+    except (UvFailed, Damaged) as failed:
+        raise WorkerError(INSTALL, "what the build needs cannot be installed: %s" % failed) from None
+    login = {name: os.environ[name] for name in _LOGIN if name in os.environ}
+    bin_folder = os.path.join(env, "bin")
+    path = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
+    variables = dict(login, PATH=path, VIRTUAL_ENV=env, TMPDIR=place, **request.get("env", {}))
+    python, out = os.path.join(bin_folder, "python"), os.path.join(place, "out")
+    command = ["build", "--wheel", "--no-build-isolation", "--no-create-gitignore", "--python", python]
+    try:
+        more = [need for need in _asks(python, request, tree, variables, channel) if need not in request["requires"]]
+        if more:
+            return {"needs": more}
+        uv.run([*command, "--out-dir", out, tree], variables)
+    except UvFailed as failed:
+        raise WorkerError(BUILD, failed.output or str(failed), _missing(variables)) from None
+    return _send(out, channel)
+
+
+def _source(base_dir: str, source: Dict[str, str], place: str) -> str:
+    """The unpacked source: an archive of one folder."""
+    blob = blob_path(base_dir, source["hash"])
+    if not os.path.exists(blob) or discard_if_corrupt(base_dir, source["hash"]):
+        raise WorkerError(CORRUPT, "%s has not arrived" % source["name"], "run the same command again")
+    folder = os.path.join(place, "source")
+    if zipfile.is_zipfile(blob):
+        with zipfile.ZipFile(blob) as archive:
+            archive.extractall(folder)
+    else:
+        unpack(blob, folder)
+    inner = os.listdir(folder)
+    return os.path.join(folder, inner[0]) if len(inner) == 1 else folder
+
+
+def _asks(python: str, request: Dict[str, Any], tree: str, env: Dict[str, str], channel: Channel) -> List[str]:
+    """What the backend asks for besides."""
+    said = os.path.join(os.path.dirname(tree), ".asks.json")
+    folders = [os.path.join(tree, inside) for inside in request["backend_path"]]
+    run_watched([python, "-c", _ASK, said, request["backend"], *folders], env, channel, BUILD_S, cwd=tree)
+    with open(said) as file:
+        return [str(need) for need in json.load(file)]
+
+
+def _missing(env: Dict[str, str]) -> Optional[str]:
+    """What a build on this node lacks for C, as a next step; None where it is all there."""
+    compiler = env.get("CC", "").split(" ")[0] or "cc"
+    if not any(shutil.which(name, path=env["PATH"]) for name in (compiler, "gcc", "clang")):
+        return "there is no C compiler: apt install gcc python3-dev, or dnf install gcc python3-devel"
+    if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
+        return "there is no Python.h: apt install python3-dev, or dnf install python3-devel"
+    return None
+
+
+def _send(out: str, channel: Channel) -> Dict[str, Any]:
+    """The one wheel in the folder, to the controller."""
+    found = [name for name in os.listdir(out) if name.endswith(".whl")] if os.path.isdir(out) else []
+    if len(found) != 1:
+        raise WorkerError(BUILD, "the build left %d wheels" % len(found))
+    sha = hashlib.sha256()
+    size = 0
+    with open(os.path.join(out, found[0]), "rb") as file:
+        while True:
+            piece = file.read(PIECE)
+            if not piece:
+                break
+            sha.update(piece)
+            size += len(piece)
+            channel.send({"piece": size}, piece)
+    return {"name": found[0], "hash": sha.hexdigest(), "size": size}

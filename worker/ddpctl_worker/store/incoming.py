@@ -1,0 +1,119 @@
+"""The files of one spread on one node while they arrive: who writes, who waits for more, what is complete."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.fs import own_folder
+from ddpctl_worker.store.blobs import Part, blob_size, open_blob, require_space
+
+
+class IncomingFile:
+    """One file: ``done`` bytes are here. ``generation`` counts its starts from scratch."""
+
+    def __init__(self, sha256: str, size: int, name: str) -> None:
+        self.sha256, self.size, self.name = sha256, size, name
+        self.part: Optional[Part] = None
+        self.done = 0
+        self.complete = False
+        self.failed = False
+        self.generation = 0
+
+
+class Incoming:
+    """All files of a spread, in order. Written by one thread, read by many; ``changed`` guards and announces."""
+
+    def __init__(self, base_dir: str, files: List[Dict[str, Any]]) -> None:
+        """Takes stock: what is in the store already, and what can be gone on with.
+
+        Raises:
+            WorkerError: unsafe_path, or no_space for everything that is still missing.
+        """
+        self.base_dir = base_dir
+        self.changed = threading.Condition()
+        self.items = {item["hash"]: IncomingFile(item["hash"], int(item["size"]), item["name"]) for item in files}
+        self.found = 0  # bytes that were here before, unfinished files included
+        for item in self.items.values():
+            self._take_stock(item)
+        missing = sum(item.size - item.done for item in self.items.values())
+        if missing:
+            require_space(own_folder(base_dir, "store"), missing)
+
+    def _take_stock(self, item: IncomingFile) -> None:
+        if blob_size(self.base_dir, item.sha256) is not None:
+            item.complete, item.done = True, item.size
+        else:
+            item.part = Part(self.base_dir, item.sha256, item.size)
+            item.done = item.part.done
+        self.found += item.done
+
+    def pending(self) -> List[IncomingFile]:
+        return [item for item in self.items.values() if not item.complete]
+
+    @property
+    def done(self) -> int:
+        """Bytes that are here, of all files."""
+        return sum(item.done for item in self.items.values())
+
+    def append(self, item: IncomingFile, data: bytes) -> None:
+        """More bytes of a file; the readers that wait for them are woken."""
+        assert item.part is not None
+        item.part.write(data)
+        with self.changed:
+            item.done = item.part.done
+            self.changed.notify_all()
+
+    def finish(self, item: IncomingFile) -> None:
+        """All bytes are here: verify and give the file its name.
+
+        Raises:
+            WorkerError: corrupt; the file starts from scratch then, for its readers too.
+        """
+        assert item.part is not None
+        try:
+            item.part.commit()
+        except WorkerError:
+            with self.changed:
+                item.part = Part(self.base_dir, item.sha256, item.size, fresh=True)
+                item.done = 0
+                item.generation += 1
+                self.changed.notify_all()
+            raise
+        with self.changed:
+            item.complete, item.part = True, None
+            self.changed.notify_all()
+
+    def fail(self) -> None:
+        """Nothing more will come: readers of unfinished files go elsewhere."""
+        with self.changed:
+            for item in self.pending():
+                item.failed = True
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Keep what is unfinished for a later resume."""
+        self.fail()
+        for item in self.pending():
+            if item.part is not None:
+                item.part.keep()
+
+    def open(self, item: IncomingFile) -> Tuple[Optional[int], int]:
+        """A descriptor to read the file from its start, complete or not, and its generation; None: not to be had."""
+        with self.changed:
+            if item.failed:
+                return None, item.generation
+            if item.part is not None and not item.complete:
+                return item.part.read_fd(), item.generation
+        return open_blob(self.base_dir, item.sha256), item.generation
+
+    def wait(self, item: IncomingFile, offset: int, generation: int, timeout: float) -> Optional[int]:
+        """How many bytes there are once it is more than ``offset``, or after ``timeout`` s; None: it will not go on."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: item.done > offset or item.failed or item.generation != generation, timeout=timeout
+            )
+            if item.failed or item.generation != generation:
+                return None
+            return item.done

@@ -1,0 +1,155 @@
+"""Files for many nodes, sent once: each node gets what it lacks from the node before it while that still receives.
+
+The conversation with the controller, on this verb's stdin and stdout:
+
+* we say ``{"listening": port, "addresses": [...], "have": [sha256], "done": bytes}``;
+* it says ``{"cmd": "go", "peers": [...]}``, nearest first;
+* we may say ``{"want": [[sha256, offset], ...]}`` when no node can give them; it answers with lines
+  ``{"cmd": "data", "hash", "offset", "size"}``, each followed by that many bytes;
+* we say ``{"progress": bytes}`` now and then, ``{"left": host, "why": text}`` when a peer is given up, and
+  ``{"complete": true}`` when everything is here and verified, and go on serving;
+* it says ``{"cmd": "lost", "host"}`` for a node that it cannot reach any more, and ``{"cmd": "end"}`` when all have
+  all.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any, Dict, List, Optional
+
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.fs import own_folder
+from ddpctl_worker.net import addresses, ssh_address
+from ddpctl_worker.store.incoming import Incoming
+from ddpctl_worker.store.pull import Peer, Pieces, Puller
+from ddpctl_worker.store.relay import Relay, context
+
+PROGRESS_S = 0.5
+MAX_PIECE = 4 << 20
+
+
+class Orders:
+    """What the controller says on stdin, read by a thread of its own."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.pieces = Pieces()
+        self.go = threading.Event()
+        self.end = threading.Event()
+        self.peers: List[Peer] = []
+        self.puller: Optional[Puller] = None
+        self._lost: List[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def attach(self, puller: Puller) -> None:
+        """From now on the puller hears of lost nodes; and of those lost until now."""
+        self.puller = puller
+        for host in self._lost:
+            puller.lost(host)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                line = self._channel.read_line()
+                if not line:
+                    break
+                self._obey(json.loads(line))
+        except (OSError, ValueError, KeyError, WorkerError):
+            pass  # a broken order stream is the same as its end
+        self._channel.closed.set()
+        self.pieces.closed.set()
+        self.go.set()
+        self.end.set()
+
+    def _obey(self, order: Dict[str, Any]) -> None:
+        cmd = order["cmd"]
+        if cmd == "go":
+            self.peers = [Peer(peer) for peer in order["peers"]]
+            self.go.set()
+        elif cmd == "data":
+            size = int(order["size"])
+            if size > MAX_PIECE:
+                raise ValueError("a piece of %d bytes" % size)
+            self.pieces.put(order["hash"], int(order["offset"]), b"".join(self._channel.body(size)))
+        elif cmd == "lost":
+            self._lost.append(order["host"])
+            if self.puller is not None:
+                self.puller.lost(order["host"])
+        elif cmd == "end":
+            self.end.set()
+
+
+def spread(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"files": [{"hash", "size", "name"}], "certificate", "key", "ports": [int]}`` -> what came from where.
+
+    Returns ``{"found", "relayed", "fed", "served": bytes, "suspects": [[host, sha256]]}``.
+    """
+    if not request.get("files"):
+        raise WorkerError(BAD_REQUEST, "spread needs files")
+    base_dir = request["base_dir"]
+    incoming = Incoming(base_dir, request["files"])
+    relay: Optional[Relay] = None
+    try:
+        folder = own_folder(base_dir)
+        certificate, key = request["certificate"], request["key"]
+        relay = Relay(incoming, context(certificate, key, folder, True), request["host"], request.get("ports") or [0])
+        orders = Orders(channel)
+        channel.send(
+            {
+                "listening": relay.port,
+                "addresses": own_addresses(),
+                "have": [item.sha256 for item in incoming.items.values() if item.complete],
+                "done": incoming.done,
+            }
+        )
+        orders.go.wait()
+        puller = Puller(incoming, context(certificate, key, folder, False), orders.peers, channel, orders.pieces)
+        orders.attach(puller)
+        _pull(puller, incoming, channel)
+        channel.send({"progress": incoming.done})
+        channel.send({"complete": True})
+        orders.end.wait()
+        return {
+            "found": incoming.found,
+            "relayed": puller.relayed,
+            "fed": puller.fed,
+            "served": relay.sent,
+            "suspects": puller.suspects,
+        }
+    finally:
+        incoming.close()
+        if relay is not None:
+            relay.close()
+
+
+def _pull(puller: Puller, incoming: Incoming, channel: Channel) -> None:
+    """Get everything, and tell how far we are meanwhile."""
+    over = threading.Event()
+
+    def tell() -> None:
+        last = -1
+        while not over.wait(PROGRESS_S):
+            if incoming.done != last:
+                last = incoming.done
+                channel.send({"progress": last})
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        puller.run()
+    finally:
+        over.set()
+        teller.join()
+
+
+def own_addresses() -> List[str]:
+    """Where the other nodes may find us, the likeliest first: the address that SSH came in by, then every other."""
+    found = [ssh_address()] + [entry["address"] for entry in addresses() if entry.get("up", True)]
+    usable = [address for address in found if address and not _is_local(address)]
+    return list(dict.fromkeys(usable))
+
+
+def _is_local(address: str) -> bool:
+    return address.startswith(("127.", "fe80")) or address == "::1"

@@ -1,0 +1,170 @@
+"""The uv that came along with the wheels: where it is, how it is run, and the wheels under their proper names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import zipfile
+from typing import Dict, List, Optional, Set
+
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
+from ddpctl_worker.fs import own_folder
+from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt, open_blob
+
+OUTPUT = 3500  # characters of what a program said that are worth sending
+_WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
+
+
+class UvFailed(Exception):
+    """uv ended with an error: ``str()`` is what it said, on one line; ``output`` is the end of it as it was."""
+
+    def __init__(self, output: str, code: int) -> None:
+        self.output = output[-OUTPUT:]
+        super().__init__(" ".join(output.split())[-1500:] or "exit status %d without a word" % code)
+
+
+class Uv:
+    """Runs uv offline, with its cache at ``cache`` and nothing of the login's configuration."""
+
+    def __init__(self, program: str, cache: str, channel: Channel, timeout: float) -> None:
+        self._program, self._cache, self._channel, self._timeout = program, cache, channel, timeout
+
+    def run(self, arguments: List[str], more: Optional[Dict[str, str]] = None) -> None:
+        """Raises UvFailed, or WorkerError when it hangs or the controller goes away. ``more``: variables."""
+        env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL") if name in os.environ}
+        env.update(UV_CACHE_DIR=self._cache, UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never")
+        env.update(UV_NO_PROGRESS="1", UV_PREVIEW_FEATURES="pylock")
+        env.update(more or {})
+        run_watched([self._program, "--color", "never", *arguments], env, self._channel, self._timeout)
+
+
+def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout: float, cwd: str = "/") -> bytes:
+    """Run a program to its end, and end it (with everything it started) when the controller goes away.
+
+    Returns its stdout. Raises UvFailed with what it said on stderr, or WorkerError.
+    """
+    until = time.monotonic() + timeout
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, start_new_session=True
+        )
+        try:
+            while child.poll() is None:
+                if channel.closed.wait(0.02):
+                    raise WorkerError(INTERRUPTED, "the controller went away")
+                if time.monotonic() > until:
+                    raise WorkerError(TIMEOUT, "%s did not end within %g s" % (os.path.basename(argv[0]), timeout))
+        finally:
+            if child.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        out.seek(0)
+        err.seek(0)
+        if child.returncode != 0:
+            raise UvFailed(err.read().decode("utf-8", "replace"), child.returncode)
+        return out.read()
+
+
+def uv_program(base_dir: str, tool: Dict[str, str]) -> str:
+    """The path of uv, made from its blob: a ``binary`` as it is, or the one in a ``wheel``."""
+    sha256 = tool["hash"]
+    folder = own_folder(base_dir, "tools")
+    path = os.path.join(folder, "uv-" + sha256)
+    fd = open_blob(base_dir, sha256)
+    if fd is None:
+        raise WorkerError(CORRUPT, "uv has not arrived", "run the same command again")
+    with os.fdopen(fd, "rb") as blob:
+        os.utime(blob.fileno())  # used now: gc goes by that
+        if _is_ours(path):
+            os.utime(path)
+            return path
+        if discard_if_corrupt(base_dir, sha256):
+            raise WorkerError(CORRUPT, "uv had changed on this disk and was removed", "run the same command again")
+        # Written under a name of its own and closed before anybody runs it: "text file busy" otherwise.
+        handle, part = tempfile.mkstemp(prefix="uv-", suffix=".part", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                if tool["kind"] == "wheel":
+                    with zipfile.ZipFile(blob) as wheel, wheel.open(_member(wheel)) as inner:
+                        shutil.copyfileobj(inner, out, 1 << 20)
+                else:
+                    shutil.copyfileobj(blob, out, 1 << 20)
+                os.fsync(out.fileno())
+            os.chmod(part, 0o700)
+            os.rename(part, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+    return path
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.isfile(path) and not os.path.islink(path) and info.st_uid == os.geteuid() and info.st_size > 0
+
+
+def _member(wheel: zipfile.ZipFile) -> str:
+    for name in wheel.namelist():
+        if name.endswith(".data/scripts/uv"):
+            return name
+    raise WorkerError(BAD_REQUEST, "the wheel of uv has no uv in it")
+
+
+def place_wheels(base_dir: str, wheels: List[Dict[str, str]]) -> str:
+    """Every wheel as ``<base_dir>/wheels/<sha256>/<name>.whl``, a hard link to its blob; returns ``wheels``.
+
+    The same path for the same wheel, always: uv's cache goes by paths.
+    """
+    folder = own_folder(base_dir, "wheels")
+    missing = []
+    for wheel in wheels:
+        if not _WHEEL_NAME.match(wheel["name"]):
+            raise WorkerError(BAD_REQUEST, "not the name of a wheel: %r" % wheel["name"])
+        blob = blob_path(base_dir, wheel["hash"])
+        fd = open_blob(base_dir, wheel["hash"])
+        if fd is None:
+            missing.append(wheel["name"])
+            continue
+        os.close(fd)
+        _link(blob, os.path.join(own_folder(base_dir, "wheels", wheel["hash"]), wheel["name"]))
+    if missing:
+        raise WorkerError(CORRUPT, "not here: %s" % ", ".join(missing), "run the same command again")
+    return folder
+
+
+def _link(blob: str, path: str) -> None:
+    """A hard link to the blob, replacing whatever else has the name."""
+    try:
+        os.link(blob, path, follow_symlinks=False)
+    except FileExistsError:
+        if os.path.samestat(os.lstat(path), os.lstat(blob)):
+            return
+        part = "%s.%s.part" % (path, os.urandom(4).hex())
+        os.link(blob, part, follow_symlinks=False)
+        os.rename(part, path)
+
+
+def unpacked_size(folder: str, wheels: List[Dict[str, str]], known: Set[str]) -> int:
+    """Bytes that the wheels take once unpacked, without those in ``known``, which lie in the cache already."""
+    total = 0
+    for wheel in wheels:
+        if wheel["hash"] in known:
+            continue
+        try:
+            with zipfile.ZipFile(os.path.join(folder, wheel["hash"], wheel["name"])) as archive:
+                total += sum(entry.file_size for entry in archive.infolist())
+        except (OSError, zipfile.BadZipFile) as error:
+            raise WorkerError(CORRUPT, "%s is no wheel: %s" % (wheel["name"], error)) from None
+    return total
