@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pygal
-from pygal.style import Style
-
 # The page's own colours, so that a chart is light where the page is light.
-_STYLE = Style(
-    background="transparent",
-    plot_background="transparent",
-    foreground="var(--ink)",
-    foreground_strong="var(--ink)",
-    foreground_subtle="var(--line)",
-    guide_stroke_color="var(--line)",
-    major_guide_stroke_color="var(--line)",
-    colors=("var(--info)", "var(--soft)", "var(--warning)", "var(--ok)"),
-    font_family="system-ui, sans-serif",
-    label_font_size=12,
-    major_label_font_size=12,
-    title_font_size=13,
-    legend_font_size=13,
-    value_label_font_size=12,
-)
+_STYLE = {
+    "background": "transparent",
+    "plot_background": "transparent",
+    "foreground": "var(--ink)",
+    "foreground_strong": "var(--ink)",
+    "foreground_subtle": "var(--line)",
+    "guide_stroke_color": "var(--line)",
+    "major_guide_stroke_color": "var(--line)",
+    "colors": ("var(--info)", "var(--soft)", "var(--warning)", "var(--ok)"),
+    "font_family": "system-ui, sans-serif",
+    "label_font_size": 12,
+    "major_label_font_size": 12,
+    "title_font_size": 13,
+    "legend_font_size": 13,
+    "value_label_font_size": 12,
+}
 _WIDTH, _HEIGHT = 720, 360  # of the picture's own units; it grows and shrinks with the page
 
 Points = Sequence[tuple[float, float]]
@@ -35,8 +33,9 @@ def line_chart(series: Mapping[str, Points], *, x: str, y: str, ticks: Mapping[f
     """Lines through points; ``ticks`` labels places of the x axis (default: the places of the points)."""
     places = ticks or {place: f"{place:g}" for points in series.values() for place, _ in points}
     top = max((value for points in series.values() for _, value in points), default=0.0)
+    pygal = _pygal()
     chart = pygal.XY(
-        style=_STYLE,
+        style=pygal.style.Style(**_STYLE),
         js=[],
         disable_xml_declaration=True,
         width=_WIDTH,
@@ -56,6 +55,17 @@ def line_chart(series: Mapping[str, Points], *, x: str, y: str, ticks: Mapping[f
         chart.add(name, list(points))
     chart.add_xml_filter(_without_scripts)
     return f"<figure>{chart.render(is_unicode=True)}</figure>"
+
+
+def _pygal() -> Any:
+    """Imported when a chart is drawn, without the import hook that it leaves: that one has no ``find_spec``, and is for
+    maps. With it, Python 3.11 warns at every module that is not there."""
+    before = list(sys.meta_path)
+    import pygal
+    import pygal.style
+
+    sys.meta_path[:] = before
+    return pygal
 
 
 def _without_scripts(tree: Any) -> Any:
