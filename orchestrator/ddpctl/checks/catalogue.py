@@ -1,66 +1,53 @@
-"""Every check there is, in the order in which they are told."""
+"""Every check there is, in the order in which they are listed."""
 
 from __future__ import annotations
 
 from ddpctl.checks import (
-    acs,
-    cgroup,
-    connection,
+    deep,
     disk,
     env,
-    gpu,
-    gpu_count,
-    gpu_fabric,
-    gpu_free,
-    gpu_health,
-    gpu_torch,
+    fabric,
     host,
-    identity,
+    ib,
+    ib_use,
     imports,
-    infiniband,
     job,
-    kernel_log,
-    leftovers,
     limits,
     login,
-    network,
+    nics,
     port,
     python,
-    rdma,
-    rehearsal,
-    tables,
+    ssh,
     torch,
-    vision,
 )
 from ddpctl.checks.base import Check
+from ddpctl.checks.gpu import cuda, driver, free, health, xid
+from ddpctl.checks.gpu import links as gpu_links
+from ddpctl.checks.mesh import links, ports, route
+
+MESH = (*fabric.CHECKS, *nics.CHECKS, *route.CHECKS, *ports.CHECKS, *links.CHECKS)
+MESH_IDS = frozenset(check.id for check in MESH)
 
 CATALOGUE: tuple[Check, ...] = (
-    *connection.CHECKS,
-    *identity.CHECKS,
+    *ssh.CHECKS,
     *host.CHECKS,
     *login.CHECKS,
     *env.CHECKS,
     *python.CHECKS,
     *torch.CHECKS,
-    *vision.CHECKS,
     *disk.CHECKS,
     *limits.CHECKS,
-    *cgroup.CHECKS,
-    *tables.CHECKS,
-    *gpu.CHECKS,
-    *gpu_count.CHECKS,
-    *gpu_torch.CHECKS,
-    *gpu_health.CHECKS,
-    *gpu_free.CHECKS,
-    *gpu_fabric.CHECKS,
-    *kernel_log.CHECKS,
-    *acs.CHECKS,
-    *infiniband.CHECKS,
-    *rdma.CHECKS,
+    *driver.CHECKS,
+    *cuda.CHECKS,
+    *health.CHECKS,
+    *free.CHECKS,
+    *xid.CHECKS,
+    *gpu_links.CHECKS,
+    *ib.CHECKS,
+    *ib_use.CHECKS,
     *job.CHECKS,
     *imports.CHECKS,
-    *leftovers.CHECKS,
     *port.CHECKS,
-    *network.CHECKS,
-    *rehearsal.CHECKS,
+    *MESH,
+    *deep.CHECKS,
 )

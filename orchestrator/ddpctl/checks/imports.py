@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddpctl.checks import job, torch
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.python import PYTHON
+from ddpctl.checks import python, report
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.job import script_question
+from ddpctl.checks.python import PYTHON, python_command
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports, read_imports
+from ddpctl.spec.question import Question
 from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, Fault
 
 DEADLINE_S = 120.0
@@ -55,25 +56,19 @@ def _own_folders(target: Target, script: str, workdir: str) -> list[str]:
     return [posixpath.dirname(posixpath.join(workdir, script)), *(posixpath.join(workdir, part) for part in parts)]
 
 
-def ask_modules(target: Target, want: Want) -> Iterable[Question]:
-    question = modules_question(target, want)
-    return (question,) if question else ()
-
-
 def modules(view: View) -> dict[str, dict[str, Any]]:
     """host -> what the imports of the script said there."""
     return view.values(modules_question)
 
 
-def _ask_syntax(target: Target, want: Want) -> Iterable[Question]:
-    return (PYTHON,) if want.imports is not None else ()
+def _interpreter(target: Target, want: Want) -> Question | None:
+    return PYTHON if want.imports is not None else None
 
 
 def script_imports(view: View) -> Imports | None:
     """What a script imports that lies on the nodes, by the text that the first of them sent; None where that text is
     not there, or not whole."""
-    question = job.script_question(view.want)
-    for value in view.values_of(question).values() if question else ():
+    for value in view.values(script_question).values():
         text = (value["text"] or "").encode("utf-8", "surrogatepass")
         if value["sha256"] == hashlib.sha256(text).hexdigest():
             script = posixpath.normpath(str(view.want.script))
@@ -85,7 +80,7 @@ def script_imports(view: View) -> Imports | None:
 
 
 def _judge_syntax(view: View) -> Iterable[Finding]:
-    pythons = {host: (v["info"][0], v["info"][1]) for host, v in view.values_of(PYTHON).items()}
+    pythons = {host: (v["info"][0], v["info"][1]) for host, v in view.values(PYTHON).items()}
     for fault in view.want.imports.faults if view.want.imports else ():
         refused = [host for host, python in pythons.items() if fault.below is None or python < fault.below]
         yield from (_syntax(fault, host, pythons) for host in _one_for_all(refused, pythons))
@@ -103,11 +98,10 @@ def _syntax(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int
     own = fault.below is not None and not fault.newer_unknown  # a matter of the node's Python
     where = f", and {_has(host, pythons)}" if own else ""
     newer = ", or name a newer interpreter (`python:`)" if own else ""
-    return Finding(
-        "job.syntax",
+    return report.finding(
         Severity.ERROR if fault.certain else Severity.WARNING,
-        f"{fault.where} {fault.message}{where}",
         host,
+        f"{fault.where} {fault.message}{where}",
         fix=fault.fix or f"correct line {fault.line} of {fault.file}{newer}",
         evidence={"file": fault.file, "line": fault.line},
     )
@@ -116,7 +110,7 @@ def _syntax(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int
 def _unseen(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
     message = f"not looked at: {fault.where} {fault.message}, and {_has(host, pythons)}, which may accept it"
     evidence = {"file": fault.file, "line": fault.line, **({} if host else {"hosts": list(pythons)})}
-    return Finding("job.syntax", Severity.UNKNOWN, message, host, evidence=evidence)
+    return report.unknown(host, message, evidence=evidence)
 
 
 def _has(host: str | None, pythons: Mapping[str, tuple[int, int]]) -> str:
@@ -146,14 +140,14 @@ def _judge_imports(view: View) -> Iterable[Finding]:
     if imports.unread:
         why = f"not looked at: what {', '.join(imports.unread[:3])} imports, which could not be read here"
         evidence = {"hosts": list(view.answers), "files": list(imports.unread[:100])}
-        yield Finding("job.imports", Severity.UNKNOWN, why, evidence=evidence)
+        yield report.unknown(None, why, evidence=evidence)
     if not imports.tried:
         return
     if view.want.managed and not any(target.environment for target in view.targets):
         why = "not looked at: `ddpctl up` does it once the managed environment is on the nodes"
-        yield from (Finding("job.imports", Severity.UNKNOWN, why, host) for host in view.answers)
+        yield from (report.unknown(host, why) for host in view.answers)
         return
-    told, torches = modules(view), torch.imports(view)
+    told, torches = modules(view), python.imports(view)
     for target in view.targets:
         value = told.get(target.name)
         if value is None:
@@ -164,7 +158,7 @@ def _judge_imports(view: View) -> Iterable[Finding]:
             check = _already_told(one, failed, torches.get(target.name) or {})
             if check:
                 message = f"{one.where}: `{one.statement}` fails with the error of {check}"
-                yield Finding("job.imports", Severity.INFO, message, target.name)
+                yield report.info(target.name, message)
             else:
                 yield _failed(view.want, target, one, failed)
 
@@ -187,13 +181,12 @@ def _unended(target: Target, imports: Imports, value: Mapping[str, Any]) -> Find
     one = next((one for one in imports.tried if one.statement == value.get("at")), imports.tried[0])
     late = value.get("timed_out")
     slow = "run it once: the next import finds the files in memory; if it never ends, find out what it waits for"
-    return Finding(
-        "job.imports",
-        Severity.WARNING if late else Severity.ERROR,  # a cold environment on a network disk is slow, not broken
-        f"{one.where}: `{one.statement}`{'' if late else ':'} {value['error']}",
+    return report.finding(
+        Severity.WARNING if late else Severity.ERROR,
         target.name,
-        command=_command(target, one),
+        f"{one.where}: `{one.statement}`{'' if late else ':'} {value['error']}",
         fix=slow if late else "the command shows how it ends; install a build that fits this machine",
+        command=_command(target, one),
         evidence=value,
     )
 
@@ -206,13 +199,12 @@ def _failed(want: Want, target: Target, one: Import, failed: dict[str, Any]) -> 
     else:
         message = f"{one.where}: `{one.statement}` fails{f' in {through}' if through else ''}: {failed['error']}"
     unsure = failed["kind"] == "missing" and want.imports is not None and not want.imports.certain
-    return Finding(
-        "job.imports",
+    return report.finding(
         Severity.WARNING if unsure else Severity.ERROR,
-        message + ("; the script changes its search path and may find it there" if unsure else ""),
         target.name,
-        command=_command(target, one),
+        message + ("; the script changes its search path and may find it there" if unsure else ""),
         fix=_remedy(want, missing, through or own),
+        command=_command(target, one),
         evidence=failed,
     )
 
@@ -232,41 +224,38 @@ def _remedy(want: Want, missing: str | None, package: str) -> str:
 
 def _command(target: Target, one: Import) -> str:
     """The import by hand, with the job's variables: the whole error."""
-    env = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(target.env.items()))
-    home, _, rest = (target.environment or target.python).partition("/")
-    python = f"~/{shlex.quote(rest)}" if home == "~" else shlex.quote(f"{home}/{rest}" if rest else home)
-    return f"{env}{python} -c {shlex.quote(one.statement)}"
+    return python_command(target.environment or target.python, dict(sorted(target.env.items())), one.statement)
 
 
 SYNTAX = Check(
     "job.syntax",
     "the script is valid for the nodes' Python",
-    _ask_syntax,
     _judge_syntax,
-    Doc(
-        cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
-        "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
-        "it with its own Python: what a newer one accepts besides is not known.",
-        symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
-        fix="Correct the line that is named, or name a newer interpreter with `python:`.",
-    ),
+    ask=(_interpreter,),
+    cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
+    "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
+    "it with its own Python: what a newer one accepts besides is not known.",
+    symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
+    fix="Correct the line that is named, or name a newer interpreter with `python:`.",
 )
 
 IMPORTS = Check(
     "job.imports",
     "what the script imports can be imported",
-    ask_modules,
     _judge_imports,
-    Doc(
-        cause="A module that the script imports, itself or by a file of the code folder, is not installed on a node, "
-        "or its import fails there, perhaps only through another package. Imports in a function, under a condition or "
-        "in `try: ... except ImportError:` are optional. The modules are really imported, in one process, once for "
-        "each environment of a node; files of the code folder are not. In managed mode `ddpctl up` does it once the "
-        "environment is there. Of a script that lies on the nodes (`code: null`) its own imports count.",
-        symptom="ModuleNotFoundError: No module named 'timm' on every rank, minutes after the launch; RuntimeError: "
-        "operator torchvision::nms does not exist from `import lightning`",
-        fix="Install what is named, or add it to `environment.packages`.",
-    ),
+    ask=(modules_question,),
+    cause="A module that the script imports, itself or by a file of the code folder, is not installed on a node, "
+    "or its import fails there, perhaps only through another package. Imports in a function, under a condition or "
+    "in `try: ... except ImportError:` are optional. The modules are really imported, in one process, once for "
+    "each environment of a node; files of the code folder are not. In managed mode `ddpctl up` does it once the "
+    "environment is there. Of a script that lies on the nodes (`code: null`) its own imports count.",
+    symptom="ModuleNotFoundError: No module named 'timm' on every rank, minutes after the launch; RuntimeError: "
+    "operator torchvision::nms does not exist from `import lightning`",
+    fix="Install what is named, or add it to `environment.packages`.",
 )
 
-CHECKS = (SYNTAX, IMPORTS)
+
+CHECKS = (
+    SYNTAX,
+    IMPORTS,
+)

@@ -1,121 +1,42 @@
-"""What a login on the host may use: shared memory, temporary space, limits, memory, processors."""
+"""What a login on the host may use: limits, memory, processors, control groups, the kernel's network tables."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.compare import size
+from ddpctl.checks import report
+from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.host import MACHINE
-from ddpctl.checks.shell import as_root, write_as_root
-from ddpctl.spec.finding import Finding, Severity
+from ddpctl.checks.report import as_root, size, write_as_root
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.question import Question
 
-SHM = Question("disk", {"path": "/dev/shm"}, 8.0)
-TMP = Question("disk", {"path": "/tmp"}, 8.0)
+CGROUP = Question("cgroup")
+TABLES = Question("tables")
 
 MIB = 1 << 20
-SHM_LEAST = 32 * MIB  # NCCL alone takes about 10 MB for each pair of ranks on a node
-SHM_A_RANK = 256 * MIB  # Docker's default is 64 MB for all
-TMP_LEAST = 16 * MIB
 FILES_LEAST = 4096
 PROCESSES_LEAST = 1024
 MEMORY_A_RANK = 512 * MIB
+PIDS_A_RANK = 64
 MOST_FILES = 1048576  # the kernel's own maximum (fs.nr_open) where nobody raised it
+NEARLY_FULL = 0.9  # of the firewall's connection table
 
-REMOUNT = "mount -o remount,size=50% /dev/shm"
-LARGEST = "ls -lhS /dev/shm | head"
-SHM_FIX = "a remount lasts until the next reboot: see /etc/fstab; a container wants --shm-size=8g or --ipc=host"
 RELOGIN = "it holds from the next login on; in a container, give --ulimit to `docker run` instead"
+_REBOOT = "it lasts until the next reboot: write it into /etc/sysctl.d as well"
 
 
-def _ask(*questions: Question) -> Callable[[Target, Want], Iterable[Question]]:
-    return lambda target, want: questions
-
-
-def ranks(target: Target) -> int:
-    """Processes of the job on the host, at least 1; where that is not known yet, 1."""
-    return max(1, target.nproc or 1)
-
-
-def targets_by_name(view: View) -> dict[str, Target]:
-    return {target.name: target for target in view.targets}
-
-
-def _judge_shm(view: View) -> Iterable[Finding]:
-    targets = targets_by_name(view)
-    for host, fs in view.values_of(SHM).items():
-        found = _shm_fault(fs, ranks(targets[host]))
-        if found is not None:
-            severity, message, command = found
-            yield Finding(
-                "host.shm",
-                severity,
-                message,
-                host,
-                fix=SHM_FIX if command.startswith("mount") else None,
-                command=command if command == LARGEST else as_root(view, host, command),
-                evidence=fs,
-            )
-
-
-def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | None:
-    """(how bad, what, what to run as root)."""
-    if not fs["exists"] or fs["mount"] != "/dev/shm":
-        message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
-        return Severity.ERROR, message, "mount -t tmpfs -o size=50%,mode=1777 tmpfs /dev/shm"
-    if fs["write_error"] and "ENOSPC" not in fs["write_error"]:
-        return Severity.ERROR, f"/dev/shm cannot be written: {fs['write_error']}", _writable(fs)
-    total = size(fs["total"])
-    if fs["total"] < SHM_LEAST:
-        message = f"/dev/shm has {total}: DataLoader workers die with a bus error, NCCL cannot start"
-        return Severity.ERROR, message, REMOUNT
-    if fs["free"] < SHM_LEAST // 2:
-        return Severity.ERROR, f"/dev/shm is full: {size(fs['free'])} of {total} free", LARGEST
-    if fs["total"] < SHM_A_RANK * many:
-        return Severity.WARNING, f"/dev/shm has {total} for {many} process(es): little for DataLoader workers", REMOUNT
-    return None
-
-
-def _writable(fs: dict[str, Any]) -> str:
-    return "mount -o remount,rw /dev/shm" if fs["read_only"] else "chmod 1777 /dev/shm"
-
-
-def _judge_tmp(view: View) -> Iterable[Finding]:
-    for host, fs in view.values_of(TMP).items():
-        if fs["write_error"] or fs["free"] < TMP_LEAST:
-            why = fs["write_error"] or f"{size(fs['free'])} free"
-            yield Finding(
-                "host.tmp",
-                Severity.WARNING,
-                f"/tmp cannot be used ({why}): torch's launcher and Python's tempfile want it",
-                host,
-                fix="remove what nobody uses, or set TMPDIR to another folder for this host (`env:`)",
-                command="du -xah /tmp 2>/dev/null | sort -h | tail -20",
-                evidence=fs,
-            )
-        elif fs["noexec"]:
-            yield Finding(
-                "host.tmp",
-                Severity.WARNING,
-                "/tmp is mounted noexec: torch.compile and Triton build libraries there and load them",
-                host,
-                fix="a job without torch.compile is not harmed; or set TMPDIR and TRITON_CACHE_DIR to a folder "
-                "elsewhere (`env:`). A remount lasts until the next reboot: take noexec out of /etc/fstab as well",
-                command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
-                evidence=fs,
-            )
+# --- the login -------------------------------------------------------------------------------------------------------
 
 
 def _judge_limits(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(MACHINE).items():
+    for host, value in view.values(MACHINE).items():
         for name, message, option in _low_limits(value):
-            yield Finding(
-                "host.limits",
-                Severity.WARNING,
-                message,
+            yield report.warning(
                 host,
+                message,
                 fix=RELOGIN,
                 command=raise_limit(view, host, value["user"], option),
                 evidence={name: value["limits"][name]},
@@ -153,17 +74,18 @@ def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
         yield "cpu", f"a process is killed after {soft_cpu} s of processor time (ulimit -t)", "cpu"
 
 
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
 def _judge_memory(view: View) -> Iterable[Finding]:
-    targets = targets_by_name(view)
-    for host, value in view.values_of(MACHINE).items():
-        memory, need = value["memory"], MEMORY_A_RANK * ranks(targets[host])
+    for host, value in view.values(MACHINE).items():
+        ranks = view.target(host).ranks
+        memory, need = value["memory"], MEMORY_A_RANK * ranks
         if memory["available"] < need:
-            yield Finding(
-                "host.memory",
-                Severity.WARNING,
-                f"{size(memory['available'])} of {size(memory['total'])} memory available for {ranks(targets[host])} "
-                f"process(es): importing torch alone takes about {size(MEMORY_A_RANK)} each",
+            yield report.warning(
                 host,
+                f"{size(memory['available'])} of {size(memory['total'])} memory available for {ranks} "
+                f"process(es): importing torch alone takes about {size(MEMORY_A_RANK)} each",
                 fix="end what is not needed, or fewer processes here (`slots:`)",
                 command="ps aux --sort=-rss | head",
                 evidence=memory,
@@ -171,88 +93,131 @@ def _judge_memory(view: View) -> Iterable[Finding]:
 
 
 def _judge_cpus(view: View) -> Iterable[Finding]:
-    targets = targets_by_name(view)
-    for host, value in view.values_of(MACHINE).items():
-        target, cores = targets[host], value["cores"]
+    for host, value in view.values(MACHINE).items():
+        target, cores = view.target(host), value["cores"]
         threads = target.env.get("OMP_NUM_THREADS", "")
-        many = ranks(target)
+        many = target.ranks
         if threads.isdigit() and int(threads) * many > 2 * cores:
-            yield Finding(
-                "host.cpus",
-                Severity.INFO,
-                f"OMP_NUM_THREADS={threads} x {many} process(es) on {cores} core(s): slow, not wrong",
+            yield report.info(
                 host,
+                f"OMP_NUM_THREADS={threads} x {many} process(es) on {cores} core(s): slow, not wrong",
                 fix=f"leave OMP_NUM_THREADS out (ddpctl sets cores / processes), or set it to {max(1, cores // many)}",
             )
         elif many > cores:
-            yield Finding(
-                "host.cpus",
-                Severity.INFO,
-                f"{many} processes on {cores} core(s): slow, not wrong",
+            yield report.info(
+                host, f"{many} processes on {cores} core(s): slow, not wrong", fix=f"set `slots: {cores}` for {host}"
+            )
+
+
+# --- around the login ------------------------------------------------------------------------------------------------
+
+
+def _judge_cgroup(view: View) -> Iterable[Finding]:
+    for host, value in view.values(CGROUP).items():
+        for message, limit, lift in _tight(value, view.target(host).ranks):
+            unit = limit["folder"].rpartition("/")[2]
+            yield report.warning(
                 host,
-                fix=f"set `slots: {cores}` for {host}",
+                f"{message} ({limit['folder']})",
+                fix="give the container more (`docker run --memory --cpus --pids-limit`), or fewer processes here",
+                command=as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
+                if unit.endswith(".slice")
+                else None,
+                evidence=value,
+            )
+
+
+def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, Any], str]]:
+    """(what, the limit, the property that lifts it) for each that is too low. The page cache is given back when
+    memory is asked for: it is not in use."""
+    memory, cpus, pids = value["memory"], value["cpus"], value["pids"]
+    used = memory["used"] - memory.get("cache", 0) if memory else 0
+    if memory and memory["limit"] - used < MEMORY_A_RANK * many:
+        message = (
+            f"a control group allows {size(memory['limit'])} of memory, {size(used)} are in use: the kernel kills what "
+            "goes beyond"
+        )
+        yield message, memory, "MemoryMax=infinity"
+    if cpus and cpus["limit"] < many:
+        yield f"a control group allows {cpus['limit']:g} processors for {many} process(es)", cpus, "CPUQuota="
+    if pids and pids["limit"] - pids["used"] < PIDS_A_RANK * many:
+        message = f"a control group allows {pids['limit']:.0f} processes and threads, {pids['used']:.0f} are in use"
+        yield message, pids, "TasksMax=infinity"
+
+
+def _judge_tables(view: View) -> Iterable[Finding]:
+    world = sum(target.ranks for target in view.targets)
+    for host, found in view.values(TABLES).items():
+        used, most, queue = found["conntrack"], found["conntrack_max"], found["somaxconn"]
+        if used is not None and most and used > NEARLY_FULL * most:
+            yield report.warning(
+                host,
+                f"the firewall's connection table is nearly full: {used:.0f} of {most:.0f}; when it is full, new "
+                "connections are dropped",
+                fix=_REBOOT,
+                command=as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
+                evidence=found,
+            )
+        if queue is not None and queue < world and host == view.want.master:
+            yield report.warning(
+                host,
+                f"the master takes {queue:.0f} connections at a time (somaxconn), and {world} processes come at once: "
+                "some are made to wait",
+                fix=_REBOOT,
+                command=as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
+                evidence=found,
             )
 
 
 CHECKS = (
     Check(
-        "host.shm",
-        "shared memory is large enough",
-        _ask(SHM),
-        _judge_shm,
-        Doc(
-            cause="/dev/shm is missing, full, or as small as Docker's default of 64 MB. DataLoader workers hand over "
-            "their batches there, and NCCL connects the ranks of a node through it.",
-            symptom="DataLoader worker (pid 46794) is killed by signal: Bus error; posix_fallocate failed: No space "
-            "left on device",
-            fix="`--shm-size=8g` for a container, `mount -o remount,size=50% /dev/shm` otherwise.",
-        ),
-    ),
-    Check(
-        "host.tmp",
-        "/tmp can be used",
-        _ask(TMP),
-        _judge_tmp,
-        Doc(
-            cause="/tmp is full or read-only.",
-            symptom="No usable temporary directory found; the launcher puts its files elsewhere or fails",
-            fix="Clean it, or set TMPDIR.",
-        ),
-    ),
-    Check(
         "host.limits",
         "limits of a login",
-        _ask(MACHINE),
         _judge_limits,
-        Doc(
-            cause="limits.conf, systemd or sshd gives a login over SSH lower hard limits than a desktop session.",
-            symptom="Too many open files; Resource temporarily unavailable; Cannot allocate memory",
-            fix="/etc/security/limits.d, then a new login.",
-        ),
+        ask=(MACHINE,),
+        cause="limits.conf, systemd or sshd gives a login over SSH lower hard limits than a desktop session.",
+        symptom="Too many open files; Resource temporarily unavailable; Cannot allocate memory",
+        fix="/etc/security/limits.d, then a new login.",
     ),
     Check(
         "host.memory",
         "memory is free",
-        _ask(MACHINE),
         _judge_memory,
-        Doc(
-            cause="Other processes have taken nearly all of the memory.",
-            symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
-            fix="End what uses it, or fewer processes here.",
-            verified="recorded output only",
-        ),
+        ask=(MACHINE,),
+        cause="Other processes have taken nearly all of the memory.",
+        symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
+        fix="End what uses it, or fewer processes here.",
+        recorded=RECORDED,
     ),
     Check(
         "host.cpus",
         "cores for every process",
-        _ask(MACHINE),
         _judge_cpus,
-        Doc(
-            cause="More processes, or processes times OMP_NUM_THREADS, than cores. torchrun by itself sets "
-            "OMP_NUM_THREADS=1; ddpctl sets cores / processes.",
-            symptom="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default; a slow data "
-            "path",
-            fix="Fewer processes, or leave OMP_NUM_THREADS to ddpctl.",
-        ),
+        ask=(MACHINE,),
+        cause="More processes, or processes times OMP_NUM_THREADS, than cores. torchrun by itself sets "
+        "OMP_NUM_THREADS=1; ddpctl sets cores / processes.",
+        symptom="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default; a slow data path",
+        fix="Fewer processes, or leave OMP_NUM_THREADS to ddpctl.",
+    ),
+    Check(
+        "host.cgroup",
+        "control groups leave room",
+        _judge_cgroup,
+        ask=(CGROUP,),
+        cause="The container or slice that the login lives in is limited in memory, processors or number of processes.",
+        symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
+        fix="Raise the limits of the container or slice.",
+        recorded=RECORDED,
+    ),
+    Check(
+        "host.network",
+        "the kernel's network tables have room",
+        _judge_tables,
+        ask=(TABLES,),
+        cause="The connection table of the firewall (nf_conntrack) is nearly full, or the queue of connections "
+        "that the master's store may have (net.core.somaxconn) is shorter than the number of processes.",
+        symptom="nf_conntrack: table full, dropping packet; Connection timed out at random; a slow rendezvous",
+        fix="`sysctl -w net.netfilter.nf_conntrack_max=...`, `sysctl -w net.core.somaxconn=4096`.",
+        recorded=RECORDED,
     ),
 )

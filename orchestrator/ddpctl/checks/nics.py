@@ -6,26 +6,19 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddpctl.checks import hca
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.blame import wrong_address
+from ddpctl.checks import hca, report
+from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.fabric import network_of
-from ddpctl.checks.meshwords import network_question, not_dialled, one_host
+from ddpctl.checks.mesh import network_question, not_dialled, one_host
+from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
-from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.mesh import OK, Dial, Fabric
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.fold import by
+from ddpctl.spec.mesh import OK, Fabric
 from ddpctl.spec.ranges import fold
 
 FASTER = 2.0  # times the chosen network
 _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
-
-
-def _ask(target: Target, want: Want) -> Iterable[Question]:
-    return (network_question(want),)
-
-
-def _ask_speed(target: Target, want: Want) -> Iterable[Question]:
-    return (network_question(want), hca.PORTS)
 
 
 # --- a faster network ------------------------------------------------------------------------------------------------
@@ -33,7 +26,7 @@ def _ask_speed(target: Target, want: Want) -> Iterable[Question]:
 
 def _judge_speed(view: View) -> Iterable[Finding]:
     """The network that was chosen is slower than another in which every host has an address."""
-    yield from not_dialled("fabric.speed", view)
+    yield from not_dialled(view)
     read = network_of(view)
     networks = [network for network in map(read, view.targets) if network is not None]
     if view.mesh is None or len(networks) < 2 or _exempt_speed(view):
@@ -49,7 +42,7 @@ def _judge_speed(view: View) -> Iterable[Finding]:
         yield _slower(mine, max(better, key=lambda found: _speed(found) or 0))
     elif others and untold:
         names = ", ".join(dict.fromkeys(map(_names, untold)))
-        yield Finding("fabric.speed", Severity.UNKNOWN, f"not looked at: no driver says how fast {names} is")
+        yield report.unknown(None, f"not looked at: no driver says how fast {names} is")
 
 
 def _entry(network: HostNetwork, fabric: Mapping[str, Fabric]) -> NodeAddress | None:
@@ -90,9 +83,8 @@ def _is_better(found: Mapping[str, NodeAddress], mine: Mapping[str, NodeAddress]
 def _slower(mine: Mapping[str, NodeAddress], better: Mapping[str, NodeAddress]) -> Finding:
     speed = _speed(mine)
     own = f"at {_words(speed)}" if speed else "a tunnel"
-    return Finding(
-        "fabric.speed",
-        Severity.WARNING,
+    return report.warning(
+        None,
         f"the nodes talk over {_names(mine)} ({own}), and all of them have {_names(better)} too, at "
         f"{_words(_speed(better) or 0)}",
         fix=f"if they reach each other there, set `interface: {_first(better)}` for the hosts (or `fabric_address:`)",
@@ -128,15 +120,12 @@ def _exempt_speed(view: View) -> Mapping[str, str]:
 
 def _judge_source(view: View) -> Iterable[Finding]:
     """gloo and NCCL take the first address of the interface; the kernel takes the route. Either may be another."""
-    yield from not_dialled("fabric.source", view)
+    yield from not_dialled(view)
     mesh = view.mesh
     if mesh is None:
         return
     read = network_of(view)
-    dials: dict[str, list[Dial]] = {}
-    for dial in mesh.dials:
-        if dial.status == OK:
-            dials.setdefault(dial.dialer, []).append(dial)
+    dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
     for target in view.targets:
         network, mine = read(target), mesh.fabric.get(target.name)
         if network is None or mine is None or len(mesh.hosts) < 2 or target.local:
@@ -176,12 +165,10 @@ def _another_first(host: str, mine: Fabric, first: NodeAddress) -> Finding:
             f"set `fabric_address:` of {host} to {first.address} if the others reach that, or give {mine.address} an "
             "interface of its own, or make it the interface's first address"
         )
-    return Finding(
-        "fabric.source",
-        Severity.WARNING,
+    return report.warning(
+        host,
         f"{mine.interface} has {first.address} before the fabric address {mine.address}: gloo and NCCL take the first "
         "address of an interface",
-        host,
         fix=fix,
         evidence={"interface": mine.interface, "first": first.address, "fabric": mine.address},
     )
@@ -190,45 +177,39 @@ def _another_first(host: str, mine: Fabric, first: NodeAddress) -> Finding:
 def _another_way(host: str, mine: Fabric, away: Mapping[str, tuple[str | None, str | None]]) -> Finding:
     ways = {interface: local for local, interface in away.values()}
     where = " and ".join(f"{interface} ({local})" for interface, local in ways.items())
-    return Finding(
-        "fabric.source",
-        Severity.WARNING,
+    return report.warning(
+        host,
         f"connections to {fold(list(away))} leave by {where}, not by {mine.interface} ({mine.address}) that the job is "
         "told",
-        host,
         fix=f"`ip route get` of their addresses shows why; two interfaces in one network are told apart by metric or "
         f"prefix; or set `interface:` of {host} to the one that they take",
         evidence={"peers": list(away), "local": sorted({str(local) for local, _ in away.values()})},
     )
 
 
-SPEED = Check(
-    "fabric.speed",
-    "the nodes talk over the fastest network that they share",
-    _ask_speed,
-    _judge_speed,
-    Doc(
+CHECKS = (
+    Check(
+        "fabric.speed",
+        "the nodes talk over the fastest network that they share",
+        _judge_speed,
+        ask=(network_question, hca.PORTS),
         cause="ddpctl takes the address that SSH came in by where the others reach it. That may be a management "
         "network of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster one.",
         symptom="the job runs, slowly",
         fix="`interface:` (or `fabric_address:`) in the inventory names the fast one.",
-        verified="recorded output only",
+        recorded=RECORDED,
+        exempt=_exempt_speed,
     ),
-    _exempt_speed,
-)
-SOURCE = Check(
-    "fabric.source",
-    "the job's connections have the fabric address",
-    _ask,
-    _judge_source,
-    Doc(
+    Check(
+        "fabric.source",
+        "the job's connections have the fabric address",
+        _judge_source,
+        ask=(network_question,),
         cause="gloo and NCCL take the first address of the interface that they are told (NCCL: of the family in "
         "NCCL_SOCKET_FAMILY). Where the fabric address is a later one (a second address, a /32 on lo, IPv6 beside "
         "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
         symptom="Connection refused or time-outs at an address that stands in no file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
+        exempt=one_host,
     ),
-    one_host,
 )
-
-CHECKS = (SPEED, SOURCE)
