@@ -13,10 +13,10 @@ _HEAD = """\
 
 Made from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; do not edit.
 
-`ddpctl preflight` and `ddpctl up` run them all, `--only` and `--skip` take ids (`gpu.xid`) or subjects (`gpu`). An
-**error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong is
-harmless. What could not be looked at is **unknown** (rules that only root may read), what does not apply is **skipped**
-(no GPU found); neither counts as passed.
+`ddpctl preflight` and `ddpctl up` run them all; `--only` and `--skip` take ids (`gpu.xid`) or their first part (`gpu`).
+An **error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong
+is harmless. What could not be looked at is **unknown** (rules that only root may read), what does not apply is
+**skipped** (no GPU found); neither counts as passed.
 
 A finding has a `command`, which runs on the host as it is and is shown as `ssh -t HOST '...'`, a `fix` in words, or
 both.

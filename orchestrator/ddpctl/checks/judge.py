@@ -10,7 +10,7 @@ from dataclasses import replace
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import by, one_line
 from ddpctl.spec.question import Answer, Question
 
 _log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 def chosen(
     catalogue: Sequence[Check], only: Collection[str] = (), skip: Collection[str] = ()
 ) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
-    """The checks to run and those left out, in catalogue order. A name is an id (``gpu.xid``) or a subject (``gpu``).
+    """The checks to run and those left out, in catalogue order. A name is an id (``gpu.xid``) or its first part.
 
     Raises:
         UsageError: a name that no check has.
@@ -139,7 +139,7 @@ def _fault(read: Callable[[View], object], view: View) -> Exception | None:
 
 
 def _unreadable(check: Check, host: str | None, error: Exception) -> Finding:
-    words = " ".join(str(error).split())[:200]
+    words = one_line(str(error))[:200]
     return Finding(
         check.id,
         Severity.ERROR,

@@ -10,6 +10,9 @@ from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 
+_AUTO = "set `master_port: auto` for the job"
+_ANOTHER = f"{_AUTO}, or a port from 29500 to 29999"
+
 
 def _port(target: Target, want: Want) -> Question | None:
     is_master = target.name == want.master if want.master else target.node_rank == 0
@@ -22,37 +25,19 @@ def _judge(view: View) -> Iterable[Finding]:
 
 
 def _verdict(host: str, found: dict[str, Any]) -> Iterable[Finding]:
-    number = found["port"]
+    number, owners = found["port"], found["owners"]
     low, high = found["ephemeral"]
     if number < found["unprivileged_start"] and found["uid"] != 0:
-        yield report.error(
-            host,
-            f"port {number} is a privileged one: only root may listen below {found['unprivileged_start']}",
-            fix="set `master_port: auto` for the job, or a port from 29500 to 29999",
-            evidence=found,
-        )
+        why = f"port {number} is a privileged one: only root may listen below {found['unprivileged_start']}"
+        yield report.error(host, why, fix=_ANOTHER, evidence=found)
     elif found["error"] == "EADDRINUSE":
-        yield report.error(
-            host,
-            f"port {number} is taken by {owners_text(found['owners'])}",
-            fix=_fix(found["owners"]),
-            command=_command(found["owners"]),
-            evidence=found,
-        )
+        why = f"port {number} is taken by {owners_text(owners)}"
+        yield report.error(host, why, fix=_fix(owners), command=_command(owners), evidence=found)
     elif found["error"]:
-        yield report.error(
-            host,
-            f"port {number} cannot be bound: {found['error']}",
-            fix="set `master_port: auto` for the job",
-            evidence=found,
-        )
+        yield report.error(host, f"port {number} cannot be bound: {found['error']}", fix=_AUTO, evidence=found)
     elif low <= number <= high:
-        yield report.info(
-            host,
-            f"port {number} is free now, but in the range {low}-{high} that the system hands out to any connection",
-            fix="set `master_port: auto` for the job, or a port from 29500 to 29999",
-            evidence=found,
-        )
+        why = f"port {number} is free now, but in the range {low}-{high} that the system hands out to any connection"
+        yield report.info(host, why, fix=_ANOTHER, evidence=found)
 
 
 def owners_text(owners: list[dict[str, Any]]) -> str:
@@ -69,7 +54,7 @@ def owners_text(owners: list[dict[str, Any]]) -> str:
 
 def _fix(owners: list[dict[str, Any]]) -> str:
     job = next((one["job"] for one in owners if one.get("job")), None)
-    return f"{f'`ddpctl kill {job}`, or ' if job else ''}set `master_port: auto` for the job"
+    return f"{f'`ddpctl kill {job}`, or ' if job else ''}{_AUTO}"
 
 
 def _command(owners: list[dict[str, Any]]) -> str | None:

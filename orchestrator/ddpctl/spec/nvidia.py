@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.spec.fold import one_line
 from ddpctl.spec.question import Answer, Question
 
 SMI = Question("nvidia_smi", deadline=20.0)
@@ -139,7 +140,7 @@ def read(answer: Answer) -> Smi:
     text = (first["stdout"] + first["stderr"]).strip()
     failed = failure(text)
     if first["code"] != 0 or failed:
-        return Smi(failed or FAILED, " ".join(text.split())[:300], seconds=first["seconds"], evidence=value)
+        return Smi(failed or FAILED, one_line(text)[:300], seconds=first["seconds"], evidence=value)
     return Smi(
         OK,
         gpus=tuple(Gpu(row) for row in table(first["stdout"])),

@@ -51,7 +51,7 @@ FIREWALL_S = 20.0
 
 @dataclass(frozen=True)
 class Options:
-    """``only`` and ``skip`` are ids of checks or their subjects; ``mesh`` False leaves the nodes' network alone."""
+    """``only`` and ``skip`` are ids of checks or their first parts; ``mesh`` False leaves the nodes' network alone."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _measure(
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, asked.ports)
     findings = judge.verdicts(checks, view, left_out)
-    if options.deep and any(check == deep.REHEARSAL for check in checks):
+    if options.deep and deep.REHEARSAL in checks:
         reason = _no_rehearsal(findings, want)
         if reason:
             findings += (Finding(deep.REHEARSAL.id, Severity.SKIPPED, f"no rehearsal: {reason}"),)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ddpctl.checks import python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, View
@@ -37,7 +38,8 @@ def _judge_cuda(view: View) -> Iterable[Finding]:
             yield from _unseen(view, host, cards, build)
 
 
-class _Cards(NamedTuple):
+@dataclass(frozen=True)
+class _Cards:
     """The GPUs of one maker on a host that the job may use."""
 
     api: str
