@@ -4,8 +4,8 @@
 ``judge`` sees every host's answers at once, so that values are compared there, and returns findings. The stage does
 the timing, the deadlines and the logging once for all checks.
 
-The id of a check tells its file: ``login.kill`` is in login.py, ``gpu.*`` in gpu/. What its question is answered by is
-a fact of the worker, in worker/ddpctl_worker/facts/.
+The id of a check tells its file: ``login.kill`` is in login.py, ``host.shm`` in one of host*.py, ``gpu.xid`` in gpu/.
+The name of a question tells the fact of the worker that answers it, in worker/ddpctl_worker/facts/.
 """
 
 from __future__ import annotations

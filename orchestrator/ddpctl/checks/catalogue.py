@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ddpctl.checks import (
     deep,
-    disk,
     env,
     fabric,
+    fabric_speed,
     host,
+    host_disk,
+    host_limits,
     ib,
     ib_use,
-    imports,
     job,
-    limits,
+    job_imports,
     login,
-    nics,
     port,
     python,
     ssh,
@@ -25,7 +25,7 @@ from ddpctl.checks.gpu import cuda, driver, free, health, xid
 from ddpctl.checks.gpu import links as gpu_links
 from ddpctl.checks.mesh import links, ports, route
 
-MESH = (*fabric.CHECKS, *nics.CHECKS, *route.CHECKS, *ports.CHECKS, *links.CHECKS)
+MESH = (*fabric.CHECKS, *fabric_speed.CHECKS, *route.CHECKS, *ports.CHECKS, *links.CHECKS)
 MESH_IDS = frozenset(check.id for check in MESH)
 
 CATALOGUE: tuple[Check, ...] = (
@@ -35,8 +35,8 @@ CATALOGUE: tuple[Check, ...] = (
     *env.CHECKS,
     *python.CHECKS,
     *torch.CHECKS,
-    *disk.CHECKS,
-    *limits.CHECKS,
+    *host_disk.CHECKS,
+    *host_limits.CHECKS,
     *driver.CHECKS,
     *cuda.CHECKS,
     *health.CHECKS,
@@ -46,7 +46,7 @@ CATALOGUE: tuple[Check, ...] = (
     *ib.CHECKS,
     *ib_use.CHECKS,
     *job.CHECKS,
-    *imports.CHECKS,
+    *job_imports.CHECKS,
     *port.CHECKS,
     *MESH,
     *deep.CHECKS,

@@ -1,6 +1,6 @@
 """Each node's address and interface: what the other nodes reach and the job is told; and the kernel's neighbour table.
 
-fabric.speed and fabric.source are in nics.py.
+fabric.speed and fabric.source are in fabric_speed.py.
 """
 
 from __future__ import annotations

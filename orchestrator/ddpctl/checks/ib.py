@@ -11,7 +11,7 @@ from ddpctl.checks import hca, python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.hca import Port
 from ddpctl.checks.host import MACHINE
-from ddpctl.checks.limits import RELOGIN, raise_limit
+from ddpctl.checks.host_limits import RELOGIN, raise_limit
 from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value, named

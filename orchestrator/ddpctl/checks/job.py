@@ -1,4 +1,4 @@
-"""What the job needs on its nodes: script, code, data; and who is there already. (Its imports: imports.py.)"""
+"""What the job needs on its nodes: script, code, data; and who is there already. (Its imports: job_imports.py.)"""
 
 from __future__ import annotations
 

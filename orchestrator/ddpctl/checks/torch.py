@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpctl.checks import python, report
 from ddpctl.checks.base import Check, View
-from ddpctl.checks.imports import failures, is_error, modules, modules_question
+from ddpctl.checks.job_imports import failures, is_error, modules, modules_question
 from ddpctl.checks.report import differences
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.source import OPTIONAL

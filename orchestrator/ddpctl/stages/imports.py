@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddpctl.checks import judge
 from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.imports import IMPORTS, script_imports
+from ddpctl.checks.job_imports import IMPORTS, script_imports
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ddpctl.checks.firewall import firewalld, iptables, nft
-from ddpctl.checks.firewall.rules import Block, Chain, Packet, Rule, walk
-from ddpctl.checks.firewall.tool import Dump, Span, Tool, collapsed, joined, merged, sources
+from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, Rule, walk
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Span, collapsed, joined, merged, sources
 from ddpctl.checks.firewall.ufw import UFW
 
 TOOLS = (firewalld.FIREWALLD, UFW, iptables.IPTABLES, nft.NFT)  # a chain is of the first that owns it
 
-__all__ = ["Block", "Chain", "Packet", "Rule", "blocking", "manager", "opening", "readable", "unread"]
+__all__ = ["BlockingRule", "Chain", "Packet", "Rule", "blocking", "manager", "opening", "readable", "unread"]
 
 
 def readable(dump: Dump) -> bool:
@@ -39,12 +39,12 @@ def unread(dump: Dump) -> str:
     return f"its firewall could not be read: {said}"
 
 
-def manager(dump: Dump) -> Tool | None:
+def manager(dump: Dump) -> FirewallTool | None:
     """The program that manages this host's firewall and would undo a change that it does not know of."""
     return next((tool for tool in TOOLS if tool.manages and dump.get(tool.name)), None)
 
 
-def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = None) -> tuple[Block, ...]:
+def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = None) -> tuple[BlockingRule, ...]:
     """Every base chain of the host that stops ``packet`` at ``hook`` ("input" or "output"), in the kernel's order.
 
     Each of them has to be opened: an accept in one chain does not spare the packet the next one.
@@ -57,7 +57,7 @@ def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = N
         if verdict is not None:
             tool = next(tool for tool in TOOLS if tool.owns(dump, chain, verdict))
             place = (chain.family, chain.table, chain.name)
-            found.append(Block(tool.name, *place, verdict.text, verdict.certain, firewalld.zone(verdict)))
+            found.append(BlockingRule(tool.name, *place, verdict.text, verdict.certain, firewalld.zone(verdict)))
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ def _parsed(ruleset: str | None, text: str | None, six: bool) -> tuple[Chain, ..
 
 def opening(
     dump: Dump,
-    blocks: Sequence[Block],
+    blocks: Sequence[BlockingRule],
     hook: str,
     peers: Sequence[str],
     ports: Sequence[Span],
@@ -108,7 +108,7 @@ def opening(
         if managing is None:
             wanted = f"TCP {', '.join(joined(span) for span in spans)} from {', '.join(peers)}"
             return None, f"let in {wanted}; as root, or where `sudo -n` may read the rules, ddpctl prints the command"
-        blocks = (Block(managing.name, "inet", "", "", "", False),)
+        blocks = (BlockingRule(managing.name, "inet", "", "", "", False),)
     allowed = sources(peers, nets)
     root = "" if dump.get("uid") == 0 else "sudo "
     exact = {source for family in (4, 6) for source in collapsed(peers, family)}

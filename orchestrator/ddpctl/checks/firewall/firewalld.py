@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 
-from ddpctl.checks.firewall.rules import Block, Chain, Verdict
-from ddpctl.checks.firewall.tool import Dump, Opening, Tool, joined
+from ddpctl.checks.firewall.rules import BlockingRule, Chain, Stopped
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined
 
 
-def zone(verdict: Verdict) -> str | None:
+def zone(verdict: Stopped) -> str | None:
     """The zone whose chain the packet went through (``filter_IN_public``, older: ``IN_public``)."""
     found = (re.fullmatch(r"(?:filter_)?IN_(?!policy_)(.+)", name) for name in verdict.visited)
     return next((match.group(1) for match in found if match), None)
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Verdict) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
     return chain.table == "firewalld" or bool(dump.get("firewalld") and chain.iptables)
 
 
-def _lines(block: Block, opening: Opening) -> list[str]:
+def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     """Rich rules of a zone are for what comes in; without ``--zone`` they would go into the default zone."""
     if opening.hook != "input":
         return []
@@ -31,10 +31,10 @@ def _lines(block: Block, opening: Opening) -> list[str]:
     ]
 
 
-def _note(block: Block, hook: str) -> str:
+def _note(block: BlockingRule, hook: str) -> str:
     if hook == "output":
         return f"{block.chain} of firewalld stops what goes out: change that policy or direct rule by hand"
     return "the reload drops what was only set until the next one"
 
 
-FIREWALLD = Tool("firewalld", _owns, _lines, _note, last="firewall-cmd --reload", manages=True)
+FIREWALLD = FirewallTool("firewalld", _owns, _lines, _note, last="firewall-cmd --reload", manages=True)

@@ -12,14 +12,14 @@ from ddpctl.checks.firewall.rules import (
     JUMP,
     REJECT,
     RETURN,
-    Block,
+    BlockingRule,
     Chain,
     Condition,
     Rule,
-    Verdict,
+    Stopped,
     networks,
 )
-from ddpctl.checks.firewall.tool import Dump, Opening, Tool, portions
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, portions
 
 _TARGETS = {"ACCEPT": ACCEPT, "DROP": DROP, "REJECT": REJECT, "RETURN": RETURN}
 # Targets that end nothing for a packet that is filtered.
@@ -141,11 +141,11 @@ def _span(text: str) -> tuple[int, int]:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Verdict) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
     return chain.iptables
 
 
-def _lines(block: Block, opening: Opening) -> list[str]:
+def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     program = "iptables" if opening.family == 4 else "ip6tables"
     side = "-s" if opening.hook == "input" else "-d"
     table = "" if block.table == "filter" else f"-t {block.table} "
@@ -157,4 +157,4 @@ def _lines(block: Block, opening: Opening) -> list[str]:
 
 
 _NOTE = "it is gone after a reboot: write it into the rules that this machine loads (iptables-save) too"
-IPTABLES = Tool("iptables", _owns, _lines, lambda block, hook: _NOTE)
+IPTABLES = FirewallTool("iptables", _owns, _lines, lambda block, hook: _NOTE)

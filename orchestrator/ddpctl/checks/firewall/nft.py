@@ -12,14 +12,14 @@ from ddpctl.checks.firewall.rules import (
     JUMP,
     REJECT,
     RETURN,
-    Block,
+    BlockingRule,
     Chain,
     Condition,
     Rule,
-    Verdict,
+    Stopped,
     networks,
 )
-from ddpctl.checks.firewall.tool import Dump, Opening, Tool, joined
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined
 
 _VERDICTS = (ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO)
 _IGNORED = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "meta"})
@@ -226,11 +226,11 @@ def _right(right: Any) -> str:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Verdict) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
     return not chain.iptables
 
 
-def _lines(block: Block, opening: Opening) -> list[str]:
+def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     """At the head of the base chain: an accept there ends that chain, before whatever drops."""
     side = "saddr" if opening.hook == "input" else "daddr"
     protocol = "ip" if opening.family == 4 else "ip6"
@@ -244,4 +244,4 @@ def _braces(words: Sequence[str]) -> str:
 
 
 _NOTE = "it is gone after a reboot: write it into /etc/nftables.conf too"
-NFT = Tool("nft", _owns, _lines, lambda block, hook: _NOTE)
+NFT = FirewallTool("nft", _owns, _lines, lambda block, hook: _NOTE)

@@ -1,6 +1,6 @@
 """What there is to know of a firewall tool: which chains are its own, and the commands that open them.
 
-A new tool is a file with a ``Tool`` in it, and its place in ``TOOLS``. The commands are printed, never run.
+A new tool is a file with a ``FirewallTool`` in it, and its place in ``TOOLS``. The commands are printed, never run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpctl.checks.firewall.rules import Block, Chain, Verdict
+from ddpctl.checks.firewall.rules import BlockingRule, Chain, Stopped
 
 Dump = Mapping[str, Any]
 Span = tuple[int, int]
@@ -30,7 +30,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Tool:
+class FirewallTool:
     """``owns``: whether the tool made the chain that blocks. ``lines``: its commands, without sudo; none where it takes
     more than a command. ``last``: what ends them. ``note``: what a person must know, by hook.
 
@@ -38,13 +38,13 @@ class Tool:
     """
 
     name: str
-    owns: Callable[[Dump, Chain, Verdict], bool]
-    lines: Callable[[Block, Opening], list[str]]
-    note: Callable[[Block, str], str]
+    owns: Callable[[Dump, Chain, Stopped], bool]
+    lines: Callable[[BlockingRule, Opening], list[str]]
+    note: Callable[[BlockingRule, str], str]
     last: str | None = None
     manages: bool = False
 
-    def commands(self, block: Block, hook: str, allowed: Sequence[str], spans: tuple[Span, ...]) -> list[str]:
+    def commands(self, block: BlockingRule, hook: str, allowed: Sequence[str], spans: tuple[Span, ...]) -> list[str]:
         """What opens the block, in the order in which it is run."""
         found: list[str] = []
         for family in (4, 6):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ddpctl.checks import report
 from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.gpu import use
-from ddpctl.checks.gpu.health import Verdict, by_host
+from ddpctl.checks.gpu.health import GpuState, by_host
 from ddpctl.checks.gpu.use import smis
 from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
@@ -113,21 +113,21 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
 # --- who may use it --------------------------------------------------------------------------------------------------
 
 
-def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     mode = (gpu.cells.get("compute_mode") or "Default").replace(" ", "_")
     mine = [app for app in smi.apps if app.uuid == gpu.cells.get("uuid")]
     if mode == "Prohibited":
-        return Verdict(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _default_mode)
+        return GpuState(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _default_mode)
     if not mode.startswith("Exclusive") or any(app.name.endswith(_MPS) for app in smi.apps):
         return None  # with MPS its server is the one process, and lets the others in
     if mine:
-        return Verdict(
+        return GpuState(
             Severity.ERROR,
             f": compute mode {mode}, and another process has it",
             "or end the process that has it; the mode is lost at a reboot, unless something sets it again",
             _default_mode,
         )
-    return Verdict(Severity.INFO, f": compute mode {mode}: one process a GPU, which is what DDP does")
+    return GpuState(Severity.INFO, f": compute mode {mode}: one process a GPU, which is what DDP does")
 
 
 def _default_mode(view: View, host: str, gpus: list[Gpu]) -> str:
@@ -135,11 +135,11 @@ def _default_mode(view: View, host: str, gpus: list[Gpu]) -> str:
     return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -c DEFAULT")
 
 
-def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     """Too many processes for it is gpu.count's to say."""
     if not gpu.is_on("mig.mode.current"):
         return None
-    return Verdict(
+    return GpuState(
         Severity.INFO,
         f" is cut up by MIG ({smi.mig_devices} device(s) on this host): a process sees one of them, and NCCL does not "
         "connect two of the same GPU",

@@ -16,21 +16,21 @@ from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import Gpu, Smi, labels
 
-Command = Callable[[View, str, list[Gpu]], str]
+CommandFor = Callable[[View, str, list[Gpu]], str]
 DRAIN = "nothing may run on the GPU meanwhile; where the driver refuses, reboot the host"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GpuState:
     """What is true of one GPU, to be put together with the same of others: ``what`` follows their names."""
 
     severity: Severity
     what: str
     fix: str | None = None
-    command: Command | None = None
+    command: CommandFor | None = None
 
 
-Judge = Callable[[View, str, Smi, Gpu], Verdict | None]
+Judge = Callable[[View, str, Smi, Gpu], GpuState | None]
 
 
 def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
@@ -40,7 +40,7 @@ def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
         yield from use.unseen(view)
         apart = use.unused(view)
         for host, smi in smis(view).items():
-            found: dict[Severity, dict[Verdict, list[Gpu]]] = {}
+            found: dict[Severity, dict[GpuState, list[Gpu]]] = {}
             for gpu in use.gpus(view, host) if host not in apart else ():
                 verdict = judge(view, host, smi, gpu)
                 if verdict is not None:
@@ -51,7 +51,7 @@ def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
     return judged
 
 
-def _together(view: View, host: str, severity: Severity, verdicts: dict[Verdict, list[Gpu]]) -> Finding:
+def _together(view: View, host: str, severity: Severity, verdicts: dict[GpuState, list[Gpu]]) -> Finding:
     first = next(iter(verdicts))
     alike = [gpu for verdict, gpus in verdicts.items() if verdict.command is first.command for gpu in gpus]
     fixes = dict.fromkeys(verdict.fix for verdict in verdicts if verdict.fix)
@@ -68,18 +68,18 @@ def _together(view: View, host: str, severity: Severity, verdicts: dict[Verdict,
 # --- memory errors ---------------------------------------------------------------------------------------------------
 
 
-def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     rows = {row.get("gpu_uuid"): Gpu(row) for row in smi.remapped}
     remapped = rows.get(gpu.cells.get("uuid"), Gpu({}))
     uncorrected = gpu.number("ecc.errors.uncorrected.volatile.total") or 0
     if remapped.is_on("remapped_rows.failure"):
         what = ": row remapping failed, and bad memory stays in use"
-        return Verdict(Severity.ERROR, what, "have the GPU replaced", _look)
+        return GpuState(Severity.ERROR, what, "have the GPU replaced", _look)
     if remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
-        return Verdict(Severity.WARNING, ": bad memory is to be set aside at the next reset", DRAIN, reset_command)
+        return GpuState(Severity.WARNING, ": bad memory is to be set aside at the next reset", DRAIN, reset_command)
     if uncorrected > 0:
         what = f": {uncorrected:.0f} uncorrected memory error(s) since the driver was loaded"
-        return Verdict(Severity.WARNING, what, DRAIN, reset_command)
+        return GpuState(Severity.WARNING, what, DRAIN, reset_command)
     return None
 
 
@@ -98,23 +98,23 @@ _THROTTLE = {
 }
 
 
-def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     reason = next((text for column, text in _THROTTLE.items() if gpu.is_on(column)), None)
     if reason is None:
         return None
     heat = gpu.number("temperature.gpu")
     at = "" if heat is None else f" at {heat:.0f} °C"
-    return Verdict(Severity.WARNING, f" throttled{at}: {reason}", "look after the host's cooling and power", _look)
+    return GpuState(Severity.WARNING, f" throttled{at}: {reason}", "look after the host's cooling and power", _look)
 
 
-def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     """Against others of its model: where all have the same, the machines are built so. (The generation drops when a
     GPU is idle, the width does not.)"""
     now = gpu.number("pcie.link.width.current")
     most = _widest(view).get(gpu.name, 0.0)
     if not now or now >= most:
         return None
-    return Verdict(
+    return GpuState(
         Severity.WARNING,
         f" has {now:.0f} PCIe lanes, others of its model have {most:.0f}",
         "right if its slot has no more; otherwise reseat the card or its riser cable",
@@ -131,10 +131,10 @@ def _widest(view: View) -> dict[str | None, float]:
     return found
 
 
-def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> Verdict | None:
+def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     if (gpu.cells.get("persistence_mode") or "").lower() != "disabled" or "/wsl/" in smi.program:
         return None
-    return Verdict(
+    return GpuState(
         Severity.INFO,
         ": persistence mode is off: the first CUDA call of every process takes seconds; slow, not wrong",
         "it does not outlive a reboot; nvidia-persistenced does the same and starts with the host",

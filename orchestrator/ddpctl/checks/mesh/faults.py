@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddpctl.checks import firewall
 from ddpctl.checks.base import View
-from ddpctl.checks.firewall import Block, Packet
+from ddpctl.checks.firewall import BlockingRule, Packet
 from ddpctl.spec.mesh import OK, Dial, Mesh
 
 SOURCE_PORT = 45000  # stands for any port that a dialer's kernel picks
@@ -16,7 +16,7 @@ BLOCKED = FILTERED | {"error"}
 
 
 @dataclass(frozen=True)
-class Fault:
+class BlockedDial:
     """A blocked connection: ``host`` is where it is blocked, ``other`` the far end.
 
     ``reply``: it is the answer that is stopped."""
@@ -24,7 +24,7 @@ class Fault:
     dial: Dial
     host: str
     other: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockingRule, ...]
     hook: str
     reply: bool = False
 
@@ -38,7 +38,7 @@ class Fault:
         return self.host == self.dial.dialer
 
 
-def faults(view: View) -> tuple[Fault, ...]:
+def faults(view: View) -> tuple[BlockedDial, ...]:
     """Every blocked connection that is not the mere echo of a missing route back, with its culprit."""
     mesh = view.mesh
     if mesh is None:
@@ -75,7 +75,7 @@ def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
     }
 
 
-def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> Fault:
+def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     """The end whose firewall drops the packet on its way there or the answer on its way back; else the far end."""
     mine = dial.local or mesh.fabric[dial.dialer].address if dial.dialer in mesh.fabric else dial.local or ""
     there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")
@@ -92,13 +92,13 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> Fault:
             blocks = tuple(block for block in every if block.certain or not certain)
             if blocks:
                 other = dial.dialer if host == dial.peer else dial.peer
-                return Fault(dial, host, other, blocks, hook, reply=packet is back)
+                return BlockedDial(dial, host, other, blocks, hook, reply=packet is back)
     if dial.dialer in lost:
-        return Fault(dial, dial.dialer, dial.peer, (), "output")
-    return Fault(dial, dial.peer, dial.dialer, (), "input")
+        return BlockedDial(dial, dial.dialer, dial.peer, (), "output")
+    return BlockedDial(dial, dial.peer, dial.dialer, (), "input")
 
 
-def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[Block, ...]:
+def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[BlockingRule, ...]:
     dump = view.firewalls.get(host, {})
     return firewall.blocking(dump, packet, hook, interface=_interface(mesh, host, dial))
 

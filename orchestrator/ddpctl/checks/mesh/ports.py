@@ -9,11 +9,11 @@ from typing import Any
 
 from ddpctl.checks import firewall, report
 from ddpctl.checks.base import Check, View
-from ddpctl.checks.firewall import Block
+from ddpctl.checks.firewall import BlockingRule
 from ddpctl.checks.firewall.tool import joined
 from ddpctl.checks.gpu.use import uses_gloo
 from ddpctl.checks.mesh import dial_json, fine, names, network_answer, not_dialled, one_host
-from ddpctl.checks.mesh.faults import Fault, faults
+from ddpctl.checks.mesh.faults import BlockedDial, faults
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
@@ -86,13 +86,13 @@ def _role(mesh: Mesh, dial: Dial) -> str:
 
 
 @dataclass(frozen=True)
-class Group:
+class _Group:
     """Faults with one culprit and one way to fail, whatever the far end."""
 
     host: str
     status: str
     outgoing: bool
-    faults: tuple[Fault, ...]
+    faults: tuple[BlockedDial, ...]
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -103,29 +103,29 @@ class Group:
         return tuple(sorted({fault.dial.port for fault in self.faults}))
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[BlockingRule, ...]:
         return tuple(dict.fromkeys(block for fault in self.faults for block in fault.blocks))
 
 
-def _grouped(found: Sequence[Fault]) -> list[Group]:
+def _grouped(found: Sequence[BlockedDial]) -> list[_Group]:
     groups = by(lambda fault: (fault.host, fault.dial.status, fault.outgoing), found)
     for host, status, outgoing in list(groups):
         back, there = (host, status, True), (host, status, False)
         if outgoing and there in groups and _same(_rules(groups[back]), _rules(groups[there])):
             groups[there] += groups.pop(back)
-    return [Group(*key, tuple(members)) for key, members in groups.items()]
+    return [_Group(*key, tuple(members)) for key, members in groups.items()]
 
 
-def _same(one: set[Block], other: set[Block]) -> bool:
+def _same(one: set[BlockingRule], other: set[BlockingRule]) -> bool:
     """One rule that stops what comes in, answers included; or none known for either way."""
     return bool(one & other) or not (one or other)
 
 
-def _rules(found: Sequence[Fault]) -> set[Block]:
+def _rules(found: Sequence[BlockedDial]) -> set[BlockingRule]:
     return {block for fault in found for block in fault.blocks}
 
 
-def _ports_words(mesh: Mesh, group: Group) -> str:
+def _ports_words(mesh: Mesh, group: _Group) -> str:
     """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
     own = sorted({f.dial.port for f in group.faults if _role(mesh, f.dial) != "sample"})
     words = [f"port {', '.join(str(port) for port in own)}"] if own else []
@@ -140,7 +140,7 @@ def _ports_words(mesh: Mesh, group: Group) -> str:
     return " and on ".join(words)
 
 
-def _finding(severity: Severity, group: Group, view: View) -> Finding:
+def _finding(severity: Severity, group: _Group, view: View) -> Finding:
     mesh = view.mesh
     assert mesh is not None
     who, ports, how = names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
@@ -168,16 +168,16 @@ def _finding(severity: Severity, group: Group, view: View) -> Finding:
     )
 
 
-def _without_a_rule(groups: Sequence[Group]) -> list[Group]:
+def _without_a_rule(groups: Sequence[_Group]) -> list[_Group]:
     """Many hosts at which no rule explains it: one filter between them all, told once."""
     found = [group for group in groups if not group.blocks]
     return found if len({group.host for group in found}) >= CROWD else []
 
 
-def _between(view: View, mesh: Mesh, crowd: Sequence[Group]) -> Finding:
+def _between(view: View, mesh: Mesh, crowd: Sequence[_Group]) -> Finding:
     """A security group or a switch that keeps the nodes apart (or rules that only root may read)."""
     hosts = tuple(dict.fromkeys(name for group in crowd for name in (group.host, *group.others)))
-    everything = Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
+    everything = _Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
     pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
     links = len(mesh.pairs)
     hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
@@ -198,7 +198,7 @@ def _between(view: View, mesh: Mesh, crowd: Sequence[Group]) -> Finding:
     )
 
 
-def _cause(group: Group, dump: Any) -> str:
+def _cause(group: _Group, dump: Any) -> str:
     sure = [block for block in group.blocks if block.certain]
     if sure:
         return f"{sure[0].tool} on {group.host} does it: {sure[0].place}: {sure[0].rule}"
@@ -213,7 +213,7 @@ def _cause(group: Group, dump: Any) -> str:
     return f"no firewall rule of {group.host} does it, so it is a filter between the nodes (switch, security group)"
 
 
-def _remedy(group: Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | None, str]:
+def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | None, str]:
     """The command that opens the host's own firewall, and what there is to know or to do by hand."""
     peers = [mesh.fabric[host].address for host in group.others if host in mesh.fabric]
     ports = _opened(group.faults, mesh)
@@ -228,7 +228,7 @@ def _remedy(group: Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | None
     return command, doubt + note
 
 
-def _opened(found: Iterable[Fault], mesh: Mesh) -> list[tuple[int, int]]:
+def _opened(found: Iterable[BlockedDial], mesh: Mesh) -> list[tuple[int, int]]:
     """The ports to open: those of the job's own that are blocked, and a host's whole ephemeral range where a sample of
     it is."""
     spans: dict[tuple[int, int], None] = {}
