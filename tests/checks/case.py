@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import errors
-from ddpctl.checks.base import Answer, Check, Target, Timing, View, Want
+from ddpctl.checks.base import Check, Target, Timing, View, Want
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.judge import questions, verdicts
-from ddpctl.checks.meshwords import network_question
-from ddpctl.checks.torch import live_question, versions_question
+from ddpctl.checks.mesh import network_question
+from ddpctl.checks.python import live_question, versions_question
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Speed
+from ddpctl.spec.question import Answer
 from ddpctl.spec.source import Fault
 
 CASES = Path(__file__).with_name("cases")
@@ -71,8 +72,8 @@ def unasked(check: Check, case: dict[str, Any]) -> set[str]:
     view = view_of(case)
     asked = {question.key for target in view.targets for question in questions([check], target, view.want)}
     for target in view.targets:  # what is asked whichever checks run, and who asks: any check may read it
-        known = (network_question(view.want), versions_question(target), live_question(target, view.want), MACHINE)
-        asked |= {question.key for question in known}
+        known = [ask(target, view.want).key for ask in (network_question, versions_question, live_question)]
+        asked |= {*known, MACHINE.key}
     return {key for given in view.answers.values() for key in given} - asked
 
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl.checks.base import Answer, Question, Target, Timing, View
+from ddpctl.checks.base import Target, Timing, View
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.judge import questions
+from ddpctl.spec.question import Answer, Question
 from ddpctl.stages.preflight import _facts_questions
 from ddpctl.transport.shapes.preflight import FACTS
 from ddpctl.transport.shapes.words import adapter

@@ -25,9 +25,9 @@ def test_ids_are_dotted_lower_case_and_unique() -> None:
 def test_every_check_has_a_whole_section_and_a_link_to_it() -> None:
     text = page(CATALOGUE)
     for check in CATALOGUE:
-        assert check.doc.cause
-        assert check.doc.symptom
-        assert check.doc.fix
+        assert check.cause
+        assert check.symptom
+        assert check.fix
         assert f"(#{anchor(check)})" in text
         assert f"\n## {check.id}\n" in text
 
@@ -37,3 +37,11 @@ def test_what_never_ran_on_the_real_thing_is_named() -> None:
     for check in CATALOGUE:
         if check.id.startswith(("gpu.", "ib.")):
             assert f"- `{check.id}`: recorded output only, never run on real hardware here" in text
+
+
+def test_what_was_seen_on_real_hosts_is_not_among_what_never_ran() -> None:
+    """The rehearsal is run for real in the lab, over gloo."""
+    text = page(CATALOGUE)
+    assert "| [deep.rehearsal](#deeprehearsal) | a rehearsal with every rank (--deep) | on real hosts |" in text
+    assert "- `deep.rehearsal`:" not in text
+    assert "never run on GPUs" in text.partition("## deep.rehearsal")[2].partition("## ")[0]

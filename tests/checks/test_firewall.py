@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.checks import firewall, firewall_fix
-from ddpctl.checks.firewall import Packet
-from ddpctl.checks.iptables import base_chains
+from ddpctl.checks import firewall
+from ddpctl.checks.firewall import Packet, tool
+from ddpctl.checks.firewall.iptables import base_chains
 
 PEERS = ["10.0.0.2", "10.0.0.3"]
 PORTS = [(29500, 29500), (32768, 60999)]
@@ -238,7 +238,7 @@ addresses = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, uni
 
 @given(addresses)
 def test_let_in_are_the_cluster_s_addresses_and_no_other(peers: list[str]) -> None:
-    nets = [ipaddress.ip_network(text) for text in firewall_fix.collapsed(peers, 4)]
+    nets = [ipaddress.ip_network(text) for text in tool.collapsed(peers, 4)]
     assert sum(net.num_addresses for net in nets) == len(peers)
     assert all(any(ipaddress.ip_address(peer) in net for net in nets) for peer in peers)
 
@@ -246,6 +246,6 @@ def test_let_in_are_the_cluster_s_addresses_and_no_other(peers: list[str]) -> No
 @given(st.lists(st.tuples(st.integers(1, 65535), st.integers(0, 300)), min_size=1, max_size=40))
 def test_port_spans_keep_their_ports(spans: list[tuple[int, int]]) -> None:
     wanted = {port for low, more in spans for port in range(low, min(low + more, 65535) + 1)}
-    merged = firewall_fix.merged((low, min(low + more, 65535)) for low, more in spans)
+    merged = tool.merged((low, min(low + more, 65535)) for low, more in spans)
     assert {port for low, high in merged for port in range(low, high + 1)} == wanted
     assert all(high + 1 < low for (_, high), (low, _) in pairwise(merged))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.checks import amd, kernel_log
-from ddpctl.checks.nvidia import Gpu, bus_of, labels
-from ddpctl.checks.subject import backend_of
+from ddpctl.checks.base import backend_of
+from ddpctl.checks.gpu import amd, xid
+from ddpctl.spec.nvidia import Gpu, bus_of, labels
 
 NUMBERS = st.integers(0, 255)
 
@@ -33,7 +33,7 @@ def test_numbers_of_gpus_are_told_as_ranges(numbers: set[int]) -> None:
 @given(st.lists(st.text() | st.from_regex(r"\[ 1\.5\] (NVRM|nvidia-nvswitch\d): .{0,9}(SXid|Xid|RmInit).{0,40}")))
 def test_any_line_of_a_kernel_log_can_be_read(lines: list[str]) -> None:
     value = {"lines": lines, "uptime": 60.0}
-    assert len(kernel_log.read(value)) + len(kernel_log.switch_faults(value)) <= 2 * len(lines)
+    assert len(xid.read(value)) + len(xid.switch_faults(value)) <= 2 * len(lines)
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.checks import judge
-from ddpctl.checks.base import Answer, Check, Doc, Question, Target, Timing, View, Want
+from ddpctl.checks.base import Check, Target, Timing, View, Want
 from ddpctl.checks.catalogue import CATALOGUE
-from ddpctl.checks.compare import differences, groups
+from ddpctl.checks.report import differences
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by_value
+from ddpctl.spec.question import Answer, Question, as_request
 from ddpctl_worker import facts
 
 NODES = tuple(Target(name, name, "python3", "~/d", nproc=1, node_rank=rank) for rank, name in enumerate("abc"))
-DOC = Doc("cause", "symptom", "fix")
 
 
 def check(name: str, *asks: Question, found: tuple[Finding, ...] = ()) -> Check:
-    return Check(name, f"title of {name}", lambda target, want: asks, lambda view: found, DOC)
+    return Check(name, f"title of {name}", lambda view: found, ask=asks)
 
 
 def test_only_and_skip_take_ids_and_subjects() -> None:
@@ -59,7 +60,7 @@ def test_every_question_is_one_the_worker_knows_and_travels_as_json() -> None:
     )
     asked = judge.questions(CATALOGUE, NODES[0], want)
     assert {one.name for one in asked} <= set(facts.QUESTIONS)
-    assert json.loads(json.dumps(judge.as_request(asked))) == judge.as_request(asked)
+    assert json.loads(json.dumps(as_request(asked))) == as_request(asked)
 
 
 def test_a_check_that_finds_nothing_is_ok_once_and_one_left_out_is_skipped() -> None:
@@ -114,28 +115,37 @@ def test_a_question_without_an_answer_is_a_warning_on_that_host_alone() -> None:
 
 
 def _numbers(view: View) -> list[Finding]:
-    values = view.values_of(Question("x"))
+    values = view.values(Question("x"))
     return [Finding("a.a", Severity.WARNING, "odd", host) for host, value in values.items() if value % 2]
 
 
 def test_an_answer_that_a_check_cannot_read_is_a_finding_of_its_host_and_hides_no_other() -> None:
     answers = {"a": {"x": Answer(True, 3)}, "b": {"x": Answer(True, ["no number"])}, "c": {"x": Answer(True, 2)}}
-    one = Check("a.a", "numbers", lambda target, want: (Question("x"),), _numbers, DOC)
+    one = Check("a.a", "numbers", _numbers, ask=(Question("x"),))
     found = judge.verdicts([one], View(NODES, Want(), answers))
     assert [(one.severity, one.host) for one in found] == [(Severity.WARNING, "a"), (Severity.ERROR, "b")]
     assert "cannot be read" in found[1].message
     assert "TypeError" in found[1].message
 
 
+def test_an_answer_by_which_a_check_cannot_tell_where_it_applies_is_a_finding_of_its_host() -> None:
+    """Whether a host has GPUs at all is read from what the kernel says of them."""
+    answers = {host: {"nvidia_smi": Answer(True, None), "nvidia_kernel": Answer(True, {"gpus": []})} for host in "ab"}
+    answers["b"]["nvidia_kernel"] = Answer(True, ["no mapping"])
+    checks = [one for one in CATALOGUE if one.id == "gpu.driver"]
+    found = judge.verdicts(checks, View(NODES[:2], Want(), answers))
+    assert [(one.severity, one.host) for one in found] == [(Severity.ERROR, "b"), (Severity.SKIPPED, "a")]
+
+
 def test_answers_that_only_together_cannot_be_read_are_a_finding_all_the_same() -> None:
     answers = {"a": {"x": Answer(True, 3)}, "b": {"x": Answer(True, "3")}}
-    one = Check("a.a", "numbers", lambda target, want: (Question("x"),), lambda view: sorted_values(view), DOC)
+    one = Check("a.a", "numbers", lambda view: sorted_values(view), ask=(Question("x"),))
     (found,) = judge.verdicts([one], View(NODES, Want(), answers))
     assert (found.severity, found.host) == (Severity.ERROR, None)
 
 
 def sorted_values(view: View) -> list[Finding]:
-    sorted(view.values_of(Question("x")).values())
+    sorted(view.values(Question("x")).values())
     return []
 
 
@@ -166,8 +176,8 @@ def test_the_clock_rule_is_right_to_within_its_uncertainty(ahead: float, work: f
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.sampled_from("xyz"), min_size=1))
 def test_differences_name_each_host_of_a_minority_once(values: dict[str, str]) -> None:
-    found = differences("a.b", values, what="v", severity=Severity.ERROR)
-    parts = groups(values)
+    found = differences(Severity.ERROR, values, what="v")
+    parts = by_value(values)
     assert sum(len(hosts) for _, hosts in parts) == len(values)
     if len(parts) == 1:
         assert found == []

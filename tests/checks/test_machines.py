@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from ddpctl.checks import use
 from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.gpu import use
 from ddpctl.checks.judge import verdicts
 from ddpctl.spec.finding import Finding, Severity
 from tests.checks.machine import Machine, machines, over, read, view

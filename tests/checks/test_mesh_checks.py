@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpctl.checks.base import Answer, Target, View, Want
-from ddpctl.checks.ports import judge_ports
-from ddpctl.checks.rehearsal import REHEARSAL
+from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.deep import REHEARSAL
+from ddpctl.checks.mesh.ports import judge_ports
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Fabric, Mesh
+from ddpctl.spec.question import Answer
 
 PORT, SAMPLE = 29500, 40000
 CLEAN = {"uid": 0, "iptables": ""}

@@ -131,13 +131,13 @@ def _firewall(fleet: SSHFleet, played: Played) -> None:
 
 
 def _rehearse(fleet: SSHFleet, played: Played) -> None:
-    from ddpctl.checks import judge, rehearsal
+    from ddpctl.checks import deep, judge
     from ddpctl.checks.base import View, Want
 
     where = inventory(played.folder)
     facts = Facts(plan_facts(played), 29500)
     told = run_rehearsal(where, where.hosts, None, facts, fleet, played.tell, nproc=1)
-    for finding in judge.verdicts((rehearsal.REHEARSAL,), View((), Want(), {}, rehearsal=told)):
+    for finding in judge.verdicts((deep.REHEARSAL,), View((), Want(), {}, rehearsal=told)):
         played.show(finding.message)
         assert "internal error" not in finding.message
     played.served = {host: told[host].get("ranks") for host in GOOD}

@@ -84,3 +84,12 @@ def test_no_command_is_left_out() -> None:
         Finding("ssh.auth", Severity.ERROR, "refused", host=host, fix=error.hint) for host, error in errors.items()
     ]
     assert grouped(findings)[0].fixes == (f"run {commands}",)
+
+
+def test_a_name_within_another_name_stays_whole() -> None:
+    errors: dict[str, DdpctlError] = {
+        name: Unreachable(f"{name} reaches no other node: n10 is down") for name in ("n1", "n2")
+    }
+    assert error_lines(HostsFailed("2 failed", errors)) == [
+        "2 failed: n1,n2 (2 hosts): the host reaches no other node: n10 is down",
+    ]

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from ddpctl.checks.base import Answer, Target, View, Want
+from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.catalogue import MESH
 from ddpctl.checks.judge import verdicts
-from ddpctl.checks.network import CHECKS
 from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh
+from ddpctl.spec.question import Answer
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, T, Transport
 from ddpctl_worker.mesh.dialer import CONNECT_S, IN_FLIGHT
@@ -119,7 +120,7 @@ class World:
         answers = {name: {"network": Answer(True, self._network(name))} for name in self.names}
         clean: Mapping[str, Any] = {"uid": 0, "iptables": ""}
         view = View(targets, Want(master="n0"), answers, mesh=self.mesh(), firewalls=dict.fromkeys(self.names, clean))
-        return [found for found in verdicts(CHECKS, view) if found.severity is not Severity.OK]
+        return [found for found in verdicts(MESH, view) if found.severity is not Severity.OK]
 
     def _network(self, name: str) -> dict[str, Any]:
         entry = {"address": self.addresses[name], "interface": "eth0", "family": 4, "prefix": 16, "up": True}

@@ -3,47 +3,27 @@
 ``ask`` names what a host must be asked (the worker answers all questions of all checks in one round trip);
 ``judge`` sees every host's answers at once, so that values are compared there, and returns findings. The stage does
 the timing, the deadlines and the logging once for all checks.
+
+The id of a check tells its file: ``login.kill`` is in login.py, ``host.shm`` in one of host*.py, ``gpu.xid`` in gpu/.
+The name of a question tells the fact of the worker that answers it, in worker/ddpctl_worker/facts/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.finding import Finding
+from ddpctl.spec.host import Host
 from ddpctl.spec.imports import Imports
+from ddpctl.spec.inventory import Environment
+from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Mesh
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the worker's ``probe`` verb is asked: a question's name there, its parameters, a deadline in seconds.
-
-    Two checks that ask the same thing share one answer: ``key`` is name plus parameters.
-    """
-
-    name: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    deadline: float = 5.0
-
-    @property
-    def key(self) -> str:
-        if not self.params:
-            return self.name
-        return self.name + ":" + ",".join(f"{k}={self.params[k]!r}" for k in sorted(self.params))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a host answered: ``value`` when ok, otherwise ``error`` (and ``timed_out`` when the deadline passed)."""
-
-    ok: bool
-    value: Any = None
-    error: str | None = None
-    timed_out: bool = False
-    seconds: float = 0.0
+from ddpctl.spec.question import Answer, Question
 
 
 @dataclass(frozen=True)
@@ -61,6 +41,32 @@ class Target:
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
     environment: str | None = None  # the interpreter of a managed environment, once it is there
+
+    @classmethod
+    def all(cls, hosts: Sequence[Host], job: JobSpec | None, nproc: int | None = None) -> tuple[Target, ...]:
+        """``hosts`` in node rank order, the master first."""
+        return tuple(cls._of(host, rank, job, nproc) for rank, host in enumerate(hosts))
+
+    @classmethod
+    def _of(cls, host: Host, node_rank: int, job: JobSpec | None, nproc: int | None) -> Target:
+        wishes = (nproc, job.nproc_per_node if job else None, host.slots)
+        return cls(
+            name=host.name,
+            address=host.address,
+            python=host.python,
+            base_dir=host.base_dir,
+            nproc=next((wish for wish in wishes if isinstance(wish, int)), None),
+            node_rank=node_rank,
+            fabric_address=host.fabric_address,
+            interface=host.interface,
+            env={**host.env, **(job.env if job else {})},
+            local=host.local,
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the job here, at least 1; where that is not known yet, 1."""
+        return max(1, self.nproc or 1)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,47 @@ class Want:
     rendezvous: str = "static"  # static, c10d or etcd-v2
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
     imports: Imports | None = None  # what the job's program imports; None: not known
+
+    @classmethod
+    def of(
+        cls, environment: Environment, job: JobSpec | None, hosts: Sequence[Host], imports: Imports | None = None
+    ) -> Want:
+        """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
+        managed = environment.mode == "managed"
+        packages = () if managed else tuple(environment.packages)
+        master = hosts[0].name
+        names = tuple(
+            sorted({h.fabric_address for h in hosts if h.fabric_address and not is_literal(h.fabric_address)})
+        )
+        if job is None:
+            return cls(master=master, managed=managed, packages=packages, fabric_names=names)
+        return cls(
+            job=job.name,
+            script=job.script if job.code is None else None,
+            workdir=job.workdir if job.code is None else None,
+            launcher=job.launcher,
+            master=master,
+            master_port=job.master_port if isinstance(job.master_port, int) else None,
+            managed=managed,
+            packages=packages,
+            data=tuple(job.requires.data),
+            free_disk_gb=job.requires.free_disk_gb,
+            backend=backend_of(job.args),
+            rendezvous=job.rendezvous,
+            fabric_names=names,
+            imports=imports,
+        )
+
+
+def backend_of(args: Sequence[str]) -> str | None:
+    """The backend that a script's arguments name, as nearly all scripts call it; None: it chooses by itself."""
+    found = None
+    for index, argument in enumerate(args):
+        name, _, value = argument.partition("=")
+        if name.lstrip("-").replace("_", "-") in ("backend", "dist-backend") and name.startswith("--"):
+            value = value or (args[index + 1] if index + 1 < len(args) else "")
+            found = value if value in ("nccl", "gloo") else None
+    return found
 
 
 @dataclass(frozen=True)
@@ -108,7 +155,7 @@ class Timing:
 class View:
     """Everything a verdict may look at: the hosts in order, the job's wishes, and each host's answers by question key.
 
-    A host that could not be asked at all has no answers but an entry in ``errors``; only the checks of connection.py
+    A host that could not be asked at all has no answers but an entry in ``errors``; only the checks of ssh.py
     look there, every other check simply passes over it. ``timings`` holds the moments of each host's probe call.
     ``mesh`` is what the nodes saw of each other (None: not measured), ``firewalls`` the raw rules of hosts that a
     connection failed on, ``rehearsal`` what each host says about the deep rehearsal (None: not done).
@@ -131,29 +178,32 @@ class View:
         answer = self.answer(host, question)
         return answer.value if answer is not None and answer.ok else None
 
-    def values_of(self, question: Question) -> dict[str, Any]:
-        """host -> value, for every host that answered this very question well."""
-        return self.values(lambda target, want: question)
-
-    def values(self, ask: Callable[[Target, Want], Question | None]) -> dict[str, Any]:
+    def values(self, ask: Question | Callable[[Target, Want], Question | None]) -> dict[str, Any]:
         """host -> value, for every host that answered this question well."""
         found: dict[str, Any] = {}
         for target in self.targets:
-            question = ask(target, self.want)
+            question = ask if isinstance(ask, Question) else ask(target, self.want)
             answer = self.answer(target.name, question) if question else None
             if answer is not None and answer.ok:
                 found[target.name] = answer.value
         return found
 
+    def named(self, host: str, name: str) -> Any:
+        """The host's answer to the question of this name, whatever its parameters; None as in ``value``."""
+        answers = self.answers.get(host, {}).items()
+        return next((a.value for key, a in answers if a.ok and key.partition(":")[0] == name), None)
 
-@dataclass(frozen=True)
-class Doc:
-    """A check's section in docs/checks.md: cause, symptom as people meet it, fix, and whether it ever ran for real."""
+    def target(self, host: str) -> Target:
+        return self._by_name[host]
 
-    cause: str
-    symptom: str
-    fix: str
-    verified: str = "lab"  # "lab", "recorded output only", ...
+    @cached_property
+    def _by_name(self) -> Mapping[str, Target]:
+        return {target.name: target for target in self.targets}
+
+
+Ask = Callable[[Target, Want], Question | tuple[Question, ...] | None]
+RECORDED = "recorded output only"
+NO_HARDWARE = f"{RECORDED}, never run on real hardware here"
 
 
 def everywhere(view: View) -> Mapping[str, str]:
@@ -163,15 +213,35 @@ def everywhere(view: View) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Check:
-    """One entry of the catalogue.
+    """One entry of the catalogue: a question and a verdict, with its section in docs/checks.md.
 
-    ``exempt`` says where the check does not apply, host -> why ("no GPU found"). What could not be looked at on a host
-    is an UNKNOWN finding of ``judge``. A host of either kind is not among those that passed.
+    ``ask`` holds questions, and functions that make a host's own (None: it is not asked). ``judge`` sees every host's
+    answers; what it finds (see report.py) gets the check's id in ``findings``. What could not be looked at on a host is
+    an UNKNOWN finding; ``exempt`` says where the check does not apply, host -> why ("no GPU found"). A host of either
+    kind is not among those that passed.
+
+    ``cause``, ``symptom`` as people meet it and ``fix`` are for the page. ``recorded`` says why the check was judged on
+    recorded output only; None: it was seen to find its fault on real hosts.
     """
 
     id: str
     title: str
-    ask: Callable[[Target, Want], Iterable[Question]]
     judge: Callable[[View], Iterable[Finding]]
-    doc: Doc
+    ask: tuple[Question | Ask, ...] = ()
     exempt: Callable[[View], Mapping[str, str]] = everywhere
+    cause: str = ""
+    symptom: str = ""
+    fix: str = ""
+    recorded: str | None = None
+
+    def questions(self, target: Target, want: Want) -> tuple[Question, ...]:
+        """What this host is asked."""
+        found: list[Question] = []
+        for one in self.ask:
+            made = one if isinstance(one, Question) else one(target, want)
+            found += made if isinstance(made, tuple) else () if made is None else (made,)
+        return tuple(found)
+
+    def findings(self, view: View) -> list[Finding]:
+        """The verdict."""
+        return [replace(found, check=self.id) for found in self.judge(view)]

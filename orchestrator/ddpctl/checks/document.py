@@ -8,17 +8,15 @@ from collections.abc import Iterable
 from ddpctl.checks.base import Check
 from ddpctl.checks.catalogue import CATALOGUE
 
-LAB = "lab"
-
 _HEAD = """\
 # Preflight checks
 
 Made from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; do not edit.
 
-`ddpctl preflight` and `ddpctl up` run them all, `--only` and `--skip` take ids (`gpu.xid`) or subjects (`gpu`). An
-**error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong is
-harmless. What could not be looked at is **unknown** (rules that only root may read), what does not apply is **skipped**
-(no GPU found); neither counts as passed.
+`ddpctl preflight` and `ddpctl up` run them all; `--only` and `--skip` take ids (`gpu.xid`) or their first part (`gpu`).
+An **error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong
+is harmless. What could not be looked at is **unknown** (rules that only root may read), what does not apply is
+**skipped** (no GPU found); neither counts as passed.
 
 A finding has a `command`, which runs on the host as it is and is shown as `ssh -t HOST '...'`, a `fix` in words, or
 both.
@@ -33,7 +31,7 @@ def page(catalogue: Iterable[Check]) -> str:
     checks = tuple(catalogue)
     rows = [f"| [{check.id}](#{anchor(check)}) | {check.title} | {seen(check)} |" for check in checks]
     table = "\n".join(["| id | what holds when it is ok | seen |", "|---|---|---|", *rows])
-    recorded = [f"- `{check.id}`: {check.doc.verified}" for check in checks if check.doc.verified != LAB]
+    recorded = [f"- `{check.id}`: {check.recorded}" for check in checks if check.recorded]
     never = "\n".join(["## Never run on the real thing", "", *recorded])
     return "\n\n".join([_HEAD.rstrip(), table, never, *(section(check) for check in checks)]) + "\n"
 
@@ -44,19 +42,18 @@ def anchor(check: Check) -> str:
 
 
 def seen(check: Check) -> str:
-    return "on real hosts" if check.doc.verified == LAB else "recorded output"
+    return "recorded output" if check.recorded else "on real hosts"
 
 
 def section(check: Check) -> str:
     """One check: cause, symptom as people meet it, fix."""
-    doc = check.doc
     return "\n\n".join(
         [
             f"## {check.id}",
             f"*{check.title[0].upper()}{check.title[1:]}.*",
-            f"**Cause.** {doc.cause}",
-            f"**Symptom.** {doc.symptom}",
-            f"**Fix.** {doc.fix}",
+            f"**Cause.** {check.cause}",
+            f"**Symptom.** {check.symptom}",
+            f"**Fix.** {check.fix}",
         ]
     )
 

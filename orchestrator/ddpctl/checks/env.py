@@ -5,36 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddpctl.checks import torch
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.compare import differences
-from ddpctl.checks.use import uses_gloo
+from ddpctl.checks import python, report
+from ddpctl.checks.base import NO_HARDWARE, Check, Target, View, Want
+from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.report import differences
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.question import Question
 from ddpctl_worker.contract import SCRUB_NAMES, SCRUB_PREFIXES
 
 OWN = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"})  # what spec.planning sets by itself
 PER_HOST = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})  # they name what may differ by host; ib.* judge them
-RECORDED = "recorded output only, never run on real hardware here"
 
 
-def question(target: Target) -> Question:
+def question(target: Target, want: Want) -> Question:
     asked = {"library_path": target.env.get("LD_LIBRARY_PATH"), "conf_file": target.env.get("NCCL_CONF_FILE")}
     return Question("environment", {name: value for name, value in asked.items() if value})
 
 
-def ask(target: Target, want: Want) -> Iterable[Question]:
-    return (question(target),)
-
-
-def environments(view: View) -> dict[str, dict[str, Any]]:
-    """host -> what the login has."""
-    return view.values(lambda target, want: question(target))
-
-
 def _login(view: View, target: Target) -> dict[str, Any]:
     """What one host's login has; empty where it did not answer."""
-    answer = view.answer(target.name, question(target))
-    return answer.value if answer is not None and answer.ok else {}
+    return view.value(target.name, question(target, view.want)) or {}
 
 
 def scrubbed(name: str) -> bool:
@@ -66,17 +56,15 @@ def without_nccl(view: View) -> dict[str, str]:
 
 
 def _judge_variables(view: View) -> Iterable[Finding]:
-    found = environments(view)
+    found = view.values(question)
     for target in view.targets:
         login = found.get(target.name, {}).get("variables", {})
         gone = {name: text for name, text in login.items() if scrubbed(name) or (name in OWN - set(target.env))}
         if gone:
             listed = ", ".join(f"{name}={text}" for name, text in sorted(gone.items()))
-            yield Finding(
-                "env.variables",
-                Severity.INFO,
-                f"the login sets {listed}; harmless, ddpctl sets its own for the job or takes them out",
+            yield report.info(
                 target.name,
+                f"the login sets {listed}; harmless, ddpctl sets its own for the job or takes them out",
                 fix="remove them from the profile: other launchers obey them",
                 evidence=gone,
             )
@@ -84,10 +72,9 @@ def _judge_variables(view: View) -> Iterable[Finding]:
     for name in sorted(_from_logins(view, found)):
         values = {host: variables.get(name) for host, variables in ends.items()}
         yield from differences(
-            "env.variables",
+            _severity(view, name, values),
             values,
             what=f"{name}:",
-            severity=_severity(view, name, values),
             fix=f"set {name} in the inventory (`env:`), or in the profile of every host",
             show=lambda value: "not set" if value is None else repr(value),
         )
@@ -120,38 +107,32 @@ def steers(name: str) -> bool:
 # --- NCCL ------------------------------------------------------------------------------------------------------------
 
 
-def _ask_nccl(target: Target, want: Want) -> Iterable[Question]:
-    return (question(target), *torch.ask_import(target, want))
-
-
 def _judge_nccl(view: View) -> Iterable[Finding]:
     if uses_gloo(view):
         return
-    found = environments(view)
+    found = view.values(question)
     yield from differences(
-        "env.nccl",
+        Severity.WARNING,
         {target.name: _file_settings(view, target) for target in view.targets if target.name in found},
         what="NCCL's own settings file:",
-        severity=Severity.WARNING,
         fix="make /etc/nccl.conf and ~/.nccl.conf equal, or set the variables in the inventory (`env:`)",
         show=lambda value: "; ".join(f"{name}={text}" for name, text in value.items()) or "none",
     )
     yield from _in_the_way(view)
     yield from differences(
-        "env.nccl",
+        Severity.ERROR,
         _loaded(view),
         what="NCCL that torch really loads:",
-        severity=Severity.ERROR,
-        fix=f"LD_LIBRARY_PATH and LD_PRELOAD may put another one first; {torch.MANAGED}",
+        fix=f"LD_LIBRARY_PATH and LD_PRELOAD may put another one first; {python.MANAGED}",
     )
 
 
 def _loaded(view: View) -> dict[str, str]:
-    """host -> the version of the NCCL that torch loads; empty where torch.versions already says that they differ."""
-    builds = {((value["torch"] or {}).get("version"), value["nccl"]) for value in torch.versions(view).values()}
+    """host -> the version of the NCCL that torch loads; empty where python.versions already says that they differ."""
+    builds = {((value["torch"] or {}).get("version"), value["nccl"]) for value in python.versions(view).values()}
     if len(builds) > 1:
         return {}
-    return {host: value["nccl_runtime"] for host, value in torch.imports(view).items() if value.get("nccl_runtime")}
+    return {host: value["nccl_runtime"] for host, value in python.imports(view).items() if value.get("nccl_runtime")}
 
 
 def _file_settings(view: View, target: Target) -> dict[str, str]:
@@ -163,20 +144,18 @@ def _file_settings(view: View, target: Target) -> dict[str, str]:
 
 def _in_the_way(view: View) -> Iterable[Finding]:
     """Each libnccl on LD_LIBRARY_PATH. torch's wheels find their own first, through their RPATH."""
-    imports, versions = torch.imports(view), torch.versions(view)
-    for host, value in environments(view).items():
+    imports, versions = python.imports(view), python.versions(view)
+    for host, value in view.values(question).items():
         loaded = imports.get(host, {}).get("nccl_path")
         wheel = versions.get(host, {}).get("nccl")
         if not value["libnccl"] or view.want.managed or wheel or (loaded and loaded not in value["libnccl"]):
             continue
         taken = loaded or ", ".join(value["libnccl"])
-        yield Finding(
-            "env.nccl",
-            Severity.WARNING,
+        yield report.warning(
+            host,
             f"torch loads {taken}, from LD_LIBRARY_PATH"
             if loaded
             else f"LD_LIBRARY_PATH may put {taken} before the NCCL that torch brings",
-            host,
             fix="take that folder out of LD_LIBRARY_PATH, unless torch was built against it",
             evidence={"libnccl": value["libnccl"], "loaded": loaded},
         )
@@ -186,29 +165,25 @@ CHECKS = (
     Check(
         "env.variables",
         "no variables in the way",
-        ask,
         _judge_variables,
-        Doc(
-            cause="A profile on one node sets NCCL_*, GLOO_*, CUDA_VISIBLE_DEVICES, or PET_*, RANK, MASTER_ADDR, which "
-            "torch's launcher takes for its defaults. What counts is what the job has in the end: the inventory goes "
-            "before the login, and ddpctl sets NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS itself.",
-            symptom="one node uses another interface, sees other GPUs, or waits for another master",
-            fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and their like; set the others in the inventory.",
-        ),
+        ask=(question,),
+        cause="A profile on one node sets NCCL_*, GLOO_*, CUDA_VISIBLE_DEVICES, or PET_*, RANK, MASTER_ADDR, which "
+        "torch's launcher takes for its defaults. What counts is what the job has in the end: the inventory goes "
+        "before the login, and ddpctl sets NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS itself.",
+        symptom="one node uses another interface, sees other GPUs, or waits for another master",
+        fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and their like; set the others in the inventory.",
     ),
     Check(
         "env.nccl",
         "no other NCCL in the way",
-        _ask_nccl,
         _judge_nccl,
-        Doc(
-            cause="The NCCL that torch really loads is not the same on every node: a libnccl of the system, a module "
-            "or an MPI comes first through LD_LIBRARY_PATH or LD_PRELOAD (torch's wheels find their own in spite of "
-            "LD_LIBRARY_PATH). Or /etc/nccl.conf differs between hosts.",
-            symptom="Mismatched NCCL version detected; Message truncated: received N bytes instead of M",
-            fix="Unset LD_LIBRARY_PATH for the job.",
-            verified=RECORDED,
-        ),
+        ask=(question, *python.ASK_TORCH),
+        cause="The NCCL that torch really loads is not the same on every node: a libnccl of the system, a module "
+        "or an MPI comes first through LD_LIBRARY_PATH or LD_PRELOAD (torch's wheels find their own in spite of "
+        "LD_LIBRARY_PATH). Or /etc/nccl.conf differs between hosts.",
+        symptom="Mismatched NCCL version detected; Message truncated: received N bytes instead of M",
+        fix="Unset LD_LIBRARY_PATH for the job.",
+        recorded=NO_HARDWARE,
         exempt=without_nccl,
     ),
 )

@@ -1,21 +1,34 @@
-"""Each node's address and interface: the one that the other nodes reach, and that the job is told."""
+"""Each node's address and interface: what the other nodes reach and the job is told; and the kernel's neighbour table.
+
+fabric.speed and fabric.source are in fabric_speed.py.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.meshwords import network_question, not_dialled
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, Target, View
+from ddpctl.checks.mesh import names, network_answer, network_question, not_dialled, one_host
+from ddpctl.checks.report import as_root
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
-from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.mesh import Mesh
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.fold import by
+from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
+
+LEAST_ROOM = 8192  # what is proposed
+_LARGER_TABLE = (
+    "give the kernel a larger table. All containers of a machine share one: set it on the machine itself. It is gone "
+    "after a reboot unless the same keys stand in /etc/sysctl.d/"
+)
 
 
 def network_of(view: View) -> Callable[[Target], HostNetwork | None]:
     """How each host's network is read from the answers; None for a host that did not tell."""
-    answers = view.values(lambda target, want: network_question(want))
+    answers = view.values(network_question)
 
     def read(target: Target) -> HostNetwork | None:
         value = answers.get(target.name)
@@ -32,17 +45,13 @@ def _resolved(view: View, target: Target) -> tuple[str, ...]:
     name = target.fabric_address
     if name is None or is_literal(name):
         return (name,) if name else ()
-    answers = view.values(lambda _, want: network_question(want))
-    found = [address for answer in answers.values() for address in answer["names"].get(name, ())]
+    answers = view.values(network_question).values()
+    found = [address for answer in answers for address in answer["names"].get(name, ())]
     return tuple(dict.fromkeys(a for a in found if not ipaddress.ip_address(a).is_loopback))
 
 
-def _ask(target: Target, want: Want) -> Iterable[Question]:
-    return (network_question(want),)
-
-
 def _judge_address(view: View) -> Iterable[Finding]:
-    yield from not_dialled("fabric.address", view)
+    yield from not_dialled(view)
     read = network_of(view)
     yield from _homeless([network for network in map(read, view.targets) if network is not None])
     for target in view.targets:
@@ -50,11 +59,9 @@ def _judge_address(view: View) -> Iterable[Finding]:
         if network is None:
             continue
         if target.fabric_address and not network.wanted:
-            yield Finding(
-                "fabric.address",
-                Severity.ERROR,
-                f"fabric_address {target.fabric_address} has no address on any node",
+            yield report.error(
                 target.name,
+                f"fabric_address {target.fabric_address} has no address on any node",
                 fix="write the address itself as `fabric_address:`, or add the name to /etc/hosts on every node",
             )
             continue
@@ -75,12 +82,10 @@ def _homeless(networks: Sequence[HostNetwork]) -> Iterable[Finding]:
             continue
         own = [entry for entry in network.addresses if entry.up and not entry.loopback]
         shared = [f"{entry.address} ({entry.interface}) is {_twins(entry.address, network, networks)}" for entry in own]
-        yield Finding(
-            "fabric.address",
-            Severity.ERROR,
+        yield report.error(
+            network.host,
             f"{network.host} has no address of its own that the others could reach: "
             f"{', '.join(shared) or 'no interface but loopback is up'}",
-            network.host,
             fix="give each host an address of its own in a network that all of them are in; a container gets one by "
             "`--network host`, a macvlan or an overlay network",
             evidence={"addresses": {entry.address: entry.interface for entry in own}},
@@ -96,11 +101,9 @@ def _not_owned(network: HostNetwork) -> Iterable[Finding]:
     own = {entry.address: entry.interface for entry in network.addresses}
     if network.wanted and not any(address in own for address in network.wanted):
         listing = ", ".join(f"{address} ({interface})" for address, interface in own.items())
-        yield Finding(
-            "fabric.address",
-            Severity.ERROR,
-            f"no interface of {network.host} has the fabric address {network.wanted[0]}",
+        yield report.error(
             network.host,
+            f"no interface of {network.host} has the fabric address {network.wanted[0]}",
             fix=f"set `fabric_address:` of {network.host} to one of its own, or leave it out: {listing}",
             evidence={"wanted": list(network.wanted), "addresses": own},
         )
@@ -115,11 +118,9 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
         where = network.owner(better[0])
         key = "interface" if network.interface else "fabric_address"
         value = network.interface if network.interface else tried
-        yield Finding(
-            "fabric.address",
-            Severity.ERROR,
-            f"the other nodes do not reach {network.host} at {tried} (`{key}: {value}`), but at {better[0]} on {where}",
+        yield report.error(
             network.host,
+            f"the other nodes do not reach {network.host} at {tried} (`{key}: {value}`), but at {better[0]} on {where}",
             fix=f"leave `{key}:` of {network.host} out, or set it to {where if network.interface else better[0]}",
             evidence={"tried": tried, "reached": list(better)},
         )
@@ -130,12 +131,10 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
         and network.interface is None
         and len(mesh.hosts) > 1
     ):
-        yield Finding(
-            "fabric.address",
-            Severity.INFO,
+        yield report.info(
+            network.host,
             f"SSH comes in at {network.ssh_address}, which the other nodes do not all reach; they use {chosen.address} "
             f"on {chosen.interface}",
-            network.host,
             evidence={"ssh": network.ssh_address, "chosen": chosen.address},
         )
 
@@ -149,11 +148,9 @@ def _judge_interface(view: View) -> Iterable[Finding]:
         names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
         message = _interface_fault(network)
         if message:
-            yield Finding(
-                "fabric.interface",
-                Severity.ERROR,
-                message,
+            yield report.error(
                 network.host,
+                message,
                 fix=f"leave `interface:` of {network.host} out, or set it to one of {', '.join(names) or 'none'}",
                 evidence={"interface": network.interface, "interfaces": names},
             )
@@ -175,30 +172,111 @@ def _interface_fault(network: HostNetwork) -> str | None:
     return None
 
 
-ADDRESS = Check(
-    "fabric.address",
-    "every node has an address that the others reach",
-    _ask,
-    _judge_address,
-    Doc(
+# --- the neighbour table ---------------------------------------------------------------------------------------------
+
+
+def _judge_neighbours(view: View) -> Iterable[Finding]:
+    """Connections that failed because a host had no room for a neighbour, and tables too small for the job."""
+    yield from not_dialled(view)
+    mesh = view.mesh
+    full = _crowded(mesh) if mesh is not None else {}
+    for host, dials in full.items():
+        assert mesh is not None
+        yield _overflow(view, mesh, host, dials)
+    needs = _room(view)
+    for target in view.targets:
+        answer, need = network_answer(view, target.name), needs.get(target.name, 0)
+        table = answer.get("neighbours")
+        if answer and table is None:
+            yield report.unknown(target.name, "not looked at: the kernel did not tell its size")
+        elif table and target.name not in full and need > table["limit"]:
+            yield _too_small(view, target.name, need, table)
+
+
+def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
+    """The connections that failed, by the host whose table was full; where both were, by the dialer."""
+
+    def full(dial: Dial) -> str:
+        table = mesh.neighbours.get(dial.dialer)
+        return dial.dialer if table and table.overflows else dial.peer
+
+    return by(full, (dial for dial in mesh.dials if dial in mesh.crowded_out))
+
+
+def _room(view: View) -> dict[str, int]:
+    """How many other nodes of the job each host has in the network of its own fabric address."""
+    mesh = view.mesh
+    mine: dict[str, str] = {}
+    for host, fabric in mesh.fabric.items() if mesh else ():
+        for entry in network_answer(view, host).get("addresses", ()):
+            if entry["address"] == fabric.address and entry["family"] == 4:
+                mine[host] = str(ipaddress.ip_network(f"{entry['address']}/{entry['prefix']}", strict=False))
+    count = Counter(mine.values())
+    return {host: count[net] - 1 for host, net in mine.items()}
+
+
+def _overflow(view: View, mesh: Mesh, host: str, dials: list[Dial]) -> Finding:
+    table = mesh.neighbours[host]
+    others = tuple(dict.fromkeys(dial.peer if dial.dialer == host else dial.dialer for dial in dials))
+    return report.error(
+        host,
+        f"{host} had no room for {table.overflows} neighbours while connections to {names(others, host, mesh)} failed: "
+        f"its kernel's neighbour table holds {table.limit} (neighbour table overflow)",
+        fix=_LARGER_TABLE,
+        command=_command(view, host, 0),
+        evidence={**vars(table), "peers": list(others)},
+    )
+
+
+def _too_small(view: View, host: str, need: int, table: Mapping[str, int]) -> Finding:
+    return report.warning(
+        host,
+        f"the kernel's neighbour table holds {table['limit']}, and {need} other nodes are in the network of {host}: "
+        "connections fail at random once it is full",
+        fix=_LARGER_TABLE,
+        command=_command(view, host, need),
+        evidence={**table, "need": need},
+    )
+
+
+def _command(view: View, host: str, need: int) -> str:
+    limit = max(LEAST_ROOM, 4 * need)
+    keys = [f"net.ipv4.neigh.default.gc_thresh{n}={limit >> (3 - n)}" for n in (3, 2, 1)]
+    return as_root(view, host, f"sysctl -w {' '.join(keys)}")
+
+
+CHECKS = (
+    Check(
+        "fabric.address",
+        "every node has an address that the others reach",
+        _judge_address,
+        ask=(network_question,),
         cause="`fabric_address:` in the inventory is no address of that node, or one that the others do not reach: a "
         "container bridge (docker0 has the same address everywhere), a VPN, a management network.",
         symptom="client socket has timed out after 900000ms while trying to connect to (10.0.0.5, 29500); or Gloo "
         "connectFullMesh failed ... remote=[172.17.0.1]",
         fix="Leave `fabric_address:` out and ddpctl takes the one that answers, or write the right one.",
     ),
-)
-INTERFACE = Check(
-    "fabric.interface",
-    "the interface named in the inventory has the node's address",
-    _ask,
-    _judge_interface,
-    Doc(
+    Check(
+        "fabric.interface",
+        "the interface named in the inventory has the node's address",
+        _judge_interface,
+        ask=(network_question,),
         cause="`interface:` names an interface that this node does not have (names differ between machines), that is "
         "down, or that does not own the fabric address.",
         symptom="Gloo: Unable to find address for: eth9; NCCL: Bootstrap : no socket interface found",
         fix="Leave `interface:` out, so that ddpctl sets it for each node, or write it for the node that differs.",
     ),
+    Check(
+        "fabric.neighbours",
+        "the kernel's neighbour table has room for the nodes",
+        _judge_neighbours,
+        ask=(network_question,),
+        cause="Many nodes in one network, or many containers on one machine, and a neighbour (ARP) table of the usual "
+        "1024 entries (gc_thresh3): the kernel drops what it has no entry for.",
+        symptom="No route to host, or connections that time out, between ever other nodes; kernel log: neighbour: "
+        "arp_cache: neighbor table overflow!",
+        fix="sysctl net.ipv4.neigh.default.gc_thresh1, 2 and 3 on every node, several times the number of nodes.",
+        exempt=one_host,
+    ),
 )
-
-CHECKS = (ADDRESS, INTERFACE)

@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddpctl.checks import env, torch
-from ddpctl.checks.base import Question, Target, View, Want
-from ddpctl.checks.use import uses_gloo
+from ddpctl.checks import env, python
+from ddpctl.checks.base import View
+from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.spec.question import Question
 
 PORTS = Question("infiniband", deadline=8.0)
+ASK = (PORTS, env.question)
 Port = Mapping[str, Any]
-
-
-def ask(target: Target, want: Want) -> Iterable[Question]:
-    return (PORTS, env.question(target))
 
 
 def is_active(port: Port) -> bool:
@@ -77,7 +75,7 @@ def settings_of(view: View) -> dict[str, dict[str, str]]:
 
 def ports_of(view: View) -> dict[str, list[Port]]:
     """host -> all of its ports."""
-    return {host: list(value["ports"]) for host, value in view.values_of(PORTS).items()}
+    return {host: list(value["ports"]) for host, value in view.values(PORTS).items()}
 
 
 def used(view: View) -> dict[str, list[Port]]:
@@ -119,7 +117,7 @@ def unused(view: View) -> dict[str, str]:
 def in_use(view: View) -> dict[str, list[Port]]:
     """host -> the ports that carry the job: up, opened by libibverbs, and of those the fastest. A slower one beside
     them is a virtual machine's Ethernet, or the way to the storage."""
-    opened = {host: value.get("verbs") for host, value in view.values_of(PORTS).items()}
+    opened = {host: value.get("verbs") for host, value in view.values(PORTS).items()}
     found = {
         host: fastest([port for port in ports if opened[host] is None or port["device"] in opened[host]["devices"]])
         for host, ports in used_and_up(view).items()
@@ -140,8 +138,8 @@ def not_in_use(view: View) -> dict[str, str]:
 
 def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
     """host -> the version of the NCCL that torch loads there, where it is known."""
-    loaded = {host: value.get("nccl_runtime") for host, value in torch.imports(view).items()}
-    installed = {host: value["nccl"] for host, value in torch.versions(view).items()}
+    loaded = {host: value.get("nccl_runtime") for host, value in python.imports(view).items()}
+    installed = {host: value["nccl"] for host, value in python.versions(view).items()}
     texts = {host: loaded.get(host) or installed.get(host) for host in {**installed, **loaded}}
     return {host: tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for host, text in texts.items() if text}
 

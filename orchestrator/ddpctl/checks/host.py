@@ -1,4 +1,4 @@
-"""A host's name and its clock."""
+"""What a host is: a machine of its own, of one kind with the others, with a name and a clock that are right."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import ipaddress
 import re
 import shlex
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.compare import where
-from ddpctl.checks.connection import ask_nothing
-from ddpctl.checks.shell import as_root
+from ddpctl.checks import report
+from ddpctl.checks.base import RECORDED, Check, Target, View
+from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.python import PYTHON
+from ddpctl.checks.report import as_root, differences
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by, named
+from ddpctl.spec.question import Question
 
 MACHINE = Question("machine")
 NAMES = Question("names", deadline=12.0)  # a dead DNS server answers nothing for 5 s or more
@@ -23,17 +26,93 @@ SKEW_S = 5.0
 SURE_S = 1.0  # clocks that are known better than this are told by their difference
 _FIX_NAMES = "put the nodes into /etc/hosts, or a DNS server that answers into /etc/resolv.conf"
 C10D_SKEW_S = 15.0  # its heartbeats are wall-clock times and expire after 3 x 5 s
+Machines = Mapping[str, Mapping[str, Any]]
+_NEW_MACHINE_ID = "rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup"
 
 
-def _ask_names(target: Target, want: Want) -> Iterable[Question]:
-    return (NAMES,)
+# --- machines --------------------------------------------------------------------------------------------------------
+
+
+def _judge_identity(view: View) -> Iterable[Finding]:
+    machines = view.values(MACHINE)
+    same = by(lambda host: tuple(machines[host][key] for key in ("boot_id", "hostname", "network_namespace")), machines)
+    for (_, hostname, _), hosts in same.items():
+        if len(hosts) > 1:
+            yield _one_machine(hostname, hosts, all(view.target(host).local for host in hosts))
+    single = [hosts[0] for hosts in same.values()]
+    for hostname, hosts in by(lambda host: str(machines[host]["hostname"]), single).items():
+        yield from _namesakes(view, machines, hostname, hosts)
+    yield from _cloned(view, machines, single)
+
+
+def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) -> Iterable[Finding]:
+    """Different machines with one hostname. NCCL takes two ranks for neighbours by hostname and boot id."""
+    if len(hosts) < 2:
+        return
+    one_boot = len({machines[host]["boot_id"] for host in hosts}) < len(hosts)
+    c10d = view.want.rendezvous == "c10d"
+    harm = (
+        "they share a boot id too (containers of one machine, or a snapshot started twice): NCCL takes them for one "
+        "machine and tries shared memory between them"
+        if one_boot
+        else "the c10d rendezvous hands that name to every node as MASTER_ADDR"
+        if c10d
+        else "harmless for the job, NCCL looks at the boot id as well; logs cannot be told apart"
+    )
+    for host in [host for host in hosts if host != hostname]:
+        yield report.finding(
+            Severity.WARNING if c10d or (one_boot and not uses_gloo(view)) else Severity.INFO,
+            host,
+            f"{named(hosts)} are different machines with the same hostname {hostname}; {harm}",
+            fix="a container gets its name from `docker run --hostname`",
+            command=as_root(view, host, f"hostnamectl set-hostname {host}"),
+            evidence={"hostname": hostname, "hosts": hosts},
+        )
+
+
+def _cloned(view: View, machines: Machines, hosts: list[str]) -> Iterable[Finding]:
+    """Machines that were copied with their /etc/machine-id. Images of containers may well have one in common."""
+    own = [host for host in hosts if machines[host].get("machine_id") and not machines[host].get("container")]
+    for clones in by(lambda host: machines[host]["machine_id"], own).values():
+        boots = {machines[host]["boot_id"] for host in clones}
+        for host in clones[1:] if len(boots) == len(clones) else ():
+            yield report.warning(
+                host,
+                f"{named(clones)} have the same /etc/machine-id: a DHCP server may give them one address",
+                fix="reboot it afterwards",
+                command=as_root(view, host, f"sh -c {shlex.quote(_NEW_MACHINE_ID)}"),
+                evidence={"hosts": clones},
+            )
+
+
+def _judge_arch(view: View) -> Iterable[Finding]:
+    yield from differences(
+        Severity.WARNING,
+        {host: value["machine"] for host, value in view.values(PYTHON).items()},
+        what="processors of kind",
+        fix="run the job on hosts of one kind: torch is another build on each, and they round differently",
+    )
+
+
+def _one_machine(hostname: str, hosts: list[str], wanted: bool) -> Finding:
+    if wanted:
+        message = (
+            f"{named(hosts)} are this one machine, as the inventory says: good for trying things out, not for speed"
+        )
+        return report.info(None, message, evidence={"hosts": hosts})
+    return report.error(
+        None,
+        f"{named(hosts)} are one and the same machine ({hostname}): its GPUs and ports would be used twice",
+        fix=f"keep one of them in the inventory ({', '.join(hosts)}), or correct `address:`",
+        evidence={"hostname": hostname, "hosts": hosts},
+    )
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
 def _judge_hostname(view: View) -> Iterable[Finding]:
-    found = view.values_of(NAMES)
+    found = view.values(NAMES)
     for target in view.targets:
         host, value = target.name, found.get(target.name)
         fault = None if value is None else name_fault(value)
@@ -45,18 +124,17 @@ def _judge_hostname(view: View) -> Iterable[Finding]:
             if c10d
             else "harmless here, ddpctl tells gloo and NCCL the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
         )
-        yield Finding(
-            "host.hostname",
+        yield report.finding(
             Severity.WARNING if c10d else Severity.INFO,
-            f"its name {value['hostname']} {fault}; {harm}",
             host,
+            f"its name {value['hostname']} {fault}; {harm}",
             fix="cloud-init may write /etc/hosts anew at the next boot (manage_etc_hosts)",
-            command=_name_it(view, target, value["hostname"]),
+            command=_give_name(view, target, value["hostname"]),
             evidence=value,
         )
 
 
-def _name_it(view: View, target: Target, name: str) -> str:
+def _give_name(view: View, target: Target, name: str) -> str:
     """Take the name off the loopback lines of /etc/hosts and give it the address that the other nodes use."""
     address = _address(view, target)
     if address is None:
@@ -90,14 +168,12 @@ def name_fault(value: dict[str, Any]) -> str | None:
 
 
 def _judge_resolver(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(NAMES).items():
+    for host, value in view.values(NAMES).items():
         if value["seconds"] > SLOW_NAMES_S:
-            yield Finding(
-                "host.resolver",
-                Severity.INFO,
+            yield report.info(
+                host,
                 f"looking up a name takes {value['seconds']:.0f} s there: a DNS server in /etc/resolv.conf does not "
                 "answer; slow, not wrong: each process start waits for it",
-                host,
                 fix=_FIX_NAMES,
                 command="cat /etc/resolv.conf",
                 evidence=value,
@@ -105,12 +181,10 @@ def _judge_resolver(view: View) -> Iterable[Finding]:
     for target in view.targets:
         answer = view.answer(target.name, NAMES)
         if answer is not None and answer.timed_out:
-            yield Finding(
-                "host.resolver",
-                Severity.INFO,
+            yield report.info(
+                target.name,
                 "looking up a name does not end there: no DNS server answers; slow, not wrong, since ddpctl uses "
                 "addresses",
-                target.name,
                 fix=_FIX_NAMES,
                 command="cat /etc/resolv.conf",
             )
@@ -120,7 +194,7 @@ def _judge_resolver(view: View) -> Iterable[Finding]:
 
 
 def _judge_clock(view: View) -> Iterable[Finding]:
-    """Hosts are measured against the middle of all hosts, so that a wrong clock of this machine blames nobody."""
+    """Hosts are measured against the middle of all hosts: a wrong clock of this machine is not held against them."""
     offsets = {host: timing.offset for host, timing in view.timings.items()}
     if not offsets:
         return
@@ -135,16 +209,15 @@ def _judge_clock(view: View) -> Iterable[Finding]:
     ours = abs(middle) - max(timing.uncertainty for timing in view.timings.values())
     if ours > SKEW_S:
         wrong = True
-        yield Finding(
-            "host.clock",
-            Severity.INFO,
+        yield report.info(
+            None,
             f"the hosts agree with each other, but this machine's clock is {abs(middle):.0f} s "
             f"{'behind' if middle > 0 else 'ahead'}; harmless for the job, confusing in logs",
             fix="set this machine's clock: `sudo timedatectl set-ntp true`",
             evidence={"offset_s": round(middle, 3)},
         )
     if not wrong:
-        yield Finding("host.clock", Severity.OK, _agreement(view, offsets))
+        yield report.ok(_agreement(view, offsets))
 
 
 def _agreement(view: View, offsets: dict[str, float]) -> str:
@@ -157,17 +230,16 @@ def _agreement(view: View, offsets: dict[str, float]) -> str:
         return said
     middle = statistics.median_low(sure or offsets.values())
     worst = max(abs(offsets[host] - middle) + unsure[host] for host in blurred)
-    return f"{said} ({where(blurred)}: known to within {worst:.0f} s only, the login was slow)"
+    return f"{said} ({named(blurred)}: known to within {worst:.0f} s only, the login was slow)"
 
 
 def _skewed(view: View, host: str, away: float) -> Finding:
     c10d = view.want.rendezvous == "c10d" and abs(away) > C10D_SKEW_S
     harm = "c10d takes such a node for dead" if c10d else "logs and certificates of the nodes do not fit together"
-    return Finding(
-        "host.clock",
+    return report.finding(
         Severity.ERROR if c10d else Severity.WARNING,
-        f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}: {harm}",
         host,
+        f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}: {harm}",
         fix="a container has the clock of its machine: set it there",
         command=as_root(view, host, "timedatectl set-ntp true"),
         evidence={"offset_s": round(away, 3), "uncertainty_s": round(view.timings[host].uncertainty, 3)},
@@ -176,42 +248,55 @@ def _skewed(view: View, host: str, away: float) -> Finding:
 
 CHECKS = (
     Check(
+        "host.identity",
+        "every host is a machine of its own",
+        _judge_identity,
+        ask=(MACHINE,),
+        cause="Two names of the inventory are the same machine; or two cloned machines have the same machine id, "
+        "or the same hostname, which harms where the boot id is one too (containers).",
+        symptom="Duplicate GPU detected; address already in use; NCCL that tries shared memory between machines",
+        fix="One name a machine; a hostname of its own for each.",
+    ),
+    Check(
+        "host.arch",
+        "the hosts have one kind of processor",
+        _judge_arch,
+        ask=(PYTHON,),
+        cause="Some hosts are x86_64, others aarch64 (Grace Hopper beside x86).",
+        symptom="results that differ by host; packages that exist for one kind alone",
+        fix="One kind for one job: `--nodes`, or an inventory each.",
+        recorded=RECORDED,
+    ),
+    Check(
         "host.hostname",
         "the hostname means the host",
-        _ask_names,
         _judge_hostname,
-        Doc(
-            cause="Debian and Ubuntu write `127.0.1.1 HOSTNAME` into /etc/hosts, so gloo listens where no other node "
-            "can reach it. Or the name has no address, or one of another machine.",
-            symptom="Gloo connectFullMesh failed: SO_ERROR: Connection refused, remote=[127.0.1.1]:26021; the other "
-            "side is silent for five times the time-out (150 minutes)",
-            fix="ddpctl names the interface to gloo and NCCL, so nothing needs to be done; without ddpctl, remove the "
-            "line.",
-        ),
+        ask=(NAMES,),
+        cause="Debian and Ubuntu write `127.0.1.1 HOSTNAME` into /etc/hosts, so gloo listens where no other node "
+        "can reach it. Or the name has no address, or one of another machine.",
+        symptom="Gloo connectFullMesh failed: SO_ERROR: Connection refused, remote=[127.0.1.1]:26021; the other "
+        "side is silent for five times the time-out (150 minutes)",
+        fix="ddpctl names the interface to gloo and NCCL, so nothing needs to be done; without ddpctl, remove the "
+        "line.",
     ),
     Check(
         "host.resolver",
         "names are looked up quickly",
-        _ask_names,
         _judge_resolver,
-        Doc(
-            cause="A DNS server in /etc/resolv.conf does not answer. Every look-up waits for it.",
-            symptom="the start takes 15 s longer; The hostname of the client socket cannot be retrieved. err=-3",
-            fix="/etc/hosts with all nodes, or a DNS server that answers.",
-            verified="recorded output only",
-        ),
+        ask=(NAMES,),
+        cause="A DNS server in /etc/resolv.conf does not answer. Every look-up waits for it.",
+        symptom="the start takes 15 s longer; The hostname of the client socket cannot be retrieved. err=-3",
+        fix="/etc/hosts with all nodes, or a DNS server that answers.",
+        recorded=RECORDED,
     ),
     Check(
         "host.clock",
         "clocks agree",
-        ask_nothing,
         _judge_clock,
-        Doc(
-            cause="A clock that is seconds off. It is measured in the middle of the question's round trip and held "
-            "against the middle of all hosts.",
-            symptom="with c10d a healthy node is declared dead; certificates that are not valid yet; logs out of order",
-            fix="`timedatectl set-ntp true`.",
-            verified="recorded output only: the test machine has one clock for all hosts",
-        ),
+        cause="A clock that is seconds off. It is measured in the middle of the question's round trip and held "
+        "against the middle of all hosts.",
+        symptom="with c10d a healthy node is declared dead; certificates that are not valid yet; logs out of order",
+        fix="`timedatectl set-ntp true`.",
+        recorded="recorded output only: the test machine has one clock for all hosts",
     ),
 )

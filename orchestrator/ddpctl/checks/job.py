@@ -1,66 +1,25 @@
-"""What the job needs on its nodes: packages, script, data."""
+"""What the job needs on its nodes: script, code, data; and who is there already. (Its imports: job_imports.py.)"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
-from ddpctl.checks import torch
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.compare import differences, size
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.report import differences, size
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by
+from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
 
 WALK_S = 12.0
 
 
-# --- packages --------------------------------------------------------------------------------------------------------
-
-
-def requirements(want: Want) -> dict[str, Requirement]:
-    """Normalized name -> requirement; torch and torchvision have checks of their own."""
-    found: dict[str, Requirement] = {}
-    for text in want.packages:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue  # the inventory refused it already
-        found[canonicalize_name(requirement.name)] = requirement
-    return found
-
-
-def _judge_packages(view: View) -> Iterable[Finding]:
-    installed = torch.versions(view)
-    for name, requirement in requirements(view.want).items():
-        have = {host: value["packages"].get(name) for host, value in installed.items()}
-        for host, version in have.items():
-            if version is None or not requirement.specifier.contains(version.split("+")[0], prereleases=True):
-                what = "is not installed" if version is None else f"is {version}"
-                yield Finding(
-                    "python.packages",
-                    Severity.ERROR,
-                    f"{name} {what}, the inventory asks for {requirement}",
-                    host,
-                    fix=f"install {requirement} there; {torch.MANAGED}",
-                    evidence={"installed": version, "required": str(requirement)},
-                )
-        if name not in ("torch", "torchvision"):
-            yield from differences(
-                "python.packages",
-                {host: version for host, version in have.items() if version},
-                what=name,
-                severity=Severity.ERROR,
-                fix=f"install the same {name} everywhere; {torch.MANAGED}",
-            )
-
-
 # --- script and data -------------------------------------------------------------------------------------------------
 
 
-def script_question(want: Want) -> Question | None:
+def script_question(target: Target, want: Want) -> Question | None:
     """The script where it lies on the nodes already: code that is sent is looked at before it is sent."""
     if want.script is None:
         return None
@@ -68,33 +27,22 @@ def script_question(want: Want) -> Question | None:
     return Question("script", params)
 
 
-def _ask_script(target: Target, want: Want) -> Iterable[Question]:
-    question = script_question(want)
-    return (question,) if question else ()
-
-
 def _judge_script(view: View) -> Iterable[Finding]:
-    question = script_question(view.want)
-    if question is None:
-        return
-    found = view.values_of(question)
+    found = view.values(script_question)
     for host, value in found.items():
         if value["sha256"] is None:
             what = "is a folder" if value["exists"] else "is not there"
-            yield Finding(
-                "job.script",
-                Severity.ERROR,
-                f"the script {value['path']} {what}",
+            yield report.error(
                 host,
+                f"the script {value['path']} {what}",
                 fix="copy it there, correct `script:` or `workdir:`, or let ddpctl send the code (`code: .`)",
                 evidence={"path": value["path"]},
             )
     there = {host: value for host, value in found.items() if value["sha256"]}
     yield from differences(
-        "job.script",
+        Severity.ERROR,
         {host: value["sha256"] for host, value in there.items()},
         what="a script with SHA-256",
-        severity=Severity.ERROR,
         fix="copy one version to all of them, or let ddpctl send the code (`code: .`)",
         show=lambda value: str(value)[:12],
     )
@@ -105,16 +53,14 @@ def _judge_script(view: View) -> Iterable[Finding]:
 def _style(value: dict[str, Any]) -> Iterable[Finding]:
     facts = read_script(value["text"])
     if facts.local_rank_arg:
-        yield Finding(
-            "job.script",
-            Severity.INFO,
+        yield report.info(
+            None,
             f"the script takes its local rank as {facts.local_rank_arg}: ddpctl appends it in that spelling",
             evidence={"path": value["path"]},
         )
     elif facts.parsed and not facts.initialises and not facts.reads_local_rank:
-        yield Finding(
-            "job.script",
-            Severity.INFO,
+        yield report.info(
+            None,
             "nothing in the script calls init_process_group or reads LOCAL_RANK; if no module of it does either, every "
             "process trains alone",
             fix="call torch.distributed.init_process_group in it, or leave it to a library such as accelerate",
@@ -122,33 +68,24 @@ def _style(value: dict[str, Any]) -> Iterable[Finding]:
         )
 
 
-def _tree(want: Want) -> Question | None:
+def _tree(target: Target, want: Want) -> Question | None:
     if want.script is None or want.workdir is None:
         return None
     return Question("tree", {"path": want.workdir}, WALK_S)
 
 
-def _ask_tree(target: Target, want: Want) -> Iterable[Question]:
-    question = _tree(want)
-    return (question,) if question else ()
-
-
 def _judge_code(view: View) -> Iterable[Finding]:
-    question = _tree(view.want)
-    if question is None:
-        return
-    found = {host: value for host, value in view.values_of(question).items() if value["exists"]}
+    found = {host: value for host, value in view.values(_tree).items() if value["exists"]}
     hashes = {host: value["hash"] for host, value in found.items()}
     if None in hashes.values():
         message = f"{view.want.workdir} holds too much to compare in time; the script itself was compared"
-        yield Finding("job.code", Severity.INFO, message)
+        yield report.info(None, message)
         return
     by_hash = {value["hash"]: value for value in found.values()}
     yield from differences(
-        "job.code",
+        Severity.WARNING,
         hashes,
         what=f"code in {view.want.workdir}",
-        severity=Severity.WARNING,
         fix="bring all nodes to one version, or let ddpctl send the code (`code: .`)",
         show=lambda value: _version(by_hash[value]),
     )
@@ -164,82 +101,141 @@ def _data(want: Want, path: str) -> Question:
     return Question("path", params, WALK_S)
 
 
-def _ask_data(target: Target, want: Want) -> Iterable[Question]:
+def _all_data(target: Target, want: Want) -> tuple[Question, ...]:
     return tuple(_data(want, path) for path in want.data)
 
 
 def _judge_data(view: View) -> Iterable[Finding]:
     for path in view.want.data:
-        found = view.values_of(_data(view.want, path))
+        found = view.values(_data(view.want, path))
         for host, value in found.items():
             if not value["exists"] or not value["readable"]:
                 what = "cannot be read" if value["exists"] else "is not there"
                 dangling = f" (a link to {value['link']})" if value.get("link") else ""
-                yield Finding(
-                    "job.data",
-                    Severity.ERROR,
-                    f"{value['path']} {what}{dangling}, and the job requires it",
+                yield report.error(
                     host,
+                    f"{value['path']} {what}{dangling}, and the job requires it",
                     fix=f"put it there, or correct `requires: {{data: [{path}]}}`",
                     evidence=value,
                 )
         counted = {host: v for host, v in found.items() if v["readable"] and v["complete"]}
         yield from differences(
-            "job.data",
+            Severity.WARNING,
             {host: f"{v['files']} files, {size(v['bytes'])}" for host, v in counted.items()},
             what=f"{path} with",
-            severity=Severity.WARNING,
             fix="uneven data makes ranks wait for each other at the end: copy it again, or use drop_last=True",
         )
 
 
+LEFTOVERS = Question("leftovers", deadline=8.0)
+
+
+def _judge_leftovers(view: View) -> Iterable[Finding]:
+    for host, value in view.values(LEFTOVERS).items():
+        whole = len(value["processes"]) >= value.get("total", 0)
+        groups = by(lambda pair: (pair[1], pair[0]["variables"].get("DDPCTL_JOB", "")), _kinds(value["processes"]))
+        for (kind, job), pairs in groups.items():
+            yield _present(host, kind, job, [process for process, _ in pairs], view.want.job, whole)
+
+
+def _kinds(processes: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], str]]:
+    """Each process with whose it is: a helper that left its parents (a logger's service) lives with its run."""
+    alive: dict[tuple[str | None, ...], str] = {}
+    for process in processes:
+        if process["supervised"] or process["launched"]:
+            alive[_run(process)] = "ours" if process["supervised"] else "torchrun"
+    for process in processes:
+        own = "ours" if process["supervised"] else "torchrun" if process["launched"] else None
+        yield process, own or alive.get(_run(process), "left")
+
+
+def _run(process: dict[str, Any]) -> tuple[str | None, ...]:
+    """What the processes of one run on one host have in common; torchrun's id alone is often "none"."""
+    variables = process["variables"]
+    if "DDPCTL_RUN" in variables:
+        return (variables["DDPCTL_RUN"],)
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    return (process["user"], *(variables.get(name) for name in names))
+
+
+def _present(
+    host: str, kind: str, job: str, processes: list[dict[str, Any]], wanted: str | None, whole: bool
+) -> Finding:
+    pids = [process["pid"] for process in processes]
+    first = processes[0]
+    listed = f"pid {', '.join(map(str, pids[:6]))}{', ...' if len(pids) > 6 else ''}"
+    who = f"{listed}: {first['command'][:80]}, user {first['user']}"
+    evidence = {"processes": processes[:20]}
+    if kind == "left":
+        named = f" of the ddpctl job {job}" if job else ""
+        what = "process" if len(pids) == 1 else "processes"
+        # Where there are more than were listed, the rest of their run may be among those that were not.
+        command = (
+            f"kill -9 {' '.join(map(str, pids))}" if whole else f"ps -o pid,ppid,etime,user,args -p {_joined(pids)}"
+        )
+        return report.warning(
+            host,
+            f"{len(pids)} {what}{named} left over from a launch whose launcher is gone ({who})",
+            fix="make sure that nobody needs them: the command ends them at once"
+            if whole
+            else "this host runs too many ranks to be sure that none of their runs is alive: end them by hand",
+            command=command,
+            evidence=evidence,
+        )
+    if kind == "ours" and job and job == wanted:
+        # Started twice, the name would mean the newer run only, and the older one be forgotten.
+        message = f"the job {job} is running here already ({who})"
+        fix = f"follow it with `ddpctl attach {job}`, or end it with `ddpctl kill {job}`"
+        return report.error(host, message, fix=fix, evidence=evidence)
+    what = f"the ddpctl job {job}" if kind == "ours" else "a job of torchrun"
+    return report.info(
+        host,
+        f"{what} is running here too ({who}); slower for both, not wrong",
+        fix=f"end it with `ddpctl kill {job}`" if kind == "ours" else None,
+        evidence=evidence,
+    )
+
+
+def _joined(pids: list[int]) -> str:
+    return ",".join(map(str, pids))
+
+
 CHECKS = (
-    Check(
-        "python.packages",
-        "required packages are installed and equal",
-        torch.ask_versions,
-        _judge_packages,
-        Doc(
-            cause="A package of the inventory's `environment.packages` is missing on a node or has another version "
-            "there.",
-            symptom="ImportError on one node while the others wait 30 minutes in init_process_group; results that "
-            "differ",
-            fix="Install the same everywhere, or `environment: {mode: managed}`.",
-        ),
-    ),
     Check(
         "job.script",
         "the script is there and equal",
-        _ask_script,
         _judge_script,
-        Doc(
-            cause="With `code: null` the script must lie on every node. It is missing on one, or another version.",
-            symptom="can't open file '/x.py': [Errno 2]; exitcode 2; DDP expects same model across all ranks",
-            fix="Let ddpctl send the code (`code: .`), or copy it.",
-        ),
+        ask=(script_question,),
+        cause="With `code: null` the script must lie on every node. It is missing on one, or another version.",
+        symptom="can't open file '/x.py': [Errno 2]; exitcode 2; DDP expects same model across all ranks",
+        fix="Let ddpctl send the code (`code: .`), or copy it.",
     ),
     Check(
         "job.code",
         "the code is the same everywhere",
-        _ask_tree,
         _judge_code,
-        Doc(
-            cause="With `code: null`, files of the workdir differ between nodes: another commit, a local edit.",
-            symptom="params[0] in this process with sizes [9, 4] appears not to match sizes of the same param in "
-            "process 0",
-            fix="The same commit everywhere, or let ddpctl send the code.",
-        ),
+        ask=(_tree,),
+        cause="With `code: null`, files of the workdir differ between nodes: another commit, a local edit.",
+        symptom="params[0] in this process with sizes [9, 4] appears not to match sizes of the same param in process 0",
+        fix="The same commit everywhere, or let ddpctl send the code.",
     ),
     Check(
         "job.data",
         "the data is there",
-        _ask_data,
         _judge_data,
-        Doc(
-            cause="A path of `requires.data` is missing, unreadable or of another size on a node.",
-            symptom="FileNotFoundError on one node while the others wait; ranks that run out of batches at different "
-            "times",
-            fix="Copy the data; mount the share.",
-        ),
+        ask=(_all_data,),
+        cause="A path of `requires.data` is missing, unreadable or of another size on a node.",
+        symptom="FileNotFoundError on one node while the others wait; ranks that run out of batches at different times",
+        fix="Copy the data; mount the share.",
+    ),
+    Check(
+        "job.leftovers",
+        "nobody is there already",
+        _judge_leftovers,
+        ask=(LEFTOVERS,),
+        cause="Ranks of an earlier launch live on though their launcher is gone, or the same job is running already.",
+        symptom="out of memory at once; address already in use; a machine that is slow for no reason",
+        fix="`ddpctl kill JOB`, or end the processes that the finding names. A helper that left its parents "
+        "belongs to its run for as long as a rank of that lives.",
     ),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from ddpctl.checks.base import Answer, Check, Question, Target, View, Want
+from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by, one_line
+from ddpctl.spec.question import Answer, Question
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 def chosen(
     catalogue: Sequence[Check], only: Collection[str] = (), skip: Collection[str] = ()
 ) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
-    """The checks to run and those left out, in catalogue order. A name is an id (``gpu.xid``) or a subject (``gpu``).
+    """The checks to run and those left out, in catalogue order. A name is an id (``gpu.xid``) or its first part.
 
     Raises:
         UsageError: a name that no check has.
@@ -46,30 +47,11 @@ def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Ques
     """What one host is asked for all checks: each question once, with the longest deadline any check gives it."""
     found: dict[str, Question] = {}
     for check in checks:
-        for question in check.ask(target, want):
+        for question in check.questions(target, want):
             known = found.get(question.key)
             if known is None or question.deadline > known.deadline:
                 found[question.key] = question
     return tuple(found.values())
-
-
-def as_request(asked: Iterable[Question]) -> list[dict[str, Any]]:
-    """The ``questions`` of the worker's ``probe`` verb."""
-    return [{"id": q.key, "name": q.name, "params": dict(q.params), "deadline": q.deadline} for q in asked]
-
-
-def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
-    """The ``answers`` of the worker's reply, by question key."""
-    return {
-        key: Answer(
-            ok=answer["ok"],
-            value=answer["value"],
-            error=answer["error"],
-            timed_out=answer["timed_out"],
-            seconds=answer["seconds"],
-        )
-        for key, answer in reply["answers"].items()
-    }
 
 
 def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()) -> tuple[Finding, ...]:
@@ -83,7 +65,7 @@ def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()
     for check in checks:
         own = _judged(check, view)
         own += _unanswered(check, view, {f.host for f in own})
-        exempt = {host: why for host, why in check.exempt(view).items() if host in view.answers}
+        exempt = {host: why for host, why in _exempt(check, view).items() if host in view.answers}
         if _passed(check, view, own, exempt):
             own = [*own, Finding(check.id, Severity.OK, check.title)]
         findings += [*own, *_skipped(check, exempt)]
@@ -104,9 +86,6 @@ def _passed(check: Check, view: View, own: Sequence[Finding], exempt: Collection
 
 def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
     """One finding for all hosts to which the check does not apply for one reason."""
-    hosts: dict[str, list[str]] = {}
-    for host, why in exempt.items():
-        hosts.setdefault(why, []).append(host)
     return [
         Finding(
             check.id,
@@ -115,23 +94,32 @@ def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
             host=names[0] if len(names) == 1 else None,
             evidence={"hosts": names} if len(names) > 1 else {},
         )
-        for why, names in hosts.items()
+        for why, names in by(lambda host: exempt[host], exempt).items()
     ]
+
+
+def _exempt(check: Check, view: View) -> Mapping[str, str]:
+    """Where the check does not apply. An answer that cannot be read exempts nobody: the verdict says so."""
+    try:
+        return check.exempt(view)
+    except Exception:
+        rest = _of(view, {host for host in view.answers if _fault(check.exempt, _of(view, {host})) is None})
+        return check.exempt(rest) if _fault(check.exempt, rest) is None else {}
 
 
 def _judged(check: Check, view: View) -> list[Finding]:
     """The check's findings. An answer that it cannot read is a finding of its host, and hides nobody else's."""
     try:
-        return list(check.judge(view))
+        return check.findings(view)
     except Exception as error:
         _log.debug("%s cannot be judged", check.id, exc_info=error)
-    told = {host: _fault(check, _of(view, {host})) for host in view.answers}
+    told = {host: _fault(check.findings, _of(view, {host})) for host in view.answers}
     bad: dict[str | None, Exception] = {host: fault for host, fault in told.items() if fault is not None}
     rest = _of(view, set(view.answers) - set(bad))
-    fault = _fault(check, rest)
-    if fault is not None:  # no single answer is to blame
+    fault = _fault(check.findings, rest)
+    if fault is not None:  # no single answer does it
         bad[None] = fault
-    found = list(check.judge(rest)) if fault is None else []
+    found = check.findings(rest) if fault is None else []
     return [*found, *(_unreadable(check, host, error) for host, error in bad.items())]
 
 
@@ -142,16 +130,16 @@ def _of(view: View, hosts: Collection[str]) -> View:
     return replace(view, answers=told, firewalls=rules)
 
 
-def _fault(check: Check, view: View) -> Exception | None:
+def _fault(read: Callable[[View], object], view: View) -> Exception | None:
     try:
-        list(check.judge(view))
+        read(view)
     except Exception as error:
         return error
     return None
 
 
 def _unreadable(check: Check, host: str | None, error: Exception) -> Finding:
-    words = " ".join(str(error).split())[:200]
+    words = one_line(str(error))[:200]
     return Finding(
         check.id,
         Severity.ERROR,
@@ -166,7 +154,7 @@ def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[
     for target in view.targets:
         if target.name in said:
             continue
-        for question in check.ask(target, view.want):
+        for question in check.questions(target, view.want):
             answer = view.answer(target.name, question)
             if answer is not None and not answer.ok:
                 found.append(_no_answer(check, target, question, answer))
@@ -190,5 +178,5 @@ def _answered(check: Check, view: View, target: Target) -> bool:
     """Whether the host answered one of the check's questions."""
     return any(
         (answer := view.answer(target.name, question)) is not None and answer.ok
-        for question in check.ask(target, view.want)
+        for question in check.questions(target, view.want)
     )

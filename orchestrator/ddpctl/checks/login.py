@@ -7,15 +7,17 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.shell import as_root
-from ddpctl.spec.finding import Finding, Severity
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.report import as_root
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.question import Question
 
 LOGIN = Question("login", deadline=6.0)
 SHELL = Question("shell", deadline=10.0)
 SLOW_SHELL_S = 2.0
 SYSTEM_UIDS = 1000  # logind leaves the shared memory of system users alone
-RECORDED = "recorded output only: the test machine runs no systemd"
+NO_SYSTEMD = "recorded output only: the test machine runs no systemd"
 _KEEP = (
     "mkdir -p /etc/systemd/logind.conf.d"
     " && printf '%s\\n' '[Login]' 'KillUserProcesses=no' > /etc/systemd/logind.conf.d/90-ddpctl.conf"
@@ -23,12 +25,8 @@ _KEEP = (
 )
 
 
-def _ask_login(target: Target, want: Want) -> Iterable[Question]:
-    return (LOGIN,)
-
-
-def _ask_shell(target: Target, want: Want) -> Iterable[Question]:
-    return () if target.local else (SHELL,)
+def _shell(target: Target, want: Want) -> Question | None:
+    return None if target.local else SHELL
 
 
 # --- systemd-logind --------------------------------------------------------------------------------------------------
@@ -58,17 +56,15 @@ def in_session(value: Mapping[str, Any]) -> bool:
 
 def _judge_kill(view: View) -> Iterable[Finding]:
     """A lingering user's own manager stays, but logind ends the session's scope all the same, and the job is in it."""
-    for host, value in view.values_of(LOGIN).items():
+    for host, value in view.values(LOGIN).items():
         known, user = manager(value), value["user"]
         if not known.get("kill") or user in known["exclude"] or (known["only"] and user not in known["only"]):
             continue
         if in_session(value):
-            yield Finding(
-                "login.kill",
-                Severity.ERROR,
+            yield report.error(
+                host,
                 f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
                 "lingering or not: a detached job would die with the connection",
-                host,
                 fix="this is for every user; KillExcludeUsers= is for one. Lingering does not help",
                 command=as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
                 evidence=known,
@@ -76,16 +72,14 @@ def _judge_kill(view: View) -> Iterable[Finding]:
 
 
 def _judge_ipc(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(LOGIN).items():
+    for host, value in view.values(LOGIN).items():
         known = manager(value)
         if not known.get("remove_ipc") or value["linger"] or value["uid"] < SYSTEM_UIDS or in_session(value):
             continue  # while processes of the session's scope live, logind keeps the user's shared memory
-        yield Finding(
-            "login.ipc",
-            Severity.WARNING,
+        yield report.warning(
+            host,
             f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login is "
             "no session that would keep it",
-            host,
             command=as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
             evidence=known,
         )
@@ -95,60 +89,54 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
 
 
 def _judge_profile(view: View) -> Iterable[Finding]:
-    for host, value in view.values_of(SHELL).items():
+    for host, value in view.values(SHELL).items():
         fix = "in ~/.bashrc, put what is meant for people after `case $- in *i*) ;; *) return;; esac`"
         if value.get("timed_out"):
             message = f"{value['shell']} did not start within {value['seconds']:.0f} s: its profile waits for something"
-            yield Finding("login.profile", Severity.WARNING, message, host, fix=fix, evidence=value)
+            yield report.warning(host, message, fix=fix, evidence=value)
         elif value["printed"].strip():
             first = value["printed"].strip().splitlines()[0][:60]
             message = (
                 f"the profile prints at every login ({first!r}); harmless, ddpctl reads past it, but scp and rsync fail"
             )
-            yield Finding("login.profile", Severity.INFO, message, host, fix=fix, evidence=value)
+            yield report.info(host, message, fix=fix, evidence=value)
         elif value["seconds"] > SLOW_SHELL_S:
             message = f"the profile takes {value['seconds']:.1f} s at every login; slow, not wrong"
-            yield Finding("login.profile", Severity.INFO, message, host, fix=fix, evidence=value)
+            yield report.info(host, message, fix=fix, evidence=value)
 
 
 CHECKS = (
     Check(
         "login.kill",
         "a job outlives its session",
-        _ask_login,
         _judge_kill,
-        Doc(
-            cause="systemd-logind with KillUserProcesses=yes ends every process of a user when the session ends, "
-            "however well it is detached.",
-            symptom="the job is gone some seconds after `up -d`, without a traceback",
-            fix="KillUserProcesses=no in /etc/systemd/logind.conf. `loginctl enable-linger` keeps the user's services, "
-            "not what a login started.",
-            verified=RECORDED,
-        ),
+        ask=(LOGIN,),
+        cause="systemd-logind with KillUserProcesses=yes ends every process of a user when the session ends, "
+        "however well it is detached.",
+        symptom="the job is gone some seconds after `up -d`, without a traceback",
+        fix="KillUserProcesses=no in /etc/systemd/logind.conf. `loginctl enable-linger` keeps the user's services, "
+        "not what a login started.",
+        recorded=NO_SYSTEMD,
     ),
     Check(
         "login.ipc",
         "shared memory outlives its session",
-        _ask_login,
         _judge_ipc,
-        Doc(
-            cause="systemd-logind with RemoveIPC=yes (its default) removes a user's files in /dev/shm when the user's "
-            "last session ends. A job started from a session keeps that session alive, so this bites only where the "
-            "login is none (sshd without PAM).",
-            symptom="unable to open shared memory object in read-write mode, some time after the start",
-            fix="`loginctl enable-linger USER`.",
-            verified=RECORDED,
-        ),
+        ask=(LOGIN,),
+        cause="systemd-logind with RemoveIPC=yes (its default) removes a user's files in /dev/shm when the user's "
+        "last session ends. A job started from a session keeps that session alive, so this bites only where the "
+        "login is none (sshd without PAM).",
+        symptom="unable to open shared memory object in read-write mode, some time after the start",
+        fix="`loginctl enable-linger USER`.",
+        recorded=NO_SYSTEMD,
     ),
     Check(
         "login.profile",
         "the profile is quiet and quick",
-        _ask_shell,
         _judge_profile,
-        Doc(
-            cause="~/.bashrc prints or waits also when nobody sits there. bash reads it for every command over SSH.",
-            symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
-            fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
-        ),
+        ask=(_shell,),
+        cause="~/.bashrc prints or waits also when nobody sits there. bash reads it for every command over SSH.",
+        symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
+        fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
     ),
 )

@@ -5,75 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.spec.finding import Finding, Severity
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.question import Question
+
+_AUTO = "set `master_port: auto` for the job"
+_ANOTHER = f"{_AUTO}, or a port from 29500 to 29999"
 
 
-def master(targets: Iterable[Target], want: Want) -> str | None:
-    """The name of the host that the ranks meet on: as the job says, or the one with node rank 0."""
-    if want.master:
-        return want.master
-    return next((target.name for target in targets if target.node_rank == 0), None)
-
-
-def _is_master(target: Target, want: Want) -> bool:
-    return target.name == want.master if want.master else target.node_rank == 0
-
-
-def _ask(target: Target, want: Want) -> Iterable[Question]:
-    if want.master_port is None or not _is_master(target, want):
-        return ()
-    return (Question("port", {"port": want.master_port}),)
+def _port(target: Target, want: Want) -> Question | None:
+    is_master = target.name == want.master if want.master else target.node_rank == 0
+    return Question("port", {"port": want.master_port}) if is_master and want.master_port is not None else None
 
 
 def _judge(view: View) -> Iterable[Finding]:
-    for target in view.targets:
-        for question in _ask(target, view.want):
-            answer = view.answer(target.name, question)
-            if answer is not None and answer.ok:
-                yield from _verdict(target.name, answer.value)
+    for host, found in view.values(_port).items():
+        yield from _verdict(host, found)
 
 
 def _verdict(host: str, found: dict[str, Any]) -> Iterable[Finding]:
-    number = found["port"]
+    number, owners = found["port"], found["owners"]
     low, high = found["ephemeral"]
     if number < found["unprivileged_start"] and found["uid"] != 0:
-        yield Finding(
-            "port.master",
-            Severity.ERROR,
-            f"port {number} is a privileged one: only root may listen below {found['unprivileged_start']}",
-            host,
-            fix="set `master_port: auto` for the job, or a port from 29500 to 29999",
-            evidence=found,
-        )
+        why = f"port {number} is a privileged one: only root may listen below {found['unprivileged_start']}"
+        yield report.error(host, why, fix=_ANOTHER, evidence=found)
     elif found["error"] == "EADDRINUSE":
-        yield Finding(
-            "port.master",
-            Severity.ERROR,
-            f"port {number} is taken by {owners_text(found['owners'])}",
-            host,
-            fix=_fix(found["owners"]),
-            command=_command(found["owners"]),
-            evidence=found,
-        )
+        why = f"port {number} is taken by {owners_text(owners)}"
+        yield report.error(host, why, fix=_fix(owners), command=_command(owners), evidence=found)
     elif found["error"]:
-        yield Finding(
-            "port.master",
-            Severity.ERROR,
-            f"port {number} cannot be bound: {found['error']}",
-            host,
-            fix="set `master_port: auto` for the job",
-            evidence=found,
-        )
+        yield report.error(host, f"port {number} cannot be bound: {found['error']}", fix=_AUTO, evidence=found)
     elif low <= number <= high:
-        yield Finding(
-            "port.master",
-            Severity.INFO,
-            f"port {number} is free now, but in the range {low}-{high} that the system hands out to any connection",
-            host,
-            fix="set `master_port: auto` for the job, or a port from 29500 to 29999",
-            evidence=found,
-        )
+        why = f"port {number} is free now, but in the range {low}-{high} that the system hands out to any connection"
+        yield report.info(host, why, fix=_ANOTHER, evidence=found)
 
 
 def owners_text(owners: list[dict[str, Any]]) -> str:
@@ -90,7 +54,7 @@ def owners_text(owners: list[dict[str, Any]]) -> str:
 
 def _fix(owners: list[dict[str, Any]]) -> str:
     job = next((one["job"] for one in owners if one.get("job")), None)
-    return f"{f'`ddpctl kill {job}`, or ' if job else ''}set `master_port: auto` for the job"
+    return f"{f'`ddpctl kill {job}`, or ' if job else ''}{_AUTO}"
 
 
 def _command(owners: list[dict[str, Any]]) -> str | None:
@@ -99,12 +63,12 @@ def _command(owners: list[dict[str, Any]]) -> str | None:
     return None if pid is None or any(one.get("job") for one in owners) else f"kill {pid}"
 
 
-MASTER = Check(
-    "port.master",
-    "the master port is free",
-    _ask,
-    _judge,
-    Doc(
+CHECKS = (
+    Check(
+        "port.master",
+        "the master port is free",
+        _judge,
+        ask=(_port,),
         cause="Another process listens on the job's master_port on the master node: an earlier job's leftover, another "
         "user's job, a notebook. A listener on 127.0.0.1 alone is enough. A port in TIME_WAIT does no harm.",
         symptom="The server socket has failed to listen on any local network address. port: 29500, ... code: -98, "
@@ -112,5 +76,3 @@ MASTER = Check(
         fix="End that process, or let ddpctl pick a free port: `master_port: auto`.",
     ),
 )
-
-CHECKS = (MASTER,)

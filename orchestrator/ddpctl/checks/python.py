@@ -1,43 +1,163 @@
-"""The interpreter that runs the worker and, in existing mode, the job."""
+"""The interpreter that runs the worker and, in existing mode, the job: its version, its packages, and its torch.
+
+What it says of torch is judged in torch.py and gpu/.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
 
-from ddpctl.checks.base import Check, Doc, Question, Target, View, Want
-from ddpctl.checks.compare import differences
-from ddpctl.checks.connection import judge_errors
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.report import differences
+from ddpctl.checks.ssh import judge_errors
 from ddpctl.errors import PythonMissing
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.question import Question
 
 PYTHON = Question("python")
+MANAGED = "`environment: {mode: managed, packages: [torch==...]}` makes ddpctl put the same one on every node"
+IMPORT_DEADLINE_S = 60.0
+LIVE_DEADLINE_S = 20.0
+# Variables of the job that change which libraries an import finds, and which devices.
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_IMPORT_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "LD_PRELOAD", *_VISIBLE)
 
 
-def _ask(target: Target, want: Want) -> Iterable[Question]:
-    return (PYTHON,)
+def versions_question(target: Target, want: Want) -> Question:
+    path = target.env.get("PYTHONPATH")
+    return Question("versions", {"python_path": path} if path else {})
 
 
-def _judge(view: View) -> Iterable[Finding]:
+def installed(target: Target, want: Want) -> Question | None:
+    """The versions, where the node's own interpreter runs the job."""
+    return None if want.managed else versions_question(target, want)
+
+
+def torch_import(target: Target, want: Want) -> Question | None:
+    return None if want.managed else Question("torch_import", _import_params(target), deadline=IMPORT_DEADLINE_S)
+
+
+# The import, and the versions, which tell a torch that fails from one that is not there.
+ASK_TORCH = (torch_import, installed)
+
+
+def live_question(target: Target, want: Want) -> Question:
+    """What the driver's library sees now: the import of torch tells it too, where there is a torch to import."""
+    return torch_import(target, want) or Question("gpu_devices", _import_params(target), deadline=LIVE_DEADLINE_S)
+
+
+def _import_params(target: Target) -> dict[str, Any]:
+    env = {name: target.env[name] for name in _IMPORT_ENV if name in target.env}
+    return {"env": env} if env else {}
+
+
+@lru_cache(maxsize=2)
+def versions(view: View) -> Mapping[str, dict[str, Any]]:
+    """host -> what is installed there; empty when ddpctl brings the environment."""
+    return view.values(installed)
+
+
+@lru_cache(maxsize=2)
+def imports(view: View) -> Mapping[str, dict[str, Any]]:
+    """host -> what its import of torch said; empty when ddpctl brings the environment."""
+    return view.values(torch_import)
+
+
+def live(view: View, host: str) -> dict[str, Any] | None:
+    """What the driver's library said on the host; None: not asked, or a torch for processors."""
+    if view.want.managed:
+        return _drivers(view).get(host)
+    found: dict[str, Any] | None = (imports(view).get(host) or {}).get("live")
+    return found
+
+
+@lru_cache(maxsize=2)
+def _drivers(view: View) -> Mapping[str, dict[str, Any]]:
+    return view.values(live_question)
+
+
+def run_python(view: View, host: str, program: str) -> str:
+    """A command that runs a program in the host's interpreter, with the job's search paths."""
+    target = view.target(host)
+    return python_command(
+        target.python, {name: target.env[name] for name in _IMPORT_ENV if name in target.env}, program
+    )
+
+
+def python_command(python: str, env: Mapping[str, str], program: str) -> str:
+    """Shell text that runs a program in an interpreter, which may lie below ``~``."""
+    variables = "".join(f"{name}={shlex.quote(value)} " for name, value in env.items())
+    quoted = f"~/{shlex.quote(python[2:])}" if python.startswith("~/") else shlex.quote(python)
+    return f"{variables}{quoted} -c {shlex.quote(program)}"
+
+
+# --- the interpreter -------------------------------------------------------------------------------------------------
+
+
+def _judge_version(view: View) -> Iterable[Finding]:
     name_it = "name the interpreter's full path in the inventory (`python:`)"
-    yield from judge_errors("python.version", lambda error: isinstance(error, PythonMissing), view, name_it)
+    yield from judge_errors(view, lambda error: isinstance(error, PythonMissing), name_it)
     if view.want.managed:
         return  # the environment brings its own; the node's interpreter only runs the worker
-    minors = {host: ".".join(str(part) for part in v["info"][:2]) for host, v in view.values_of(PYTHON).items()}
+    minors = {host: ".".join(str(part) for part in v["info"][:2]) for host, v in view.values(PYTHON).items()}
     yield from differences(
-        "python.version",
+        Severity.WARNING,
         minors,
         what="Python",
-        severity=Severity.WARNING,
         fix="name the same interpreter for every host (`python:` in the inventory), or `environment: {mode: managed}`",
     )
 
 
-VERSION = Check(
-    "python.version",
-    "Python is there and equal",
-    _ask,
-    _judge,
-    Doc(
+# --- packages --------------------------------------------------------------------------------------------------------
+
+
+def requirements(want: Want) -> dict[str, Requirement]:
+    """Normalized name -> requirement; torch and torchvision have checks of their own."""
+    found: dict[str, Requirement] = {}
+    for text in want.packages:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # the inventory refused it already
+        found[canonicalize_name(requirement.name)] = requirement
+    return found
+
+
+def _judge_packages(view: View) -> Iterable[Finding]:
+    installed = versions(view)
+    for name, requirement in requirements(view.want).items():
+        have = {host: value["packages"].get(name) for host, value in installed.items()}
+        for host, version in have.items():
+            if version is None or not requirement.specifier.contains(version.split("+")[0], prereleases=True):
+                what = "is not installed" if version is None else f"is {version}"
+                yield report.error(
+                    host,
+                    f"{name} {what}, the inventory asks for {requirement}",
+                    fix=f"install {requirement} there; {MANAGED}",
+                    evidence={"installed": version, "required": str(requirement)},
+                )
+        if name not in ("torch", "torchvision"):
+            yield from differences(
+                Severity.ERROR,
+                {host: version for host, version in have.items() if version},
+                what=name,
+                fix=f"install the same {name} everywhere; {MANAGED}",
+            )
+
+
+CHECKS = (
+    Check(
+        "python.version",
+        "Python is there and equal",
+        _judge_version,
+        ask=(PYTHON,),
         cause="The interpreter named by `python:` is not on the node, is older than 3.8, or its minor version is not "
         "that of the other nodes. A shell over SSH does not read the part of the profile that puts conda or pyenv on "
         "PATH.",
@@ -45,6 +165,13 @@ VERSION = Check(
         "with differing versions: ImportError on one node while the others wait in init_process_group",
         fix="Write the interpreter's full path as `python:` in the inventory.",
     ),
+    Check(
+        "python.packages",
+        "required packages are installed and equal",
+        _judge_packages,
+        ask=(installed,),
+        cause="A package of the inventory's `environment.packages` is missing on a node or has another version there.",
+        symptom="ImportError on one node while the others wait 30 minutes in init_process_group; results that differ",
+        fix="Install the same everywhere, or `environment: {mode: managed}`.",
+    ),
 )
-
-CHECKS = (VERSION,)

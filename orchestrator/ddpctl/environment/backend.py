@@ -1,10 +1,8 @@
 """Which build of torch: the newest CUDA build that every node's driver and every GPU can run, or cpu. Pure.
 
-Sources of the table. Minimum drivers: NVIDIA's CUDA compatibility guide, "minor version compatibility" (a driver of
-the first release of a major CUDA version runs every later build of that version): CUDA 13.x needs 580, 12.x needs
-525.60.13, 11.x needs 450.80.02. GPU generations: PyTorch's release notes and support matrix: from torch 2.8 on the
-CUDA 12.8 and newer builds have no code for GPUs before compute capability 7.5, and only they have code for 10.0 and
-later (Blackwell). The names are those of PyTorch's own wheel indexes.
+GPU generations are from PyTorch's release notes and support matrix: from torch 2.8 on the CUDA 12.8 and newer builds
+have no code for GPUs before compute capability 7.5, and only they have code for 10.0 and later (Blackwell). The names
+are those of PyTorch's own wheel indexes; the oldest driver of each is in spec/nvidia.py.
 """
 
 from __future__ import annotations
@@ -13,29 +11,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddpctl.environment.platforms import NodePlatform
+from ddpctl.spec import nvidia
 
 CPU = "cpu"
 
 
 @dataclass(frozen=True)
 class Build:
-    """One CUDA build: its name, the oldest driver, the GPUs it has code for (compute capabilities, inclusive)."""
+    """One CUDA build: its name and the GPUs it has code for (compute capabilities, inclusive)."""
 
     name: str
-    driver: tuple[int, ...]
     oldest: tuple[int, int]
     newest: tuple[int, int]
 
+    @property
+    def driver(self) -> tuple[int, ...]:
+        """The oldest driver that runs it: ``cu126`` is built with CUDA 12.6."""
+        return nvidia.numbers(nvidia.least_driver(f"{self.name[2:-1]}.{self.name[-1]}") or "")
+
 
 BUILDS = (
-    Build("cu132", (580, 0), (7, 5), (99, 0)),
-    Build("cu130", (580, 0), (7, 5), (99, 0)),
-    Build("cu129", (525, 60, 13), (7, 5), (99, 0)),
-    Build("cu128", (525, 60, 13), (7, 5), (99, 0)),
-    Build("cu126", (525, 60, 13), (5, 0), (9, 99)),
-    Build("cu124", (525, 60, 13), (5, 0), (9, 99)),
-    Build("cu121", (525, 60, 13), (5, 0), (9, 99)),
-    Build("cu118", (450, 80, 2), (3, 7), (9, 99)),
+    Build("cu132", (7, 5), (99, 0)),
+    Build("cu130", (7, 5), (99, 0)),
+    Build("cu129", (7, 5), (99, 0)),
+    Build("cu128", (7, 5), (99, 0)),
+    Build("cu126", (5, 0), (9, 99)),
+    Build("cu124", (5, 0), (9, 99)),
+    Build("cu121", (5, 0), (9, 99)),
+    Build("cu118", (3, 7), (9, 99)),
 )
 
 

@@ -27,6 +27,7 @@ from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell, co
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
+from ddpctl.spec.question import as_request
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
 ASK_S = 45.0
@@ -98,7 +99,7 @@ def ask_platforms(fleet: Fleet, names: Sequence[str]) -> FleetOutcome[NodePlatfo
     """What every node is."""
 
     def ask(transport: Transport) -> NodePlatform:
-        reply = transport.call("probe", {"questions": list(QUESTIONS)}, timeout=ASK_S)
+        reply = transport.call("probe", {"questions": as_request(QUESTIONS)}, timeout=ASK_S)
         return read_platform(transport.host, reply["answers"])
 
     return fleet.map(ask, names)

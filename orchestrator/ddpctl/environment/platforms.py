@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,15 @@ from typing import Any
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from ddpctl.errors import ProvisionError
+from ddpctl.spec import nvidia
+from ddpctl.spec.question import Question
 
 # The manylinux platforms that uv can resolve for; a node gets the newest that its C library allows.
 _UV_GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+(?:\.\d+)+)")
 
-QUESTIONS = (
-    {"id": "python", "name": "python", "params": {}, "deadline": 10.0},
-    {"id": "nvidia_kernel", "name": "nvidia_kernel", "params": {}, "deadline": 10.0},
-    {"id": "nvidia_smi", "name": "nvidia_smi", "params": {}, "deadline": 20.0},
-)
+QUESTIONS = (Question("python", deadline=10.0), nvidia.KERNEL, nvidia.SMI)
 
 
 @dataclass(frozen=True)
@@ -157,13 +154,8 @@ def _capabilities(answers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[in
 def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
     """The cells of one column of nvidia-smi's table of GPUs."""
     value = (answers.get("nvidia_smi") or {}).get("value") or {}
-    table = (value.get("gpu") or {}).get("stdout") or ""
-    rows = list(csv.reader(table.splitlines(), skipinitialspace=True))
-    header = [cell.split(" ")[0] for cell in rows[0]] if rows else []
-    if name not in header:
-        return []
-    place = header.index(name)
-    return [row[place].strip() for row in rows[1:] if len(row) > place]
+    rows = nvidia.table((value.get("gpu") or {}).get("stdout") or "")
+    return [text for row in rows if (text := row.get(name))]
 
 
 def targets(platforms: Mapping[str, NodePlatform]) -> dict[Target, list[str]]:

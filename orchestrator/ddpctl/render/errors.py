@@ -6,8 +6,7 @@ import re
 from functools import partial
 
 from ddpctl.errors import DdpctlError, HostsFailed, InventoryError
-from ddpctl.spec.fixes import blank, outside, together
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.fold import blank, by, named, nameless, one_line, outside, together
 
 _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{1,5}\b)?")
 
@@ -19,14 +18,12 @@ def error_lines(error: DdpctlError) -> list[str]:
         return [*(f"  {line}" for line in faults), f"{faults[0]} ({len(error.others)} more above)"]
     if not isinstance(error, HostsFailed):
         return [str(error)]
-    groups: dict[str, list[str]] = {}
-    for host, one in error.errors.items():
-        groups.setdefault(blank(_nameless(_text(one), host)), []).append(host)
+    groups = by(lambda host: blank(_alike(_text(error.errors[host]), host)), error.errors)
     lines: list[str] = []
     for hosts in groups.values():
         own = [_text(error.errors[host]) for host in hosts]
-        named = own[0] if len(set(own)) == 1 else _shared([error.errors[host] for host in hosts], hosts)
-        lines.append(f"{fold(hosts)}: {named}" if len(hosts) == 1 else f"{fold(hosts)} ({len(hosts)} hosts): {named}")
+        what = own[0] if len(set(own)) == 1 else _shared([error.errors[host] for host in hosts], hosts)
+        lines.append(f"{named(hosts)}: {what}")
     if len(lines) < 2:
         return [": ".join([error.message, *lines])]
     return [*(f"  {line}" for line in lines), f"{error.message}: {lines[0]} ({len(lines) - 1} more above)"]
@@ -34,17 +31,15 @@ def error_lines(error: DdpctlError) -> list[str]:
 
 def _shared(errors: list[DdpctlError], hosts: list[str]) -> str:
     """What they have in common, and the next step of each of them."""
-    message = _nameless(" ".join(errors[0].message.split()), hosts[0])
-    steps = [" ".join((error.hint or "").split()) for error in errors]
-    both = zip(steps, hosts, strict=True)
-    step = together([outside(step, partial(_nameless, host=host)) for step, host in both])
+    message = _alike(one_line(errors[0].message), hosts[0])
+    both = zip(errors, hosts, strict=True)
+    step = together([outside(one_line(error.hint or ""), partial(_alike, host=host)) for error, host in both])
     return f"{message}; {step}" if step else message
 
 
-def _nameless(text: str, host: str) -> str:
-    return _ADDRESS.sub("<address>", text.replace(host, "the host"))
+def _alike(text: str, host: str) -> str:
+    return _ADDRESS.sub("<address>", nameless(text, host, "the host"))
 
 
 def _text(error: DdpctlError) -> str:
-    step = f"; {error.hint}" if error.hint else ""
-    return " ".join(f"{error.message}{step}".split())
+    return one_line(f"{error.message}; {error.hint}" if error.hint else error.message)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fixes import together
+from ddpctl.spec.fold import by, named, one_line, together
 from ddpctl.spec.mesh import OK, Link, Mesh
-from ddpctl.spec.ranges import fold
 
 PROBLEMS = (Severity.ERROR, Severity.WARNING)
 EACH_FIX = 3  # up to this many hosts get a fix each to copy; more share one with HOST in it
 MATRIX_HOSTS = 16
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -93,18 +90,6 @@ class HostRow:
         return counted(self.errors, self.warnings) or "ok"
 
 
-def one_line(text: str) -> str:
-    """Without line ends."""
-    return " ".join(text.split())
-
-
-def named(hosts: Sequence[str]) -> str:
-    """``node3``, ``node[0-499] (500 hosts)``."""
-    if len(hosts) < 2:
-        return "".join(hosts)
-    return f"{fold(hosts)} ({len(hosts)} hosts)"
-
-
 def counted(errors: int, warnings: int) -> str:
     """``2 errors, 1 warning``; empty when there is neither."""
     parts = [
@@ -117,10 +102,7 @@ def counted(errors: int, warnings: int) -> str:
 
 def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
     """Worst first; findings of one check that say the same, or the same but for numbers, are one group."""
-    same: dict[tuple[Severity, str, str], list[Finding]] = {}
-    for finding in findings:
-        key = (finding.severity, finding.check, _NUMBER.sub("#", finding.nameless(one_line(finding.message))))
-        same.setdefault(key, []).append(finding)
+    same = by(lambda finding: (finding.severity, finding.check, finding.gist), findings)
     made = []
     for members in same.values():
         texts = {one_line(finding.message) for finding in members}

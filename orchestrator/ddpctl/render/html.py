@@ -9,6 +9,7 @@ from ddpctl.render import groups
 from ddpctl.render.groups import Group, Matrix
 from ddpctl.render.page import page
 from ddpctl.spec.finding import Severity
+from ddpctl.spec.fold import named
 from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.preflight import PreflightReport
 
@@ -89,7 +90,7 @@ def _hosts(report: PreflightReport) -> str:
     rows = []
     for row in groups.host_rows(report.hosts, report.findings):
         cells = "".join(_subject(row.hosts, subject, worst, unreachable) for subject in subjects)
-        rows.append(f"<tr><th>{escape(groups.named(row.hosts))}</th><td>{escape(row.result)}</td>{cells}</tr>")
+        rows.append(f"<tr><th>{escape(named(row.hosts))}</th><td>{escape(row.result)}</td>{cells}</tr>")
     return (
         '<section><h2>Hosts</h2><div class="wide"><table class="hosts"><thead><tr><th>host</th><th>result</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"

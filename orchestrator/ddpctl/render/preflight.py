@@ -10,6 +10,7 @@ from rich.text import Text
 from ddpctl.render import groups
 from ddpctl.render.groups import Group, LeftOut, Matrix
 from ddpctl.spec.finding import Severity
+from ddpctl.spec.fold import named
 from ddpctl.spec.mesh import OK, Mesh
 from ddpctl.spec.outliers import slow_links
 from ddpctl.spec.preflight import PreflightReport
@@ -65,7 +66,7 @@ def _hosts(report: PreflightReport) -> Table:
     for row in groups.host_rows(report.hosts, report.findings):
         style = STYLE[Severity.ERROR if row.errors else Severity.WARNING if row.warnings else Severity.OK]
         result = row.result if len(row.hosts) == 1 or row.result == "ok" else f"{row.result} each"
-        table.add_row(Text(groups.named(row.hosts)), Text(result, style=style), Text(", ".join(row.checks) or "-"))
+        table.add_row(Text(named(row.hosts)), Text(result, style=style), Text(", ".join(row.checks) or "-"))
     return table
 
 
@@ -81,7 +82,7 @@ def _finding(group: Group) -> RenderableType:
 def _unknown(one: LeftOut) -> RenderableType:
     """What keeps many checks from looking is told once."""
     style = STYLE[Severity.UNKNOWN]
-    where = groups.named(one.hosts) or "all"
+    where = named(one.hosts) or "all"
     return Text.assemble((f"{'unknown':<8}", style), (f"{', '.join(one.checks)}  ", "bold"), f"{where}: {one.why}")
 
 
@@ -89,7 +90,7 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
     """Each on a line of its own, so that it can be copied whole."""
     lines: list[RenderableType] = []
     for number, (group, fix) in enumerate(fixes, 1):
-        lines.append(Text(f"{number:>3}. {groups.named(group.hosts) or 'all'} ({group.first.check})", style="dim"))
+        lines.append(Text(f"{number:>3}. {named(group.hosts) or 'all'} ({group.first.check})", style="dim"))
         lines.append(Text(f"     {fix}"))
     return lines
 
@@ -103,7 +104,7 @@ def _rest(report: PreflightReport) -> list[Text]:
         line.append(f" ({', '.join(subjects)})", style="dim")
     lines = [line]
     for one in groups.left_out(report.findings, Severity.SKIPPED):
-        where = f" on {groups.named(one.hosts)}" if one.hosts and len(one.hosts) < len(report.hosts) else ""
+        where = f" on {named(one.hosts)}" if one.hosts and len(one.hosts) < len(report.hosts) else ""
         lines.append(Text(f"{one.why}{where}: {', '.join(one.checks)}", style="dim"))
     return lines
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from ddpctl.spec.fold import nameless, numberless, one_line
 
 
 class Severity(str, Enum):
@@ -52,10 +53,12 @@ class Finding:
 
     def nameless(self, text: str) -> str:
         """``text`` with HOST and PEER for the finding's own two, so that what is true of many hosts reads the same."""
-        for name, mark in ((self.host, "HOST"), (self.peer, "PEER")):
-            if name:
-                text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", mark, text)
-        return text
+        return nameless(nameless(text, self.host, "HOST"), self.peer, "PEER")
+
+    @property
+    def gist(self) -> str:
+        """The message without names and numbers: findings of one gist say the same."""
+        return numberless(self.nameless(one_line(self.message)))
 
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it."""

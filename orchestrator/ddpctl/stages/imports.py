@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddpctl.checks import judge, subject
-from ddpctl.checks.base import Answer, Check, Question, View
-from ddpctl.checks.imports import IMPORTS, script_imports
+from ddpctl.checks import judge
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.job_imports import IMPORTS, script_imports
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host
@@ -15,6 +15,7 @@ from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.push import EnvironmentOutcome
+from ddpctl.spec.question import Answer, Question, as_answers, as_request
 from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "imports"
@@ -37,10 +38,8 @@ def try_imports(
     tell: Tell,
 ) -> tuple[Finding, ...]:
     """The verdict on the script's imports in a managed environment which stands on all ``hosts``."""
-    targets = tuple(
-        replace(target, environment=environment.python(target.name)) for target in subject.targets(hosts, job)
-    )
-    want = subject.want(inventory.environment, job, hosts, imports)
+    targets = tuple(replace(target, environment=environment.python(target.name)) for target in Target.all(hosts, job))
+    want = Want.of(inventory.environment, job, hosts, imports)
     view = View(targets, want, {host.name: {} for host in hosts})
     return judge.verdicts((IMPORTS,), _asked(view, (IMPORTS,), fleet, tell))
 
@@ -60,8 +59,8 @@ def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> Vie
     def ask(transport: Transport) -> Mapping[str, Answer]:
         own = questions[transport.host]
         deadline = max(question.deadline for question in own)
-        reply = transport.call("probe", {"questions": judge.as_request(own)}, timeout=deadline + SLACK_S)
-        return judge.as_answers(reply)
+        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + SLACK_S)
+        return as_answers(reply)
 
     outcome = fleet.map(ask, list(questions), on_done=counting(STAGE, len(questions), tell))
     tell(StageEnded(STAGE, outcome.ok))

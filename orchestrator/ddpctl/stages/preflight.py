@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpctl.checks import judge, rehearsal, subject
-from ddpctl.checks.base import Answer, Check, Question, Target, Timing, View, Want
-from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks import deep, judge
+from ddpctl.checks.base import Check, Target, Timing, View, Want
+from ddpctl.checks.catalogue import CATALOGUE, MESH_IDS
 from ddpctl.checks.fabric import network_of
+from ddpctl.checks.gpu.use import devices
 from ddpctl.checks.job import script_question
-from ddpctl.checks.meshwords import network_question
-from ddpctl.checks.network import MESH_IDS, hosts_to_read
-from ddpctl.checks.torch import live_question, versions_question
-from ddpctl.checks.use import devices
+from ddpctl.checks.mesh import network_question
+from ddpctl.checks.mesh.faults import hosts_to_read
+from ddpctl.checks.python import live_question, versions_question
 from ddpctl.errors import ConnectError, DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
@@ -32,6 +32,7 @@ from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
+from ddpctl.spec.question import Answer, Question, as_answers, as_request
 from ddpctl.spec.script import read_script
 from ddpctl.stages.imports import with_script_on_nodes
 from ddpctl.stages.mesh import MeshPlan, run_mesh
@@ -50,7 +51,7 @@ FIREWALL_S = 20.0
 
 @dataclass(frozen=True)
 class Options:
-    """``only`` and ``skip`` are ids of checks or their subjects; ``mesh`` False leaves the nodes' network alone."""
+    """``only`` and ``skip`` are ids of checks or their first parts; ``mesh`` False leaves the nodes' network alone."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -123,8 +124,8 @@ def _measure(
 ) -> PreflightReport:
     begin = time.monotonic()
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
-    targets = subject.targets(hosts, job, nproc)
-    want = subject.want(inventory.environment, job, hosts, imports)
+    targets = Target.all(hosts, job, nproc)
+    want = Want.of(inventory.environment, job, hosts, imports)
     asked = _ask(checks, targets, want, inventory.cluster, fleet, tell)
     view = View(targets, want, asked.answers, asked.errors, asked.timings)
     view = with_script_on_nodes(view, checks, fleet, tell)
@@ -135,13 +136,13 @@ def _measure(
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, asked.ports)
     findings = judge.verdicts(checks, view, left_out)
-    if options.deep and any(check.id == rehearsal.CHECK for check in checks):
+    if options.deep and deep.REHEARSAL in checks:
         reason = _no_rehearsal(findings, want)
         if reason:
-            findings += (Finding(rehearsal.CHECK, Severity.SKIPPED, f"no rehearsal: {reason}"),)
+            findings += (Finding(deep.REHEARSAL.id, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
             told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc)
-            findings += judge.verdicts(rehearsal.CHECKS, replace(view, rehearsal=told))
+            findings += judge.verdicts(deep.CHECKS, replace(view, rehearsal=told))
     return PreflightReport(
         cluster=inventory.cluster,
         hosts=tuple(target.name for target in targets),
@@ -158,8 +159,8 @@ def _measure(
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
     """``report`` with the verdict on a rehearsal that had to wait for the environment (``run_rehearsal`` says what was
     told)."""
-    findings = judge.verdicts(rehearsal.CHECKS, View((), Want(), {}, rehearsal=told))
-    return with_findings(report, {check.id for check in rehearsal.CHECKS}, findings)
+    findings = judge.verdicts(deep.CHECKS, View((), Want(), {}, rehearsal=told))
+    return with_findings(report, {check.id for check in deep.CHECKS}, findings)
 
 
 def with_findings(report: PreflightReport, checks: Collection[str], findings: Sequence[Finding]) -> PreflightReport:
@@ -194,11 +195,11 @@ def _ask(
         questions += [question for question in _facts_questions(target, want) if question.key not in known]
         deadline = max((question.deadline for question in questions), default=0.0)
         start = time.time()
-        reply = transport.call("probe", {"questions": judge.as_request(questions)}, timeout=deadline + SLACK_S)
+        reply = transport.call("probe", {"questions": as_request(questions)}, timeout=deadline + SLACK_S)
         asked.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
         if target.name == want.master:
             asked.ports = _pick_ports(transport, want, cluster)
-        return judge.as_answers(reply)
+        return as_answers(reply)
 
     outcome = fleet.map(ask, list(by_name), on_done=counting(STAGE, len(targets), tell))
     asked.answers, asked.errors = dict(outcome.results), dict(outcome.errors)
@@ -208,10 +209,10 @@ def _ask(
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
-    script = script_question(want)
+    script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
     live = (live_question(target, want),) if counted else ()
-    return (network_question(want), versions_question(target), *live, *((script,) if script else ()))
+    return (network_question(target, want), versions_question(target, want), *live, *((script,) if script else ()))
 
 
 def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddpctl.checks import judge
-from ddpctl.checks.base import Question
 from ddpctl.environment.blobs import Source
 from ddpctl.environment.spread import Addresses, bring
 from ddpctl.errors import DdpctlError
@@ -16,6 +14,7 @@ from ddpctl.spec.event import StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import Delivery, EnvironmentOutcome, PushedNode, PushOutcome
+from ddpctl.spec.question import Question, as_answers, as_request
 from ddpctl.stages.provision import provision
 from ddpctl.transport.base import Fleet, Transport
 
@@ -57,8 +56,8 @@ def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequenc
     """What lies on ``hosts`` already, read and not imported: torch, torchvision, CUDA and NCCL where there are any."""
 
     def ask(transport: Transport) -> dict[str, str]:
-        request = {"questions": judge.as_request([VERSIONS])}
-        answer = judge.as_answers(transport.call("probe", request, timeout=VERSIONS.deadline + SLACK_S))[VERSIONS.key]
+        request = {"questions": as_request([VERSIONS])}
+        answer = as_answers(transport.call("probe", request, timeout=VERSIONS.deadline + SLACK_S))[VERSIONS.key]
         return installed(answer.value) if answer.ok else {}
 
     found = fleet.map(ask, hosts)

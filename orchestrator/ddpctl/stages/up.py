@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
-from ddpctl.checks.imports import IMPORTS
+from ddpctl.checks.job_imports import IMPORTS
 from ddpctl.code import CodeArchive
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
 from ddpctl.spec.event import Tell

@@ -1,0 +1,237 @@
+"""The rehearsal (--deep): did every rank get through every phase, which ones did not, and over what network?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.checks import hca, report
+from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.fold import by
+from ddpctl.spec.ranges import fold
+from ddpctl_worker.contract import VICTIM_WORDS
+
+SOCKET = "Socket"
+_USING = re.compile(r"Using network (.+)")
+_GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for ")
+AT_ONCE_S = 3.0  # the nodes begin and end within so much of each other
+# What the ranks of the other nodes say when one of them is missing: no cause, but its echo.
+_ECHO = re.compile(VICTIM_WORDS + r"|timed out|timeout|connection reset", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """Where a rank ended up: ``report`` is its last word (None: it never got to one), ``phase`` the last it entered."""
+
+    host: str
+    rank: int
+    phase: str | None
+    report: Mapping[str, Any] | None
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.report and self.report.get("ok"))
+
+    @property
+    def error(self) -> str | None:
+        return str(self.report["error"]) if self.report and self.report.get("error") else None
+
+    @property
+    def echo(self) -> bool:
+        return self.error is not None and bool(_ECHO.search(self.error))
+
+
+def _judge_rehearsal(view: View) -> Iterable[Finding]:
+    told = view.rehearsal
+    if told is None:
+        return
+    broken = [host for host, answer in told.items() if "error" in answer]
+    for host in broken:
+        yield report.error(
+            host,
+            f"the rehearsal could not start: {told[host]['error']}",
+            fix=told[host].get("hint"),
+            evidence=dict(told[host]),
+        )
+    ranks = [rank for host, answer in told.items() if host not in broken for rank in _ranks(host, answer)]
+    if not broken and ranks and all(rank.ok for rank in ranks):
+        yield _fine(ranks, told)
+    else:
+        yield from _trouble(ranks, told, started=not broken)
+    for host, answer in told.items():
+        if answer.get("survivors"):
+            pids = ", ".join(str(one["pid"]) for one in answer["survivors"])
+            yield report.warning(
+                host,
+                f"processes of the rehearsal could not be killed: {pids}",
+                fix="a process that ignores SIGKILL hangs in its driver or file system: its wait channel says where; "
+                "only a reboot ends it if that does not come back",
+                command=f"ps -o pid,stat,wchan:32,args -p {pids.replace(' ', '')}",
+            )
+
+
+def _ranks(host: str, answer: Mapping[str, Any]) -> list[_Rank]:
+    found = answer.get("ranks", {})
+    return [
+        _Rank(host, rank, found.get(str(rank), {}).get("phase"), found.get(str(rank), {}).get("report"))
+        for rank in answer["expected"]
+    ]
+
+
+def _fine(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]]) -> Finding:
+    reports = [rank.report for rank in ranks if rank.report]
+    slowest = min((report["mb_per_s"] for report in reports if report.get("mb_per_s")), default=None)
+    speed = f", {slowest:g} MB/s" if slowest else ""
+    backend = reports[0].get("backend")
+    seconds = max(answer["seconds"] for answer in told.values())
+    return report.ok(
+        f"all-reduce correct across {len(ranks)} ranks on {len(told)} nodes ({backend}{speed}, {seconds:.0f} s)",
+        evidence={"mb_per_s": slowest, "backend": backend, "seconds": seconds},
+    )
+
+
+def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, started: bool) -> Iterable[Finding]:
+    """Causes if there are any; otherwise the stuck ranks. Ranks that only report the others' absence come last."""
+    failed = [rank for rank in ranks if not rank.ok]
+    silent = [rank for rank in failed if rank.report is None]
+    guilty = [rank for rank in failed if rank.error is not None and not rank.echo]
+    given_up = min((float(answer["seconds"]) for answer in told.values() if answer.get("timed_out")), default=math.inf)
+    dead = [rank for rank in silent if _ended_by_itself(told[rank.host], given_up)]
+    absent = [rank for rank in silent if not told[rank.host].get("met")]
+    chosen = guilty or dead or (absent or silent or failed if started else [])
+    for host in dict.fromkeys(rank.host for rank in chosen):
+        own = [rank for rank in chosen if rank.host == host]
+        yield _finding(host, own, told[host], [rank for rank in failed if rank not in chosen])
+
+
+def _ended_by_itself(answer: Mapping[str, Any], given_up: float) -> bool:
+    """A launcher that ends about when another node gives up (seconds from the start) has only lost its connection."""
+    return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - AT_ONCE_S
+
+
+def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiting: Sequence[_Rank]) -> Finding:
+    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank.rank) for rank in ranks)}"
+    first = ranks[0]
+    where = f"in {first.phase}" if first.phase and first.phase != "import" else "before init_process_group"
+    if first.error is not None:
+        text = f"{names} failed {where}: {first.error}"
+    elif answer.get("timed_out"):
+        met = "" if answer.get("met") else ", its launcher never met the others"
+        text = f"{names} stuck {where} after {answer['seconds']:.0f} s{met}"
+    else:
+        last = answer["tail"][-1] if answer.get("tail") else "no output"
+        text = f"{names} ended with exit code {answer.get('exit_code')} {where}: {last}"
+    if waiting:
+        hosts = fold(dict.fromkeys(rank.host for rank in waiting))
+        text += f"; {len(waiting)} ranks on {hosts} waited for it"
+    return report.error(
+        host,
+        text,
+        fix="see the rehearsal's output in the evidence (`ddpctl preflight --deep --json`), or run it as a job: "
+        "worker/jobs/init_proc.py",
+        evidence={
+            "ranks": [rank.rank for rank in ranks],
+            "phases": {str(rank.rank): rank.phase for rank in ranks},
+            "exit_code": answer.get("exit_code"),
+            "timed_out": answer.get("timed_out"),
+            "output": answer.get("tail", [])[-20:],
+        },
+    )
+
+
+# --- the network that NCCL took --------------------------------------------------------------------------------------
+
+
+def _judge_network(view: View) -> Iterable[Finding]:
+    told = {host: answer.get("nccl", ()) for host, answer in (view.rehearsal or {}).items() if _by_nccl(answer)}
+    used = {host: _networks(lines) for host, lines in told.items()}
+    for host in (host for host, names in used.items() if not names):
+        yield report.unknown(host, "not looked at: NCCL did not say what network it uses")
+    kinds = {names for names in used.values() if names}
+    if len(kinds) > 1:
+        yield _differ(used)
+        return
+    found = [finding for host, lines in told.items() for finding in _of_host(view, host, used[host], lines)]
+    yield from found
+    if kinds and not found:
+        yield report.ok(f"NCCL uses the network {', '.join(next(iter(kinds)))} on {fold(list(used))}")
+
+
+def _by_nccl(answer: Mapping[str, Any]) -> bool:
+    """Whether a rank there got far enough with NCCL to have chosen a network."""
+    reports = [rank.get("report") or {} for rank in answer.get("ranks", {}).values()]
+    return any(report.get("ok") and report.get("backend") == "nccl" for report in reports)
+
+
+def _networks(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted({match.group(1).strip() for line in lines if (match := _USING.search(line))}))
+
+
+def _differ(used: Mapping[str, tuple[str, ...]]) -> Finding:
+    hosts = by(lambda host: used[host], (host for host, names in used.items() if names))
+    words = "; ".join(f"{', '.join(names)} on {fold(own)}" for names, own in hosts.items())
+    return report.warning(
+        None,
+        f"NCCL does not use the same network everywhere: {words}",
+        fix="the hosts must have the same network plugins and working RDMA devices; NCCL's own lines are in the "
+        "evidence (`ddpctl preflight --deep --json`)",
+        evidence={"networks": {host: list(names) for host, names in used.items()}},
+    )
+
+
+def _of_host(view: View, host: str, names: tuple[str, ...], lines: Sequence[str]) -> Iterable[Finding]:
+    up = hca.used_and_up(view).get(host, [])
+    if names == (SOCKET,) and up:
+        why = next((line for line in lines if line.startswith("NET/IB") and "Using" not in line), None)
+        yield report.warning(
+            host,
+            f"NCCL sends over TCP (Using network {SOCKET}) though {up[0]['device']} port {up[0]['port']} is active"
+            f"{f': {why}' if why else ''}",
+            fix="the job must be able to open /dev/infiniband/uverbs* and to load libibverbs (in a container both have "
+            "to be passed in), and NCCL_IB_DISABLE and NCCL_NET must not say otherwise",
+            command="ls -l /dev/infiniband; ldconfig -p | grep -e ibverbs -e mlx5; env | grep ^NCCL_",
+            evidence={"nccl": list(lines)},
+        )
+    direct = {match.group(1) for line in lines if "NET/Socket" not in line and (match := _GDR.search(line))}
+    if names and SOCKET not in names and direct == {"Disabled"}:
+        yield report.warning(
+            host,
+            f"NCCL copies through the host's memory: {next(line for line in lines if _GDR.search(line))}",
+            fix="GPU Direct RDMA takes the module nvidia_peermem, or DMA-BUF (Linux 5.12, the open GPU kernel modules, "
+            "NCCL 2.12), and a GPU that can (no GeForce); a distance in the line means that the GPU and the HCA are "
+            "too far apart for it",
+            command="lsmod | grep -e nvidia_peermem -e nv_peer_mem; nvidia-smi topo -m",
+            evidence={"nccl": list(lines)},
+        )
+
+
+REHEARSAL = Check(
+    "deep.rehearsal",
+    "a rehearsal with every rank (--deep)",
+    _judge_rehearsal,
+    cause="Whatever no single check knows: the job's own interpreter, launcher, backend and interfaces, on all "
+    "ranks at once, do not get through init_process_group, an all_reduce of known numbers and a barrier. "
+    "(Seen with gloo; never run on GPUs.)",
+    symptom="init_process_group hangs or fails; wrong sums",
+    fix="The finding names the ranks that are stuck or failed, the phase, and their last words; the other ranks "
+    "only waited for them.",
+)
+
+CHECKS = (
+    REHEARSAL,
+    Check(
+        "deep.network",
+        "NCCL uses the network that the hosts have (--deep)",
+        _judge_network,
+        cause="NCCL falls back to TCP without a word where it finds no RDMA device that it can open, and copies "
+        "through the host's memory where GPU Direct RDMA does not work.",
+        symptom="NCCL INFO NET/IB : No device found. / Using network Socket; GPU Direct RDMA Disabled for HCA 0; the "
+        "job runs, at a fraction of the speed",
+        fix="Pass /dev/infiniband and libibverbs into the container; load nvidia_peermem.",
+        recorded=NO_HARDWARE,
+    ),
+)

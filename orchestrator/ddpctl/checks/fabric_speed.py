@@ -1,0 +1,215 @@
+"""The interface that the job uses: is it the fast one, and do its connections really go through it?"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ddpctl.checks import hca, report
+from ddpctl.checks.base import RECORDED, Check, View
+from ddpctl.checks.fabric import network_of
+from ddpctl.checks.mesh import network_question, not_dialled, one_host
+from ddpctl.checks.mesh.faults import wrong_address
+from ddpctl.spec.fabric import HostNetwork, NodeAddress
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.fold import by
+from ddpctl.spec.mesh import OK, Fabric
+from ddpctl.spec.ranges import fold
+
+FASTER = 2.0  # times the chosen network
+_VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
+
+
+# --- a faster network ------------------------------------------------------------------------------------------------
+
+
+def _judge_speed(view: View) -> Iterable[Finding]:
+    """The network that was chosen is slower than another in which every host has an address."""
+    yield from not_dialled(view)
+    read = network_of(view)
+    networks = [network for network in map(read, view.targets) if network is not None]
+    if view.mesh is None or len(networks) < 2 or _exempt_speed(view):
+        return
+    chosen = {host: _entry(network, view.mesh.fabric) for network in networks for host in [network.host]}
+    if not all(chosen.values()):
+        return
+    mine = {host: entry for host, entry in chosen.items() if entry is not None}
+    others = [found for found in _shared(networks) if not set(found.values()) & set(mine.values())]
+    better = [found for found in others if _is_better(found, mine)]
+    untold = [found for found in (mine, *others) if _speed(found) is None]
+    if better:
+        yield _slower(mine, max(better, key=lambda found: _speed(found) or 0))
+    elif others and untold:
+        names = ", ".join(dict.fromkeys(map(_names, untold)))
+        yield report.unknown(None, f"not looked at: no driver says how fast {names} is")
+
+
+def _entry(network: HostNetwork, fabric: Mapping[str, Fabric]) -> NodeAddress | None:
+    mine = fabric.get(network.host)
+    return next((entry for entry in network.addresses if mine and entry.address == mine.address), None)
+
+
+def _shared(networks: Sequence[HostNetwork]) -> list[dict[str, NodeAddress]]:
+    """The networks in which every host has an address of its own, host by host."""
+    found: dict[str, dict[str, NodeAddress]] = {}
+    for network in networks:
+        for entry in network.addresses:
+            if entry.up and not entry.loopback and not entry.container_bridge:
+                net = ipaddress.ip_interface(f"{entry.address}/{entry.prefix}").network
+                if net.prefixlen < net.max_prefixlen:
+                    found.setdefault(str(net), {})[network.host] = entry
+    return [
+        entries
+        for entries in found.values()
+        if len(entries) == len(networks) == len({entry.address for entry in entries.values()})
+    ]
+
+
+def _speed(entries: Mapping[str, NodeAddress]) -> int | None:
+    """Of the slowest host; None where a driver does not say, or where a tunnel says what it likes."""
+    speeds = [None if _VPN.match(entry.interface) else entry.speed for entry in entries.values()]
+    return min((speed for speed in speeds if speed is not None), default=None) if None not in speeds else None
+
+
+def _is_better(found: Mapping[str, NodeAddress], mine: Mapping[str, NodeAddress]) -> bool:
+    theirs, ours = _speed(found), _speed(mine)
+    if theirs is None:
+        return False
+    tunnels = any(_VPN.match(entry.interface) for entry in mine.values())
+    return tunnels or (ours is not None and theirs >= FASTER * ours)
+
+
+def _slower(mine: Mapping[str, NodeAddress], better: Mapping[str, NodeAddress]) -> Finding:
+    speed = _speed(mine)
+    own = f"at {_words(speed)}" if speed else "a tunnel"
+    return report.warning(
+        None,
+        f"the nodes talk over {_names(mine)} ({own}), and all of them have {_names(better)} too, at "
+        f"{_words(_speed(better) or 0)}",
+        fix=f"if they reach each other there, set `interface: {_first(better)}` for the hosts (or `fabric_address:`)",
+        evidence={
+            "chosen": {host: [entry.interface, entry.speed] for host, entry in mine.items()},
+            "faster": {host: [entry.interface, entry.speed] for host, entry in better.items()},
+        },
+    )
+
+
+def _first(entries: Mapping[str, NodeAddress]) -> str:
+    return next(iter(entries.values())).interface
+
+
+def _names(entries: Mapping[str, NodeAddress]) -> str:
+    return " or ".join(sorted({entry.interface for entry in entries.values()}))
+
+
+def _words(mbit: int) -> str:
+    return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit} Mbit/s"
+
+
+def _exempt_speed(view: View) -> Mapping[str, str]:
+    """Under NCCL the data goes over RDMA where every host has it; the interface only brings the nodes together."""
+    if len(view.targets) == 1:
+        return one_host(view)
+    rdma = hca.in_use(view)
+    return dict.fromkeys(rdma, "NCCL has RDMA on every host") if len(rdma) == len(view.answers) else {}
+
+
+# --- where connections really leave ----------------------------------------------------------------------------------
+
+
+def _judge_source(view: View) -> Iterable[Finding]:
+    """gloo and NCCL take the first address of the interface; the kernel takes the route. Either may be another."""
+    yield from not_dialled(view)
+    mesh = view.mesh
+    if mesh is None:
+        return
+    read = network_of(view)
+    dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
+    for target in view.targets:
+        network, mine = read(target), mesh.fabric.get(target.name)
+        if network is None or mine is None or len(mesh.hosts) < 2 or target.local:
+            continue
+        if wrong_address(mesh, target.name) or network.owner(mine.address) is None:
+            continue  # told by fabric.address
+        first = _first_address(network, mine)
+        if first is not None:
+            yield _another_first(target.name, mine, first)
+            continue
+        away = {
+            dial.peer: (dial.local, dial.interface)
+            for dial in dials.get(target.name, ())
+            if dial.local not in (None, mine.address)
+        }
+        if away:
+            yield _another_way(target.name, mine, away)
+
+
+def _first_address(network: HostNetwork, mine: Fabric) -> NodeAddress | None:
+    """The address that comes first on the interface, where it is not the fabric address."""
+    own = [entry for entry in network.addresses if entry.interface == mine.interface]
+    if not own or own[0].address == mine.address or all(entry.address != mine.address for entry in own):
+        return None
+    return own[0]
+
+
+def _another_first(host: str, mine: Fabric, first: NodeAddress) -> Finding:
+    other_family = (":" in mine.address) != (":" in first.address)
+    if other_family:
+        fix = (
+            "for NCCL set `env: {NCCL_SOCKET_FAMILY: AF_INET6}`; gloo has no such setting: take the IPv4 address off "
+            "the interface, or set `fabric_address:` to IPv4 addresses"
+        )
+    else:
+        fix = (
+            f"set `fabric_address:` of {host} to {first.address} if the others reach that, or give {mine.address} an "
+            "interface of its own, or make it the interface's first address"
+        )
+    return report.warning(
+        host,
+        f"{mine.interface} has {first.address} before the fabric address {mine.address}: gloo and NCCL take the first "
+        "address of an interface",
+        fix=fix,
+        evidence={"interface": mine.interface, "first": first.address, "fabric": mine.address},
+    )
+
+
+def _another_way(host: str, mine: Fabric, away: Mapping[str, tuple[str | None, str | None]]) -> Finding:
+    ways = {interface: local for local, interface in away.values()}
+    where = " and ".join(f"{interface} ({local})" for interface, local in ways.items())
+    return report.warning(
+        host,
+        f"connections to {fold(list(away))} leave by {where}, not by {mine.interface} ({mine.address}) that the job is "
+        "told",
+        fix=f"`ip route get` of their addresses shows why; two interfaces in one network are told apart by metric or "
+        f"prefix; or set `interface:` of {host} to the one that they take",
+        evidence={"peers": list(away), "local": sorted({str(local) for local, _ in away.values()})},
+    )
+
+
+CHECKS = (
+    Check(
+        "fabric.speed",
+        "the nodes talk over the fastest network that they share",
+        _judge_speed,
+        ask=(network_question, hca.PORTS),
+        cause="ddpctl takes the address that SSH came in by where the others reach it. That may be a management "
+        "network of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster one.",
+        symptom="the job runs, slowly",
+        fix="`interface:` (or `fabric_address:`) in the inventory names the fast one.",
+        recorded=RECORDED,
+        exempt=_exempt_speed,
+    ),
+    Check(
+        "fabric.source",
+        "the job's connections have the fabric address",
+        _judge_source,
+        ask=(network_question,),
+        cause="gloo and NCCL take the first address of the interface that they are told (NCCL: of the family in "
+        "NCCL_SOCKET_FAMILY). Where the fabric address is a later one (a second address, a /32 on lo, IPv6 beside "
+        "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
+        symptom="Connection refused or time-outs at an address that stands in no file; half the speed",
+        fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
+        exempt=one_host,
+    ),
+)

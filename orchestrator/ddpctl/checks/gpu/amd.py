@@ -1,0 +1,65 @@
+"""AMD GPUs: what the kernel says of them, and whether the login may use them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from ddpctl.checks import report
+from ddpctl.checks.base import View
+from ddpctl.checks.report import as_root
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.question import Question
+
+GPUS = Question("amd_gpus")
+
+
+def gpus(view: View, host: str) -> list[dict[str, Any]]:
+    """The GPUs that the kernel's compute driver has and whose device nodes are there."""
+    value = view.value(host, GPUS)
+    if not value or "/dev/kfd" in value["missing"]:
+        return []
+    return [gpu for gpu in value["gpus"] if gpu["render"] not in value["missing"]]
+
+
+def has_gpus(view: View, host: str) -> bool:
+    """Whether the host has AMD GPUs at all, usable or not."""
+    value = view.value(host, GPUS)
+    return bool(value and (value["gpus"] or value["pci"]))
+
+
+def model(gpu: dict[str, Any]) -> str:
+    """``gfx942 192 GB``: the kernel knows no marketing names."""
+    size = f" {gpu['total'] / (1 << 30):.0f} GB" if gpu["total"] else ""
+    return f"{target_name(gpu['gfx'])}{size}"
+
+
+def target_name(packed: int) -> str:
+    """``gfx90a`` of 90010: decimal major, minor and step, the last two as hexadecimal digits."""
+    return f"gfx{packed // 10000}{packed // 100 % 100:x}{packed % 100:x}"
+
+
+def driver_fault(view: View, host: str, value: dict[str, Any]) -> Finding | None:
+    """What keeps the host's AMD GPUs from a process of this login; None: nothing."""
+    if value["pci"] and not value["gpus"]:
+        return report.warning(
+            host,
+            f"{len(value['pci'])} AMD GPU(s) on the PCI bus, but the amdgpu driver has none of them: torch would run "
+            "on the processor",
+            fix="where there is no such module, install AMD's driver (amdgpu-dkms) and reboot",
+            command=as_root(view, host, "modprobe amdgpu"),
+            evidence=value,
+        )
+    if value["closed"]:
+        return report.error(
+            host,
+            f"{value['user']} may not open {_some(value['closed'])}: HIP sees no GPU",
+            fix="it counts from the next login on: end running connections to the host first",
+            command=as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
+            evidence=value,
+        )
+    return None
+
+
+def _some(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

@@ -1,0 +1,308 @@
+"""GPUs: the driver works, the hosts are alike, and there is one for every process of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddpctl.checks import python, report
+from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
+from ddpctl.checks.gpu import amd, use
+from ddpctl.checks.gpu.use import smis
+from ddpctl.checks.report import as_root, differences, write_as_root
+from ddpctl.spec import nvidia
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by, named
+from ddpctl.spec.nvidia import KERNEL, Gpu, Smi, labels
+
+# What is wrong, what a person does, and a command that looks; none of them ends a process or reboots by itself.
+_BROKEN = {
+    nvidia.HUNG: (
+        "nvidia-smi does not end: the driver or a GPU is stuck",
+        "reboot the host: no process that hangs in the driver can be ended",
+        "dmesg -T | grep -i nvrm",
+    ),
+    nvidia.MISMATCH: (
+        "the driver's library was upgraded and the loaded module was not",
+        "reboot the host, or end every process on its GPUs and load the modules again; start a container anew",
+        "cat /proc/driver/nvidia/version",
+    ),
+    nvidia.LOST: ("a GPU does not answer any more", "reboot the host", "dmesg -T | grep -i xid"),
+    nvidia.FAILED: ("nvidia-smi fails", None, "nvidia-smi"),
+}
+# How each family of distributions makes its boot image anew.
+_INITRAMFS = {
+    "debian": "update-initramfs -u",
+    "rhel": "dracut --force",
+    "fedora": "dracut --force",
+    "suse": "dracut --force",
+    "arch": "mkinitcpio -P",
+}
+
+
+# --- the driver ------------------------------------------------------------------------------------------------------
+
+
+def _judge_driver(view: View) -> Iterable[Finding]:
+    found = smis(view)
+    for host, smi in found.items():
+        kernel = view.value(host, KERNEL) or {}
+        if smi.state in _BROKEN:
+            yield _broken(view, host, smi)
+        elif smi.state == nvidia.NO_DRIVER and kernel.get("wsl"):
+            yield _no_windows_driver(host, smi)
+        elif smi.state != nvidia.OK and use.has_gpus(view, host, smi) and not kernel["driver_gpus"]:
+            yield _no_driver(view, host, kernel)
+        yield from _recovery(view, host)
+    for host, value in view.values(amd.GPUS).items():
+        fault = amd.driver_fault(view, host, value)
+        if fault is not None:
+            yield fault
+    yield from differences(
+        Severity.INFO,
+        {host: smi.driver for host, smi in found.items() if smi.driver},
+        what="NVIDIA driver",
+        fix="harmless as long as each is new enough for the torch build; install the same one when convenient",
+    )
+
+
+def _broken(view: View, host: str, smi: Smi) -> Finding:
+    what, fix, command = _BROKEN[smi.state]
+    return report.error(
+        host,
+        f"{what}{f': {smi.text}' if smi.text else ''}",
+        fix=fix,
+        command=as_root(view, host, command) if command.startswith("dmesg") else command,
+        evidence={"state": smi.state, "text": smi.text, "seconds": smi.seconds},
+    )
+
+
+def _no_windows_driver(host: str, smi: Smi) -> Finding:
+    return report.warning(
+        host,
+        f"WSL2 reaches no NVIDIA driver: {smi.text}",
+        fix="install NVIDIA's driver in Windows, none in Linux, and start WSL anew (`wsl --shutdown` in Windows)",
+        evidence={"text": smi.text},
+    )
+
+
+def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
+    cards = len(kernel["gpus"])
+    if "nouveau" in kernel["modules"]:
+        message = f"{cards} NVIDIA GPU(s), but the nouveau driver holds them: CUDA cannot use them"
+        command = _without_nouveau(view, host, kernel.get("distribution") or ())
+        fix = "then install NVIDIA's driver and reboot: nouveau stays loaded until then"
+    else:
+        message = f"{cards} NVIDIA GPU(s) on the PCI bus, but no driver is loaded: torch would run on the processor"
+        command = as_root(view, host, "modprobe nvidia")
+        fix = "where there is no such module, install NVIDIA's driver"
+    severity = Severity.INFO if view.want.backend == "gloo" else Severity.WARNING
+    return report.finding(severity, host, message, fix=fix, command=command, evidence=kernel)
+
+
+def _without_nouveau(view: View, host: str, distribution: Iterable[str]) -> str:
+    lines = ("blacklist nouveau", "options nouveau modeset=0")
+    write = write_as_root(view, host, "/etc/modprobe.d/blacklist-nouveau.conf", *lines)
+    image = next((command for name, command in _INITRAMFS.items() if name in distribution), None)
+    return f"{write} && {as_root(view, host, image)}" if image else write
+
+
+def _recovery(view: View, host: str) -> Iterable[Finding]:
+    """What the driver asks for: after some faults nvidia-smi works, its counters are 0, and CUDA does not start."""
+    wanted = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", use.gpus(view, host))
+    wanted.pop("None", None)
+    for action, gpus in wanted.items():
+        reboot, reset = "reboot" in action.lower(), action.lower().endswith("reset") and "drain" not in action.lower()
+        these = labels(gpus)
+        message = (
+            f"{these}: the host must be rebooted before CUDA can start"
+            if reboot
+            else f"{these} must be reset: CUDA cannot start on {'it' if len(gpus) == 1 else 'them'}"
+            if reset
+            else f"{these}: the driver asks for: {action}"
+        )
+        yield report.finding(
+            Severity.ERROR if reboot or reset else Severity.WARNING,
+            host,
+            message,
+            fix="reboot it"
+            if reboot
+            else "nothing may run on the GPUs meanwhile; where the driver refuses, reboot the host",
+            command=None if reboot else reset_command(view, host, gpus),
+            evidence={"gpu_recovery_action": action, "gpus": [gpu.index for gpu in gpus]},
+        )
+
+
+def reset_command(view: View, host: str, gpus: Iterable[Gpu]) -> str:
+    """nvidia-smi refuses it while a process is on the GPU."""
+    numbers = ",".join(gpu.index for gpu in gpus)
+    smi = use.smi_of(view, host)
+    return as_root(view, host, f"{smi.program if smi else 'nvidia-smi'} --gpu-reset -i {numbers}")
+
+
+def _no_gpu(view: View) -> Mapping[str, str]:
+    """Hosts without any: what hides GPUs from the job does not make the driver well."""
+    return {host: why for host, why in use.unused(view).items() if why == use.NO_GPU}
+
+
+# --- alike -----------------------------------------------------------------------------------------------------------
+
+
+def _judge_model(view: View) -> Iterable[Finding]:
+    yield from use.unseen(view)
+    models = {host: name for host in smis(view) if (name := _models(view, host))}
+    yield from differences(
+        Severity.WARNING,
+        models,
+        what="GPUs",
+        fix="DDP runs at the pace of the slowest; put unlike machines into jobs of their own (`labels:`, `nodes:`)",
+    )
+
+
+def _models(view: View, host: str) -> str:
+    if host in use.unused(view):
+        return ", ".join(sorted({amd.model(gpu) for gpu in amd.gpus(view, host)}))
+    gpus = use.gpus(view, host)
+    names = {f"{gpu.name} {(gpu.number('memory.total') or 0) / 1024:.0f} GB" for gpu in gpus}
+    return ", ".join(sorted(names))
+
+
+DRIVER = Check(
+    "gpu.driver",
+    "the GPU driver works",
+    _judge_driver,
+    ask=(*nvidia.ASK, amd.GPUS),
+    cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, "
+    "the nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may "
+    "not open /dev/kfd.",
+    symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
+    "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi that never ends",
+    fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
+    recorded=NO_HARDWARE,
+    exempt=_no_gpu,
+)
+MODEL = Check(
+    "gpu.model",
+    "the hosts have the same GPUs",
+    _judge_model,
+    ask=(*nvidia.ASK, amd.GPUS),
+    cause="Different GPU models or memory sizes in one job.",
+    symptom="out of memory on one node only; every step as slow as the slowest GPU",
+    fix="Put unlike machines into jobs of their own.",
+    recorded=NO_HARDWARE,
+    exempt=use.without_gpus,
+)
+
+
+def _judge_count(view: View) -> Iterable[Finding]:
+    if view.want.backend == "gloo":
+        return
+    yield from use.unseen(view, lambda host: use.devices(view, view.target(host)) is None)
+    asked = [target for target in view.targets if target.name in smis(view)]
+    found = {target.name: count for target in asked if (count := use.devices(view, target)) is not None}
+    some = {host: count for host, count in found.items() if count}
+    if some or view.want.backend == "nccl":
+        yield from _without(view, found, some)
+    for target in view.targets:
+        count = some.get(target.name, 0)
+        if count and target.nproc is not None and target.nproc > count:
+            yield _too_few(view, target, count)
+    yield from _shared(view)
+    auto = {target.name: some[target.name] for target in view.targets if target.nproc is None and target.name in some}
+    yield from differences(
+        Severity.WARNING,
+        auto,
+        what="GPUs:",
+        fix="right if the machines differ; otherwise a GPU is missing: compare `nvidia-smi -L` of the hosts",
+    )
+
+
+def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> Iterable[Finding]:
+    for host, count in found.items():
+        smi = smis(view)[host]
+        broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
+        if count or broken or (smi.count and host not in use.unused(view)):
+            continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
+        others = _others(some)
+        yield report.error(
+            host,
+            f"{host} shows no usable GPU ({_why_none(view, host, smi)}){others}",
+            fix=f"NCCL needs a GPU on every node: leave {host} out (`nodes:` of the job), or run the job with gloo",
+            evidence={"gpus": dict(found)},
+        )
+
+
+def _others(some: Mapping[str, int]) -> str:
+    if not some:
+        return ""
+    host, count = next(iter(some.items()))
+    return f"; {host} has {count}" if len(some) == 1 else f"; {named(list(some))} have some"
+
+
+def _why_none(view: View, host: str, smi: Smi) -> str:
+    hidden = use.unused(view).get(host, "")
+    if smi.gpus and all(gpu.is_on("mig.mode.current") for gpu in smi.gpus) and not smi.mig_devices:
+        return "MIG is on and no instance was made"
+    if hidden.startswith(use.HIDDEN):
+        return hidden.partition("(")[2].rstrip(")") or hidden
+    if amd.has_gpus(view, host):
+        return "its AMD GPUs cannot be opened"
+    return {
+        nvidia.ABSENT: "nvidia-smi not found",
+        nvidia.NO_DRIVER: "no NVIDIA driver is loaded",
+        nvidia.NO_DEVICES: "nvidia-smi finds no device",
+    }.get(smi.state, hidden or "torch sees none")
+
+
+def _too_few(view: View, target: Target, count: int) -> Finding:
+    live, smi = use.live(view, target.name), smis(view).get(target.name)
+    why = f" ({live.chosen})" if live and live.chosen else ""
+    if smi and smi.mig_devices and not why:
+        why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
+    return report.error(
+        target.name,
+        f"{target.nproc} processes, but {count} GPU(s){why}: each needs one of its own",
+        fix=f"set `slots: {count}` for {target.name}, or `nproc_per_node: auto`"
+        + (f"; where the login sets {live.chosen}, take it out of the profile" if live and live.chosen else ""),
+        evidence={"nproc": target.nproc, "gpus": count},
+    )
+
+
+def _shared(view: View) -> Iterable[Finding]:
+    """One GPU under two names: two containers of one machine, or a machine twice in the inventory."""
+    owners: dict[str, list[str]] = {}
+    for target in view.targets:
+        for gpu in use.gpus(view, target.name):
+            uuid = gpu.cells.get("uuid")
+            if uuid and uuid.startswith("GPU-") and not gpu.is_on("mig.mode.current"):
+                owners.setdefault(uuid, []).append(target.name)
+    shared = [uuid for uuid, hosts in owners.items() if len(hosts) > 1]
+    for names, uuids in by(lambda uuid: tuple(owners[uuid]), shared).items():
+        yield report.error(
+            None,
+            f"{named(list(names))} use the same {len(uuids)} GPU(s) ({uuids[0]}{', ...' if len(uuids) > 1 else ''}): "
+            "NCCL refuses a GPU that two ranks have, or hangs",
+            fix="give each its own (CUDA_VISIBLE_DEVICES in `env:`, or the container's devices), or keep one of them",
+            evidence={"hosts": list(names), "uuids": uuids},
+        )
+
+
+COUNT = Check(
+    "gpu.count",
+    "every process has a GPU",
+    _judge_count,
+    ask=(*nvidia.ASK, amd.GPUS, python.live_question),
+    cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
+    "GPUs among nodes with some, unlike numbers of GPUs, or one GPU under two names of the inventory.",
+    symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
+    fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
+    recorded=NO_HARDWARE,
+    exempt=use.without_gpus,
+)
+
+
+CHECKS = (
+    DRIVER,
+    MODEL,
+    COUNT,
+)

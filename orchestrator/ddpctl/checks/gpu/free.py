@@ -1,0 +1,192 @@
+"""GPUs that are not the job's alone: other processes, compute mode, MIG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ddpctl.checks import report
+from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu.health import GpuState, by_host
+from ddpctl.checks.gpu.use import smis
+from ddpctl.checks.report import as_root
+from ddpctl.spec import nvidia
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by
+from ddpctl.spec.nvidia import App, Gpu, Smi, labels
+
+APP_MIB = 512.0  # a process with less has no more than a context, or is a desktop's
+BUSY_MIB = 1024.0  # a desktop and the driver's own use stay below
+BUSY_SHARE = 0.05
+WINDOWS_SHARE = 0.5  # WSL2 shows no process of Windows, and its desktop takes what it likes
+SHOWN = 3  # owners named
+_SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
+_MPS = "nvidia-cuda-mps-server"
+
+
+# --- other processes -------------------------------------------------------------------------------------------------
+
+
+def _judge_busy(view: View) -> Iterable[Finding]:
+    yield from use.unseen(view)
+    apart = use.unused(view)
+    for host, smi in smis(view).items():
+        if host not in apart:
+            yield from _busy(view, host, smi)
+
+
+def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
+    used = {str(gpu.cells.get("uuid")): gpu for gpu in use.gpus(view, host)}
+    apps = [app for app in smi.apps if app.uuid in used and _counts(app)]
+    owners = by(lambda app: (_who(app), app.job), apps)
+    parts = [_uses(who, job, group, used) for (who, job), group in owners.items()]
+    if parts:
+        more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+        jobs = sorted({app.job for app in apps if app.job})
+        pids = ",".join(str(app.pid) for app in apps if app.user)
+        yield report.warning(
+            host,
+            "; ".join(parts[:SHOWN]) + more,
+            fix=_free(jobs, [app for app in apps if not app.job]),
+            command=f"ps -o pid,user,lstart,args -p {pids}" if pids else None,
+            evidence={"apps": [{"pid": a.pid, "user": a.user, "memory": a.memory, "gpu": a.uuid} for a in apps]},
+        )
+    taken = {app.uuid for app in smi.apps if _mib(app) is not None}
+    silent = [gpu for uuid, gpu in used.items() if uuid not in taken and _full(smi, gpu)]
+    if silent:
+        yield _invisible(view, host, silent)
+
+
+def _mib(app: App) -> float | None:
+    return Gpu({"memory": app.memory}).number("memory")
+
+
+def _counts(app: App) -> bool:
+    """A job of ours always does. Without a number (WSL2) the memory of the whole GPU tells."""
+    return bool(app.job) or (_mib(app) or 0) >= APP_MIB
+
+
+def _who(app: App) -> str:
+    return f"user {app.user}, {app.command}" if app.user else f"{app.name}, of another container or user"
+
+
+def _uses(who: str, job: str | None, apps: list[App], used: dict[str, Gpu]) -> str:
+    gpus = labels({app.uuid: used[app.uuid] for app in apps}.values())
+    whose = f"({who}{f', ddpctl job {job}' if job else ''})"
+    if len(apps) == 1:
+        return f"{gpus}: pid {apps[0].pid} {whose} uses {apps[0].memory or 'some memory'}"
+    most = max(apps, key=lambda app: _mib(app) or 0).memory or "some memory"
+    return f"{gpus}: {len(apps)} processes {whose} use up to {most} each, the first is pid {apps[0].pid}"
+
+
+def _free(jobs: list[str], others: list[App]) -> str:
+    kills = ", ".join(f"`ddpctl kill {job}`" for job in jobs)
+    ask = "ask the owner to end it" if others else ""
+    return "; ".join(part for part in (kills, ask) if part)
+
+
+def _full(smi: Smi, gpu: Gpu) -> bool:
+    used, total = gpu.number("memory.used") or 0, gpu.number("memory.total") or 0
+    share = WINDOWS_SHARE if "/wsl/" in smi.program else BUSY_SHARE
+    return used > max(BUSY_MIB, total * share) and not _SHARED.search(gpu.name or "")
+
+
+def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
+    most = max(gpus, key=lambda gpu: gpu.number("memory.used") or 0)
+    used, total = most.number("memory.used") or 0, most.number("memory.total") or 0
+    minors = (view.value(host, nvidia.KERNEL) or {}).get("minors") or {}
+    by_bus = {nvidia.bus_of(bus): minor for bus, minor in minors.items()}
+    nodes = [f"/dev/nvidia{by_bus[gpu.bus]}" for gpu in gpus if gpu.bus in by_bus]
+    share = f"{used / 1024:.1f} of {total / 1024:.1f} GB in use"
+    return report.warning(
+        host,
+        f"{labels(gpus)}: {'up to ' if len(gpus) > 1 else ''}{share} by no process that can be seen (another "
+        "container, or a process that died badly)",
+        fix="a process of another container shows on the machine below; memory that nobody holds needs a reset of the "
+        "GPU",
+        command=as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
+        evidence={"gpus": [dict(gpu.cells) for gpu in gpus]},
+    )
+
+
+# --- who may use it --------------------------------------------------------------------------------------------------
+
+
+def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
+    mode = (gpu.cells.get("compute_mode") or "Default").replace(" ", "_")
+    mine = [app for app in smi.apps if app.uuid == gpu.cells.get("uuid")]
+    if mode == "Prohibited":
+        return GpuState(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _default_mode)
+    if not mode.startswith("Exclusive") or any(app.name.endswith(_MPS) for app in smi.apps):
+        return None  # with MPS its server is the one process, and lets the others in
+    if mine:
+        return GpuState(
+            Severity.ERROR,
+            f": compute mode {mode}, and another process has it",
+            "or end the process that has it; the mode is lost at a reboot, unless something sets it again",
+            _default_mode,
+        )
+    return GpuState(Severity.INFO, f": compute mode {mode}: one process a GPU, which is what DDP does")
+
+
+def _default_mode(view: View, host: str, gpus: list[Gpu]) -> str:
+    numbers = ",".join(gpu.index for gpu in gpus)
+    return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -c DEFAULT")
+
+
+def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
+    """Too many processes for it is gpu.count's to say."""
+    if not gpu.is_on("mig.mode.current"):
+        return None
+    return GpuState(
+        Severity.INFO,
+        f" is cut up by MIG ({smi.mig_devices} device(s) on this host): a process sees one of them, and NCCL does not "
+        "connect two of the same GPU",
+        "to have the whole GPU: nothing may run on it, its instances go, and some models need a reset",
+        _no_mig,
+    )
+
+
+def _no_mig(view: View, host: str, gpus: list[Gpu]) -> str:
+    numbers = ",".join(gpu.index for gpu in gpus)
+    return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -mig 0")
+
+
+CHECKS = (
+    Check(
+        "gpu.busy",
+        "GPUs are free",
+        _judge_busy,
+        ask=nvidia.ASK,
+        cause="A process of somebody else, or a rank of an earlier job that was not ended, holds GPU memory. Small "
+        "ones (a desktop, the MPS server) are left out.",
+        symptom="CUDA out of memory at the very start of the job",
+        fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+    Check(
+        "gpu.compute_mode",
+        "GPUs accept processes",
+        by_host(_mode_of),
+        ask=nvidia.ASK,
+        cause="Compute mode Prohibited, or Exclusive_Process while somebody is on the GPU.",
+        symptom="CUDA error: all CUDA-capable devices are busy or unavailable",
+        fix="`nvidia-smi -c DEFAULT`.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+    Check(
+        "gpu.mig",
+        "GPUs are whole",
+        by_host(_mig_of),
+        ask=nvidia.ASK,
+        cause="Multi-Instance GPU cuts a card into devices. A process can use one of them, and NCCL does not "
+        "connect two devices of the same card.",
+        symptom="fewer devices than expected, or NCCL's `Duplicate GPU detected`",
+        fix="One process a node, or switch MIG off for DDP jobs.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+)

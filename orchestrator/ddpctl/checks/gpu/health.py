@@ -1,0 +1,195 @@
+"""GPUs that are there but not well: memory errors, heat, lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ddpctl.checks import report
+from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu.driver import reset_command
+from ddpctl.checks.gpu.use import smis
+from ddpctl.checks.report import as_root
+from ddpctl.spec import nvidia
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.nvidia import Gpu, Smi, labels
+
+CommandFor = Callable[[View, str, list[Gpu]], str]
+DRAIN = "nothing may run on the GPU meanwhile; where the driver refuses, reboot the host"
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What is true of one GPU, to be put together with the same of others: ``what`` follows their names."""
+
+    severity: Severity
+    what: str
+    fix: str | None = None
+    command: CommandFor | None = None
+
+
+Judge = Callable[[View, str, Smi, Gpu], GpuState | None]
+
+
+def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
+    """One finding for each host and severity, from a verdict on each GPU that the job uses."""
+
+    def judged(view: View) -> Iterable[Finding]:
+        yield from use.unseen(view)
+        apart = use.unused(view)
+        for host, smi in smis(view).items():
+            found: dict[Severity, dict[GpuState, list[Gpu]]] = {}
+            for gpu in use.gpus(view, host) if host not in apart else ():
+                verdict = judge(view, host, smi, gpu)
+                if verdict is not None:
+                    found.setdefault(verdict.severity, {}).setdefault(verdict, []).append(gpu)
+            for severity, verdicts in found.items():
+                yield _together(view, host, severity, verdicts)
+
+    return judged
+
+
+def _together(view: View, host: str, severity: Severity, verdicts: dict[GpuState, list[Gpu]]) -> Finding:
+    first = next(iter(verdicts))
+    alike = [gpu for verdict, gpus in verdicts.items() if verdict.command is first.command for gpu in gpus]
+    fixes = dict.fromkeys(verdict.fix for verdict in verdicts if verdict.fix)
+    return report.finding(
+        severity,
+        host,
+        "; ".join(f"{labels(gpus)}{verdict.what}" for verdict, gpus in verdicts.items()),
+        fix="; ".join(fixes) or None,
+        command=first.command(view, host, alike) if first.command else None,
+        evidence={"gpus": [dict(gpu.cells) for gpus in verdicts.values() for gpu in gpus]},
+    )
+
+
+# --- memory errors ---------------------------------------------------------------------------------------------------
+
+
+def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
+    rows = {row.get("gpu_uuid"): Gpu(row) for row in smi.remapped}
+    remapped = rows.get(gpu.cells.get("uuid"), Gpu({}))
+    uncorrected = gpu.number("ecc.errors.uncorrected.volatile.total") or 0
+    if remapped.is_on("remapped_rows.failure"):
+        what = ": row remapping failed, and bad memory stays in use"
+        return GpuState(Severity.ERROR, what, "have the GPU replaced", _look)
+    if remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
+        return GpuState(Severity.WARNING, ": bad memory is to be set aside at the next reset", DRAIN, reset_command)
+    if uncorrected > 0:
+        what = f": {uncorrected:.0f} uncorrected memory error(s) since the driver was loaded"
+        return GpuState(Severity.WARNING, what, DRAIN, reset_command)
+    return None
+
+
+def _look(view: View, host: str, gpus: list[Gpu]) -> str:
+    numbers = ",".join(gpu.index for gpu in gpus)
+    return f"{smis(view)[host].program} -q -i {numbers} -d ECC,ROW_REMAPPER,PERFORMANCE,TEMPERATURE,POWER"
+
+
+# --- speed -----------------------------------------------------------------------------------------------------------
+
+_THROTTLE = {
+    "clocks_event_reasons.hw_thermal_slowdown": "it is too hot (hardware thermal slowdown)",
+    "clocks_event_reasons.sw_thermal_slowdown": "it is too hot (software thermal slowdown)",
+    "clocks_event_reasons.hw_power_brake_slowdown": "the power supply brakes it (hardware power brake)",
+    "clocks_event_reasons.hw_slowdown": "the hardware slows it down (power or heat)",
+}
+
+
+def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
+    reason = next((text for column, text in _THROTTLE.items() if gpu.is_on(column)), None)
+    if reason is None:
+        return None
+    heat = gpu.number("temperature.gpu")
+    at = "" if heat is None else f" at {heat:.0f} °C"
+    return GpuState(Severity.WARNING, f" throttled{at}: {reason}", "look after the host's cooling and power", _look)
+
+
+def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
+    """Against others of its model: where all have the same, the machines are built so. (The generation drops when a
+    GPU is idle, the width does not.)"""
+    now = gpu.number("pcie.link.width.current")
+    most = _widest(view).get(gpu.name, 0.0)
+    if not now or now >= most:
+        return None
+    return GpuState(
+        Severity.WARNING,
+        f" has {now:.0f} PCIe lanes, others of its model have {most:.0f}",
+        "right if its slot has no more; otherwise reseat the card or its riser cable",
+    )
+
+
+@lru_cache(maxsize=2)
+def _widest(view: View) -> dict[str | None, float]:
+    """The most lanes that a GPU of a model has."""
+    found: dict[str | None, float] = {}
+    for host in smis(view):
+        for gpu in use.gpus(view, host):
+            found[gpu.name] = max(found.get(gpu.name, 0.0), gpu.number("pcie.link.width.current") or 0.0)
+    return found
+
+
+def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
+    if (gpu.cells.get("persistence_mode") or "").lower() != "disabled" or "/wsl/" in smi.program:
+        return None
+    return GpuState(
+        Severity.INFO,
+        ": persistence mode is off: the first CUDA call of every process takes seconds; slow, not wrong",
+        "it does not outlive a reboot; nvidia-persistenced does the same and starts with the host",
+        _persist,
+    )
+
+
+def _persist(view: View, host: str, gpus: list[Gpu]) -> str:
+    return as_root(view, host, f"{smis(view)[host].program} -pm 1")
+
+
+CHECKS = (
+    Check(
+        "gpu.ecc",
+        "GPU memory has no uncorrected errors",
+        by_host(_ecc_of),
+        ask=nvidia.ASK,
+        cause="Memory cells of a GPU fail; the driver sets rows aside at the next reset, until no spare ones are left.",
+        symptom="CUDA error: uncorrectable ECC error encountered; wrong results; Xid 48, 63, 64, 94",
+        fix="Reset the GPU or reboot; replace it when remapping has failed.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+    Check(
+        "gpu.throttle",
+        "GPUs run at full speed",
+        by_host(_throttle_of),
+        ask=nvidia.ASK,
+        cause="Heat or a weak power supply slows a GPU down; all ranks wait for it in every step.",
+        symptom="one rank is always the last; steps of uneven length",
+        fix="Cooling, power cables, power limit.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+    Check(
+        "gpu.pcie",
+        "GPUs have all their PCIe lanes",
+        by_host(_pcie_of),
+        ask=nvidia.ASK,
+        cause="A badly seated card or riser cable: the link came up with fewer lanes than that of another GPU of "
+        "the same model.",
+        symptom="transfers to one GPU take twice as long or more",
+        fix="Reseat the card. Where the slot has no more lanes, nothing is wrong.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+    Check(
+        "gpu.persistence",
+        "persistence mode",
+        by_host(_persistence_of),
+        ask=nvidia.ASK,
+        cause="Without persistence mode the driver sets the GPU up anew for the first process that opens it.",
+        symptom="the first CUDA call takes 5 to 30 s",
+        fix="`nvidia-smi -pm 1` or nvidia-persistenced.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
+)

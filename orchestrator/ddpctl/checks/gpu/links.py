@@ -1,0 +1,206 @@
+"""How the GPUs of a host reach each other: over NVSwitches that must be set up, or over PCI Express bridges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddpctl.checks import env, python, report
+from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
+from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu.use import smis
+from ddpctl.checks.report import as_root
+from ddpctl.spec import nvidia
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.nvidia import KERNEL, SMI, Gpu, Smi, labels
+from ddpctl.spec.question import Question
+
+FABRIC = Question("fabric_manager", deadline=8.0)
+_DOWN = ("inactive", "failed", "activating", "deactivating")  # other words are no answer of systemd's
+_WAITING = ("In Progress", "Not Started")  # fabric.state, since Hopper
+PATHS = Question("gpu_paths")
+REDIRECTS = 0b1100  # ReqRedir and CmpltRedir of ACSCtl: requests and answers go up to the root
+# Modules that are joined by NVLink, and cards for desktops, between which the driver allows no P2P.
+_NO_PCI_P2P = ("SXM", "HBM3", "H200", "B200", "B300", "GB200", "GB300", "GH200", "GeForce")
+
+
+# --- NVSwitches ------------------------------------------------------------------------------------------------------
+
+
+def _judge_fabric(view: View) -> Iterable[Finding]:
+    apart = _without_switches(view)
+    for host, value in view.values(FABRIC).items():
+        gpus = use.gpus(view, host)
+        if host in apart or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
+            continue  # in a guest the fabric manager runs on the machine below, and the GPUs say that it is done
+        live = use.live(view, host)
+        starts = live is not None and live.works and bool(live.buses)
+        fault = _fault(view, host, value)
+        waiting = _waiting(gpus)
+        if fault:
+            yield _not_running(view, host, fault, starts, value)
+        elif waiting and not starts:
+            yield _wait(view, host, waiting, live)
+        elif value and _state(view, host, value) is None and not starts:
+            yield report.unknown(host, "not looked at: systemd does not answer here")
+
+
+def _without_switches(view: View) -> Mapping[str, str]:
+    found = dict(use.unused(view))
+    for host, value in view.values(FABRIC).items():
+        if value is None and not _waiting(use.gpus(view, host)):
+            found.setdefault(host, "no NVSwitch found")
+    return found
+
+
+def _waiting(gpus: Iterable[Gpu]) -> list[Gpu]:
+    return [gpu for gpu in gpus if gpu.cells.get("fabric.state") in _WAITING]
+
+
+def _state(view: View, host: str, value: Mapping[str, Any]) -> str | None:
+    """systemd's word for the fabric manager; None where systemd cannot know: a container has not the machine's."""
+    active = value.get("active")
+    word = active["stdout"].strip() if active else ""
+    if word == "active":
+        return "active"
+    return word if word in _DOWN and not (view.value(host, nvidia.KERNEL) or {}).get("container") else None
+
+
+def _fault(view: View, host: str, value: Mapping[str, Any] | None) -> str | None:
+    """What is wrong with the fabric manager; None: nothing, or nothing is known."""
+    if value is None:
+        return None
+    state = _state(view, host, value)
+    smi = smis(view).get(host)
+    driver = smi.driver if smi else None
+    if state in _DOWN:
+        return f"nvidia-fabricmanager is {state}"
+    version = re.search(r"\d+(\.\d+)+", (value.get("version") or {}).get("stdout", ""))
+    if state == "active" and version and driver and version.group() != driver:
+        return f"nvidia-fabricmanager is {version.group()} and the driver {driver}: they must be the same"
+    return None
+
+
+def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping[str, Any] | None) -> Finding:
+    smi = smis(view).get(host)
+    driver = (smi.driver if smi else None) or "the driver"
+    harm = (
+        "CUDA works until the next reset of a GPU, then it fails with error 802"
+        if starts
+        else "CUDA fails with error 802 on GPUs behind NVSwitches"
+    )
+    return report.finding(
+        Severity.WARNING if starts else Severity.ERROR,
+        host,
+        f"{fault}: {harm}",
+        fix=f"the package of nvidia-fabricmanager must have the driver's very version, {driver}",
+        command=as_root(view, host, "systemctl enable --now nvidia-fabricmanager") if "they" not in fault else None,
+        evidence=value or {},
+    )
+
+
+def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
+    """Without a word of CUDA's own it may still be on its way, minutes after the boot."""
+    sure = live is not None and live.error is not None
+    smi = smis(view)[host]
+    return report.finding(
+        Severity.ERROR if sure else Severity.WARNING,
+        host,
+        f"{labels(waiting)}: fabric state {waiting[0].cells['fabric.state']}, so CUDA fails with error 802 until the "
+        "fabric manager has registered them",
+        fix="start nvidia-fabricmanager on the machine that has the NVSwitches; for a guest that is the one below it",
+        command=f"{smi.program} -q | grep -A 3 -w Fabric",
+        evidence={"fabric.state": waiting[0].cells["fabric.state"]},
+    )
+
+
+# --- PCI Express -----------------------------------------------------------------------------------------------------
+
+
+def _without_p2p(view: View) -> dict[str, str]:
+    """Where GPUs do not talk to each other over PCI Express, or where a guest cannot see how."""
+    paths, kernels, every = view.values(PATHS), view.values(KERNEL), smis(view)
+    asked = [t for t in view.targets if t.name in paths and t.name in kernels and t.name in every]
+    reasons = {t.name: _why_not(view, t, paths[t.name], kernels[t.name], every[t.name]) for t in asked}
+    return {**{host: why for host, why in reasons.items() if why}, **env.without_nccl(view)}
+
+
+def _why_not(view: View, target: Target, paths: Any, kernel: Any, smi: Smi) -> str | None:
+    if len(paths["gpus"]) < 2 or (target.nproc is not None and target.ranks < 2):
+        return "fewer than two GPUs work together"
+    if paths["virtual"]:
+        return "a virtual machine"
+    names = [gpu.name or "" for gpu in smi.gpus]
+    joined = any(part in name for name in names for part in _NO_PCI_P2P)
+    if kernel["switches"] or joined or not names:
+        return "its GPUs do not talk over PCI Express"
+    off = env.nccl_settings(view, target).get("NCCL_P2P_DISABLE", "0")
+    return None if off in ("", "0") else f"NCCL_P2P_DISABLE={off}"
+
+
+def _judge_p2p(view: View) -> Iterable[Finding]:
+    away, every = _without_p2p(view), smis(view)
+    for host, paths in view.values(PATHS).items():
+        if host in away or host not in every:
+            continue
+        redirecting = [bridge for bridge, control in paths["acs"].items() if (control or 0) & REDIRECTS]
+        translated = sorted({gpu["iommu"] for gpu in paths["gpus"].values() if str(gpu["iommu"]).startswith("DMA")})
+        if redirecting:
+            yield _acs(view, host, paths, redirecting)
+        elif translated:
+            yield _iommu(host, paths, translated)
+        elif None in paths["acs"].values():
+            yield report.unknown(host, "not looked at: the bridges' ACS is for root only")
+
+
+def _acs(view: View, host: str, paths: Mapping[str, Any], bridges: list[str]) -> Finding:
+    clear = "; ".join(f"setpci -s {bridge} ECAP_ACS+6.w=0000" for bridge in bridges)
+    return report.warning(
+        host,
+        f"{len(bridges)} PCI bridge(s) above the GPUs redirect traffic between them (ACS): P2P is slow, and on some "
+        "boards NCCL hangs in the first collective",
+        fix="it lasts until the next reboot: switch ACS off in the BIOS. It takes away the isolation that virtual "
+        "machines with devices of their own need. Or set NCCL_P2P_DISABLE=1 for it (`env:`)",
+        command=as_root(view, host, f"sh -c '{clear}'"),
+        evidence={"acs": {bridge: f"{paths['acs'][bridge]:#06x}" for bridge in bridges}},
+    )
+
+
+def _iommu(host: str, paths: Mapping[str, Any], kinds: list[str]) -> Finding:
+    return report.warning(
+        host,
+        f"the IOMMU translates what the GPUs send each other ({', '.join(kinds)}): P2P is slow, and on some boards "
+        "NCCL hangs in the first collective",
+        fix="boot with iommu=pt on the kernel's command line; or set NCCL_P2P_DISABLE=1 for it (`env:`)",
+        command="cat /proc/cmdline /sys/kernel/iommu_groups/*/type",
+        evidence={"iommu": {slot: gpu["iommu"] for slot, gpu in paths["gpus"].items()}},
+    )
+
+
+CHECKS = (
+    Check(
+        "gpu.fabric",
+        "the NVSwitch fabric manager runs",
+        _judge_fabric,
+        ask=(FABRIC, *nvidia.ASK, python.live_question),
+        cause="On machines with NVSwitches (HGX, DGX) CUDA starts only when nvidia-fabricmanager of the driver's "
+        "very version runs, and has registered every GPU.",
+        symptom="Error 802: system not yet initialized; cudaErrorSystemNotReady",
+        fix="Install the fabric manager of the driver's version and start it.",
+        recorded=NO_HARDWARE,
+        exempt=_without_switches,
+    ),
+    Check(
+        "gpu.acs",
+        "GPUs reach each other over PCI Express",
+        _judge_p2p,
+        ask=(PATHS, KERNEL, SMI, env.question),
+        cause="On a machine that is not virtual, with several GPUs without NVLink: bridges with ACS switched on, "
+        "or an IOMMU that translates, send what goes from GPU to GPU up to the root.",
+        symptom="the first all-reduce hangs with all GPUs at 100 %; NCCL_P2P_DISABLE=1 makes it work",
+        fix="ACS off in the BIOS (or by setpci), iommu=pt; NCCL_P2P_DISABLE=1 as a way around.",
+        recorded=NO_HARDWARE,
+        exempt=_without_p2p,
+    ),
+)

@@ -1,0 +1,189 @@
+"""What the job uses of its nodes: only that is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ddpctl.checks import python, report
+from ddpctl.checks.base import Target, View
+from ddpctl.checks.gpu import amd
+from ddpctl.spec import nvidia
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.nvidia import Gpu, Smi, bus_of
+
+NO_DEVICE = 100  # CUDA's and HIP's own number for it
+# Why the checks of NVIDIA GPUs do not apply to a host.
+NO_GPU = "no GPU found"
+OTHER_MAKER = "AMD GPUs"
+OTHER_BUILD = "torch there is not built for CUDA"
+HIDDEN = "no GPU is visible"
+
+
+@dataclass(frozen=True)
+class Live:
+    """The GPUs that a process of the job sees on a host, asked just now: PCI addresses in the order of their numbers.
+
+    ``code`` is the driver library's own (None: it did not answer), ``error`` its words, ``chosen`` the variables that
+    choose devices (``CUDA_VISIBLE_DEVICES=0``).
+    """
+
+    api: str
+    buses: tuple[str, ...]
+    code: int | None
+    error: str | None
+    chosen: str | None
+
+    @property
+    def works(self) -> bool:
+        """Whether the driver started; that it has no device for us is an answer too."""
+        return self.code in (0, NO_DEVICE)
+
+
+def smi_of(view: View, host: str) -> Smi | None:
+    """What nvidia-smi said on the host; None where the host was not asked."""
+    return smis(view).get(host)
+
+
+@lru_cache(maxsize=2)
+def smis(view: View) -> Mapping[str, Smi]:
+    """host -> what nvidia-smi said, for every host that was asked."""
+    answers = ((target.name, view.answer(target.name, nvidia.SMI)) for target in view.targets)
+    return {host: nvidia.read(answer) for host, answer in answers if answer is not None}
+
+
+def has_gpus(view: View, host: str, smi: Smi) -> bool:
+    """Whether the host has an NVIDIA GPU, in order or not. A container sees those of its machine on the PCI bus."""
+    if smi.state not in nvidia.NO_GPU:
+        return True
+    kernel = view.value(host, nvidia.KERNEL) or {}
+    mine = kernel.get("nodes") or not kernel.get("container")
+    return bool((kernel.get("gpus") and mine) or (kernel.get("wsl") and smi.state != nvidia.ABSENT))
+
+
+def live(view: View, host: str) -> Live | None:
+    """None: not asked, a torch for processors, or no driver library there."""
+    value = python.live(view, host)
+    if not value or not value["api"]:
+        return None
+    chosen = [f"{name}={text}" for name, text in value["visible"].items() if name.endswith("VISIBLE_DEVICES")]
+    buses = tuple(bus_of(bus) for bus in value["devices"])
+    return Live(value["api"], buses, value["code"], value["error"], ", ".join(chosen) or None)
+
+
+def devices(view: View, target: Target) -> int | None:
+    """How many GPUs the job's torch sees on a host. Where there is no torch to ask: the driver, its tools, the kernel.
+
+    None: nobody could say.
+    """
+    seen = (python.imports(view).get(target.name) or {}).get("devices")
+    if seen is not None:
+        return int(seen)
+    found = live(view, target.name)
+    if found is not None and found.works:
+        return len(found.buses)
+    smi = smi_of(view, target.name)
+    if smi is not None and smi.state == nvidia.OK:
+        return min(smi.count, len(_named(smi, target.env)))
+    others = len(amd.gpus(view, target.name))
+    network = view.named(target.name, "network")
+    if others or smi is None:
+        return others or (None if network is None else int(network["gpus"]))
+    return 0 if smi.state in nvidia.NO_GPU else None
+
+
+def uses_gloo(view: View) -> bool:
+    """The backend that the job will have: its own word, else NCCL (RCCL) where torch sees a GPU on some node."""
+    if view.want.backend:
+        return view.want.backend == "gloo"
+    return not any(devices(view, target) for target in view.targets)
+
+
+def gpus(view: View, host: str) -> tuple[Gpu, ...]:
+    """The rows of nvidia-smi that the job's processes use: the first of those that they see, one each."""
+    return _used(view).get(host, ())
+
+
+@lru_cache(maxsize=2)
+def _used(view: View) -> Mapping[str, tuple[Gpu, ...]]:
+    return {target.name: _used_on(view, target) for target in view.targets}
+
+
+def _used_on(view: View, target: Target) -> tuple[Gpu, ...]:
+    smi = smi_of(view, target.name)
+    if smi is None or smi.state != nvidia.OK:
+        return ()
+    found = live(view, target.name)
+    rows = {gpu.bus: gpu for gpu in smi.gpus}
+    seen = tuple(rows[bus] for bus in dict.fromkeys(found.buses) if bus in rows) if found else ()
+    used = seen or _named(smi, target.env)
+    return used[: target.nproc] if target.nproc else used
+
+
+def _named(smi: Smi, env: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """By the inventory's CUDA_VISIBLE_DEVICES. Its numbers are nvidia-smi's only where CUDA has nothing to sort by
+    speed."""
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return smi.gpus
+    same_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in smi.gpus}) == 1
+    found: list[Gpu] = []
+    for part in (piece.strip() for piece in chosen.split(",")):
+        if part.isdigit() and not same_order:
+            return smi.gpus
+        named = next((gpu for gpu in smi.gpus if _is_named(gpu, part)), None)
+        if named is None or named in found:
+            break  # CUDA ignores everything from the first invalid entry on
+        found.append(named)
+    return tuple(found)
+
+
+def _is_named(gpu: Gpu, part: str) -> bool:
+    return gpu.index == part or (part.startswith("GPU-") and str(gpu.cells.get("uuid")).startswith(part))
+
+
+@lru_cache(maxsize=2)
+def unused(view: View) -> Mapping[str, str]:
+    """host -> why the job uses no NVIDIA GPU there: what the checks of NVIDIA GPUs do not apply to."""
+    found: dict[str, str] = {}
+    for host, smi in smis(view).items():
+        why = _why_unused(view, host, smi)
+        if why:
+            found[host] = why
+    return found
+
+
+def without_gpus(view: View) -> dict[str, str]:
+    """host -> why the job uses no GPU of either maker there."""
+    return {host: why for host, why in unused(view).items() if why != OTHER_MAKER}
+
+
+def unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iterable[Finding]:
+    """The hosts whose NVIDIA GPUs could not be looked at: nvidia-smi says nothing of them. gpu.driver says why."""
+    apart = unused(view)
+    for host, smi in smis(view).items():
+        if smi.state != nvidia.OK and host not in apart and there(host):
+            why = "nvidia-smi is not installed" if smi.state == nvidia.ABSENT else "nvidia-smi does not work"
+            yield report.unknown(host, f"not looked at: {why}")
+
+
+def _why_unused(view: View, host: str, smi: Smi) -> str | None:
+    if not has_gpus(view, host, smi) and not _driver_has(view, host):
+        return OTHER_MAKER if amd.has_gpus(view, host) else NO_GPU
+    if view.want.backend == "gloo":
+        return "the job runs over gloo"
+    real = python.imports(view).get(host) or {}
+    if real.get("torch") and not real.get("cuda") and "cuda" in real:
+        return OTHER_BUILD
+    found = live(view, host)
+    if found and found.works and not found.buses and found.chosen:
+        return f"{HIDDEN} ({found.chosen})"
+    if smi.gpus and not gpus(view, host):
+        return f"{HIDDEN} (CUDA_VISIBLE_DEVICES={view.target(host).env['CUDA_VISIBLE_DEVICES']})"
+    return None
+
+
+def _driver_has(view: View, host: str) -> bool:
+    found = live(view, host)
+    return found is not None and found.api == "cuda" and bool(found.buses)

@@ -1,0 +1,229 @@
+"""Xid events and their like: what the NVIDIA driver wrote into the kernel log since the machine started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.checks import report
+from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu.use import smis
+from ddpctl.checks.report import as_root
+from ddpctl.spec import nvidia
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by
+from ddpctl.spec.nvidia import Gpu, bus_of
+from ddpctl.spec.question import Question
+
+LOG = Question("kernel_log", deadline=8.0)
+FRESH_S = 86400.0  # an older fault of a GPU that was reset since is a warning
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+)(?:,\s*(?P<rest>.*))?")
+_FALLEN = re.compile(r"NVRM:.*?GPU(?: at)? (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+).*?fallen off the bus", re.DOTALL)
+_NO_START = re.compile(r"NVRM:(?: GPU (?P<bus>[0-9A-Fa-f:.]+):)? RmInitAdapter failed!\s*(?P<rest>.*)")
+_SXID = re.compile(
+    r"(?P<switch>nvidia-nvswitch\d+): SXid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+), (?P<rest>.*\bFatal\b.*)"
+)
+_RECOVERED = re.compile(r"recovery action changed from .* to 0x0 \(None\)", re.IGNORECASE)
+_TIME = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]")
+
+# NVIDIA's Xid catalogue, as far as it says that the GPU, not the program, is at fault.
+_FATAL = {
+    48: "uncorrectable memory error",
+    62: "the GPU's internal controller halted",
+    64: "bad memory could not be set aside",
+    74: "NVLink error",
+    79: "GPU fell off the bus",
+    92: "too many corrected memory errors",
+    95: "uncontained memory error",
+    109: "context switch timed out",
+    119: "the GPU's system processor does not answer",
+    120: "the GPU's system processor failed",
+    136: "link training failed",
+    140: "unrecovered memory error",
+    143: "GPU initialization failed",
+    149: "NVLink error",
+    154: "the GPU needs a reset or a reboot",
+}
+_MEMORY = (48, 63, 64, 92, 94, 95, 140)  # what the error counters count, which a reset sets to 0
+_NO_INIT = 0  # RmInitAdapter, which has no Xid
+_MILD = {
+    61: "internal controller warning",
+    63: "bad memory is to be set aside at the next reset",
+    94: "contained memory error: the program that hit it was ended",
+    121: "link error, corrected",
+}
+# 13, 31, 43, 45, 68, 69 ...: a program's own fault; told only as a number.
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One event: bus id of the GPU, code, the rest of the line, and its age in seconds (None: the line has no time)."""
+
+    bus: str
+    code: int
+    rest: str
+    age: float | None
+
+
+def read(value: Mapping[str, Any]) -> list[Xid]:
+    """The events of GPUs in a host's log, oldest first. A fall off the bus that has no Xid of its own counts as 79."""
+    found = []
+    for line in value["lines"]:
+        match = _XID.search(line)
+        fallen = None if match else _FALLEN.search(line)
+        dead = None if match else _NO_START.search(line)
+        if match:
+            found.append(Xid(match["bus"], int(match["code"]), (match["rest"] or "").strip(), _age(line, value)))
+        elif fallen:
+            found.append(Xid(fallen["bus"], 79, "GPU has fallen off the bus", _age(line, value)))
+        elif dead:
+            found.append(Xid(dead["bus"] or "", _NO_INIT, dead["rest"], _age(line, value)))
+    return found
+
+
+def switch_faults(value: Mapping[str, Any]) -> list[Xid]:
+    """The fatal errors of NVSwitches; the others are corrected by the hardware."""
+    matches = [(line, match) for line in value["lines"] if (match := _SXID.search(line))]
+    return [Xid(match["switch"], int(match["code"]), match["rest"], _age(line, value)) for line, match in matches]
+
+
+def _age(line: str, value: Mapping[str, Any]) -> float | None:
+    match = _TIME.match(line)
+    return max(0.0, value["uptime"] - float(match["seconds"])) if match else None
+
+
+def _judge(view: View) -> Iterable[Finding]:
+    apart = _exempt(view)
+    for host, value in view.values(LOG).items():
+        if value is None or host in apart:
+            continue
+        if value["source"] is None:
+            yield report.unknown(
+                host,
+                "not looked at: the kernel log is closed to this user, and sudo asks for a password",
+                fix="the group adm may read the kernel's journal; kernel.dmesg_restrict=0 opens dmesg to everybody "
+                "until the next reboot",
+                command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
+                evidence={"error": value["error"]},
+            )
+        events = by(lambda xid: (xid.bus, xid.code), read(value))
+        for (bus, code), group in events.items():
+            yield _verdict(view, host, bus, code, group, _since_reset(events, bus, group))
+        yield from _switches(view, host, switch_faults(value))
+
+
+def _exempt(view: View) -> Mapping[str, str]:
+    found = dict(use.unused(view))
+    for host, value in view.values(LOG).items():
+        if value is None:
+            found.setdefault(host, "no NVIDIA GPU on the PCI bus")
+        elif (view.value(host, nvidia.KERNEL) or {}).get("container") and value["source"] is None:
+            found.setdefault(host, "a container has no kernel log of its own")
+    return found
+
+
+def _since_reset(events: Mapping[tuple[str, int], list[Xid]], bus: str, group: list[Xid]) -> bool:
+    """Whether the driver itself withdrew what it had asked for, after the last of the events."""
+    asked = events.get((bus, 154), [])
+    if not asked or not _RECOVERED.search(asked[-1].rest):
+        return False
+    done, last = asked[-1].age, group[-1].age
+    return group is asked or (done is not None and last is not None and done <= last)
+
+
+def _verdict(view: View, host: str, bus: str, code: int, group: list[Xid], reset: bool) -> Finding:
+    last = group[-1]
+    severity, note = _weigh(view, host, bus, code, last, reset)
+    what = _FATAL.get(code) or _MILD.get(code) or "most often the fault of a program, not of the GPU"
+    name = f"Xid {code} ({what})" if code != _NO_INIT else "the driver could not start it (RmInitAdapter failed)"
+    times = "" if len(group) == 1 else f", {len(group)} times"
+    fatal = severity is Severity.ERROR
+    return report.finding(
+        severity,
+        host,
+        f"{f'GPU at PCI {bus}' if bus else 'a GPU'}: {name}{times}, last {_ago(last.age)}"
+        + (f": {last.rest[:120]}" if last.rest else "")
+        + (f"; {note}" if note else ""),
+        fix="drain the host and reboot it; if it comes back, have the GPU replaced" if fatal else None,
+        command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
+        evidence={"bus": bus, "xid": code, "count": len(group), "age_s": last.age},
+    )
+
+
+def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -> tuple[Severity, str | None]:
+    """How bad an event is by now, and why no worse. What the GPU itself says now counts more than its past."""
+    gpu = _row(view, host, bus)
+    used = {one.bus for one in use.gpus(view, host)}
+    if gpu is not None and gpu.bus not in used:
+        return Severity.INFO, "the job does not use this GPU"
+    if code == _NO_INIT:
+        return (Severity.ERROR, None) if gpu is None else (Severity.INFO, "it answers now")
+    fresh = code == 79 or last.age is None or last.age < FRESH_S
+    if code not in _FATAL:
+        return (Severity.WARNING if code in _MILD and fresh and not reset else Severity.INFO), None
+    action = gpu.cells.get("gpu_recovery_action") if gpu else None
+    if reset or (action == "None" and code in _MEMORY and not _errors(gpu)):
+        return Severity.INFO, "the GPU was reset since"
+    if not fresh or (code in _MEMORY and gpu is not None and action is None and _errors(gpu) == 0):
+        return Severity.WARNING, None if not fresh else "its error counters are at 0, so it may have been reset since"
+    if action == "None":
+        return Severity.WARNING, "the driver asks for no reset now"
+    return Severity.ERROR, None
+
+
+def _row(view: View, host: str, bus: str) -> Gpu | None:
+    """The GPU as nvidia-smi lists it now."""
+    smi = smis(view).get(host)
+    return next((gpu for gpu in (smi.gpus if smi else ()) if bus and gpu.bus == bus_of(bus)), None)
+
+
+def _errors(gpu: Gpu | None) -> float | None:
+    return gpu.number("ecc.errors.uncorrected.volatile.total") if gpu else None
+
+
+def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
+    """One finding for all switches of a host: a fault of one shows at many."""
+    if not faults or len(use.gpus(view, host)) == 1:
+        return  # a single GPU talks through no switch
+    last = faults[-1]
+    codes = ", ".join(dict.fromkeys(str(fault.code) for fault in faults))
+    fresh = last.age is None or last.age < FRESH_S
+    yield report.finding(
+        Severity.ERROR if fresh else Severity.WARNING,
+        host,
+        f"{len(faults)} fatal NVSwitch error(s) (SXid {codes}), last {_ago(last.age)}: {last.bus}: {last.rest[:120]}",
+        fix="drain the host and reboot it: GPUs behind that switch hang; if it comes back, the baseboard is at fault",
+        command=as_root(view, host, "dmesg -T") + " | grep -i sxid",
+        evidence={"codes": codes, "count": len(faults), "age_s": last.age},
+    )
+
+
+def _ago(age: float | None) -> str:
+    if age is None:
+        return "since the last boot"
+    for unit, seconds in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if age >= 2 * seconds:
+            return f"{age / seconds:.0f} {unit} ago"
+    return f"{age:.0f} s ago"
+
+
+XID = Check(
+    "gpu.xid",
+    "no GPU faults in the kernel log",
+    _judge,
+    ask=(LOG, *nvidia.ASK),
+    cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad "
+    "memory (48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did "
+    "(SXid), or the driver could not start it (RmInitAdapter). What a reset cured since is only told.",
+    symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
+    fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
+    recorded=NO_HARDWARE,
+    exempt=_exempt,
+)
+
+
+CHECKS = (XID,)

@@ -1,0 +1,233 @@
+"""Disks: room, inodes, folders that can be written, shared memory and temporary space."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.report import as_root, size
+from ddpctl.checks.ssh import DISK_KINDS, FOLDER_KINDS, judge_errors
+from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.question import Question
+
+LEAST = 100_000_000  # bytes: a run's records and logs need some room
+LOW = 1_000_000_000
+GB = 1_000_000_000
+LEAST_INODES = 1000
+DEADLINE_S = 8.0
+SHM = Question("disk", {"path": "/dev/shm"}, DEADLINE_S)
+TMP = Question("disk", {"path": "/tmp"}, DEADLINE_S)
+MIB = 1 << 20
+SHM_LEAST = 32 * MIB  # NCCL alone takes about 10 MB for each pair of ranks on a node
+SHM_A_RANK = 256 * MIB  # Docker's default is 64 MB for all
+TMP_LEAST = 16 * MIB
+
+_REMOUNT = "mount -o remount,size=50% /dev/shm"
+_LARGEST = "ls -lhS /dev/shm | head"
+_FIX_SHM = "a remount lasts until the next reboot: see /etc/fstab; a container wants --shm-size=8g or --ipc=host"
+_FIX_READ_ONLY = (
+    "a disk that fails turns read-only: look into the kernel log first. A remount lasts until the next reboot: see "
+    "/etc/fstab. Or set `base_dir:` to another disk"
+)
+
+
+def base_dir(target: Target, want: Want) -> Question:
+    return Question("disk", {"path": target.base_dir}, DEADLINE_S)
+
+
+def _of_kind(kinds: frozenset[str]) -> Callable[[DdpctlError], bool]:
+    return lambda error: isinstance(error, RemoteError) and error.kind in kinds
+
+
+# --- base_dir --------------------------------------------------------------------------------------------------------
+
+
+def _judge_room(view: View) -> Iterable[Finding]:
+    make_room = "make room there, or set `base_dir:` to another disk"
+    yield from judge_errors(view, _of_kind(DISK_KINDS), make_room)
+    wanted = (view.want.free_disk_gb or 0) * GB
+    for host, fs in view.values(base_dir).items():
+        free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
+        fix = "`ddpctl gc` removes old runs and environments; or set `base_dir:` to another disk"
+        command = f"du -xh {shlex.quote(fs['mount'])} 2>/dev/null | sort -h | tail -20"
+        if free < max(LEAST, wanted):
+            need = f"the job wants {view.want.free_disk_gb:g} GB" if wanted > LEAST else f"{size(LEAST)} is the least"
+            message = f"{size(free)} free for {place}, {need}"
+            yield report.error(host, message, fix=fix, command=command, evidence=fs)
+        elif free < LOW:
+            message = f"only {size(free)} free for {place}"
+            yield report.warning(host, message, fix=fix, command=command, evidence=fs)
+
+
+def _judge_inodes(view: View) -> Iterable[Finding]:
+    for host, fs in view.values(base_dir).items():
+        if fs["inodes"] and fs["inodes_free"] < LEAST_INODES:  # some file systems count none
+            yield report.error(
+                host,
+                f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be made, whatever "
+                "room is left",
+                fix="remove or pack the folder with the many small files, or set `base_dir:` to another disk",
+                command=f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20",
+                evidence=fs,
+            )
+
+
+def _judge_folder(view: View) -> Iterable[Finding]:
+    own_folder = "set `base_dir:` to a folder of your own that can be written"
+    yield from judge_errors(view, _of_kind(FOLDER_KINDS), own_folder)
+    for host, fs in view.values(base_dir).items():
+        if fs["write_error"] and not _full(fs):
+            yield report.error(
+                host,
+                f"{fs['path']} cannot be written: {fs['write_error']}",
+                fix=_FIX_READ_ONLY
+                if fs["read_only"]
+                else f"give it to the login, or set `base_dir:` of {host} to a folder that it may write",
+                command=_writable(view, host, fs),
+                evidence=fs,
+            )
+        elif fs["noexec"]:
+            yield _noexec(view, host, fs)
+
+
+def _writable(view: View, host: str, fs: dict[str, Any]) -> str | None:
+    """A read-only file system is mounted again; whose folder it is nobody but a person decides."""
+    return as_root(view, host, f"mount -o remount,rw {shlex.quote(fs['mount'])}") if fs["read_only"] else None
+
+
+def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
+    managed = view.want.managed
+    harm = "an environment cannot run from there" if managed else "output there cannot be told apart by rank"
+    return report.finding(
+        Severity.ERROR if managed else Severity.INFO,
+        host,
+        f"{fs['path']} lies on {fs['mount']}, mounted noexec: {harm}",
+        fix="a remount lasts until the next reboot: take noexec out of /etc/fstab as well; or set `base_dir:` to "
+        "another disk",
+        command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
+        evidence=fs,
+    )
+
+
+def _full(fs: dict[str, Any]) -> bool:
+    """A folder that cannot be written for want of room is host.disk's finding."""
+    return "ENOSPC" in fs["write_error"] or fs["free"] < LEAST
+
+
+# --- /dev/shm and /tmp -----------------------------------------------------------------------------------------------
+
+
+def _judge_shm(view: View) -> Iterable[Finding]:
+    for host, fs in view.values(SHM).items():
+        found = _shm_fault(fs, view.target(host).ranks)
+        if found is not None:
+            severity, message, command = found
+            yield report.finding(
+                severity,
+                host,
+                message,
+                fix=_FIX_SHM if command.startswith("mount") else None,
+                command=command if command == _LARGEST else as_root(view, host, command),
+                evidence=fs,
+            )
+
+
+def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | None:
+    """(how bad, what, what to run as root)."""
+    if not fs["exists"] or fs["mount"] != "/dev/shm":
+        message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
+        return Severity.ERROR, message, "mount -t tmpfs -o size=50%,mode=1777 tmpfs /dev/shm"
+    if fs["write_error"] and "ENOSPC" not in fs["write_error"]:
+        return Severity.ERROR, f"/dev/shm cannot be written: {fs['write_error']}", _shm_writable(fs)
+    total = size(fs["total"])
+    if fs["total"] < SHM_LEAST:
+        message = f"/dev/shm has {total}: DataLoader workers die with a bus error, NCCL cannot start"
+        return Severity.ERROR, message, _REMOUNT
+    if fs["free"] < SHM_LEAST // 2:
+        return Severity.ERROR, f"/dev/shm is full: {size(fs['free'])} of {total} free", _LARGEST
+    if fs["total"] < SHM_A_RANK * many:
+        return Severity.WARNING, f"/dev/shm has {total} for {many} process(es): little for DataLoader workers", _REMOUNT
+    return None
+
+
+def _shm_writable(fs: dict[str, Any]) -> str:
+    return "mount -o remount,rw /dev/shm" if fs["read_only"] else "chmod 1777 /dev/shm"
+
+
+def _judge_tmp(view: View) -> Iterable[Finding]:
+    for host, fs in view.values(TMP).items():
+        if fs["write_error"] or fs["free"] < TMP_LEAST:
+            why = fs["write_error"] or f"{size(fs['free'])} free"
+            yield report.warning(
+                host,
+                f"/tmp cannot be used ({why}): torch's launcher and Python's tempfile want it",
+                fix="remove what nobody uses, or set TMPDIR to another folder for this host (`env:`)",
+                command="du -xah /tmp 2>/dev/null | sort -h | tail -20",
+                evidence=fs,
+            )
+        elif fs["noexec"]:
+            yield report.warning(
+                host,
+                "/tmp is mounted noexec: torch.compile and Triton build libraries there and load them",
+                fix="a job without torch.compile is not harmed; or set TMPDIR and TRITON_CACHE_DIR to a folder "
+                "elsewhere (`env:`). A remount lasts until the next reboot: take noexec out of /etc/fstab as well",
+                command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
+                evidence=fs,
+            )
+
+
+CHECKS = (
+    Check(
+        "host.disk",
+        "free disk space",
+        _judge_room,
+        ask=(base_dir,),
+        cause="The disk that holds base_dir is full or nearly so, or has less than the job's `requires.free_disk_gb`.",
+        symptom="OSError: [Errno 28] No space left on device, often only at the first checkpoint",
+        fix="Make room (`ddpctl gc` removes old runs and environments), or move `base_dir:` to another disk.",
+    ),
+    Check(
+        "host.inodes",
+        "free inodes",
+        _judge_inodes,
+        ask=(base_dir,),
+        cause="The file system has room but no inodes left: millions of small files.",
+        symptom="No space left on device, while df shows free space",
+        fix="Find the folder with the many files (`du --inodes`) and remove or pack them.",
+    ),
+    Check(
+        "host.base_dir",
+        "base_dir can be written",
+        _judge_folder,
+        ask=(base_dir,),
+        cause="The folder for ddpctl's files on the node (by default below the home folder) is read-only, belongs to "
+        "somebody else, is a symbolic link, or cannot hold programs (noexec): an error where an environment is to run "
+        "from it; otherwise only the ranks' outputs are not told apart.",
+        symptom="Read-only file system / Permission denied at the very first step",
+        fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",
+    ),
+    Check(
+        "host.shm",
+        "shared memory is large enough",
+        _judge_shm,
+        ask=(SHM,),
+        cause="/dev/shm is missing, full, or as small as Docker's default of 64 MB. DataLoader workers hand over "
+        "their batches there, and NCCL connects the ranks of a node through it.",
+        symptom="DataLoader worker (pid 46794) is killed by signal: Bus error; posix_fallocate failed: No space "
+        "left on device",
+        fix="`--shm-size=8g` for a container, `mount -o remount,size=50% /dev/shm` otherwise.",
+    ),
+    Check(
+        "host.tmp",
+        "/tmp can be used",
+        _judge_tmp,
+        ask=(TMP,),
+        cause="/tmp is full or read-only.",
+        symptom="No usable temporary directory found; the launcher puts its files elsewhere or fails",
+        fix="Clean it, or set TMPDIR.",
+    ),
+)

@@ -1,0 +1,223 @@
+"""What a login on the host may use: limits, memory, processors, control groups, the kernel's network tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from ddpctl.checks import report
+from ddpctl.checks.base import RECORDED, Check, View
+from ddpctl.checks.host import MACHINE
+from ddpctl.checks.report import as_root, size, write_as_root
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.question import Question
+
+CGROUP = Question("cgroup")
+TABLES = Question("tables")
+
+MIB = 1 << 20
+FILES_LEAST = 4096
+PROCESSES_LEAST = 1024
+MEMORY_A_RANK = 512 * MIB
+PIDS_A_RANK = 64
+MOST_FILES = 1048576  # the kernel's own maximum (fs.nr_open) where nobody raised it
+NEARLY_FULL = 0.9  # of the firewall's connection table
+
+RELOGIN = "it holds from the next login on; in a container, give --ulimit to `docker run` instead"
+_REBOOT = "it lasts until the next reboot: write it into /etc/sysctl.d as well"
+
+
+# --- the login -------------------------------------------------------------------------------------------------------
+
+
+def _judge_limits(view: View) -> Iterable[Finding]:
+    for host, value in view.values(MACHINE).items():
+        for name, message, option in _low_limits(value):
+            yield report.warning(
+                host,
+                message,
+                fix=RELOGIN,
+                command=raise_limit(view, host, value["user"], option),
+                evidence={name: value["limits"][name]},
+            )
+
+
+def raise_limit(view: View, host: str, user: str, option: str) -> str:
+    """For this user alone: ``*`` does not stand for root. Never ``nofile unlimited``: until 2021 pam_limits refused
+    the login then."""
+    most = MOST_FILES if option == "nofile" else "unlimited"
+    who = "*" if user.isdigit() else user
+    path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
+    return write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
+
+
+def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """(limit, message, option of limits.conf) for each that is too low. A soft limit below the hard one is no trouble:
+    any process may raise it."""
+    limits = value["limits"]
+    hard_files, hard_processes = limits["nofile"][1], limits["nproc"][1]
+    if hard_files is not None and hard_files < FILES_LEAST:
+        yield "nofile", f"a process may open {hard_files} files (ulimit -n): DataLoader workers need more", "nofile"
+    if hard_processes is not None and hard_processes < PROCESSES_LEAST and value["uid"] != 0:
+        yield "nproc", f"the user may have {hard_processes} processes and threads (ulimit -u)", "nproc"
+    for name, option, what in (
+        ("as", "as", "address space (ulimit -v)"),
+        ("data", "data", "data segment (ulimit -d)"),
+        ("fsize", "fsize", "file size (ulimit -f)"),
+    ):
+        soft = limits[name][0]
+        if soft is not None and soft < (64 << 30):
+            yield name, f"the {what} is limited to {size(soft)}: CUDA and checkpoints need more", option
+    soft_cpu = limits["cpu"][0]
+    if soft_cpu is not None:
+        yield "cpu", f"a process is killed after {soft_cpu} s of processor time (ulimit -t)", "cpu"
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+def _judge_memory(view: View) -> Iterable[Finding]:
+    for host, value in view.values(MACHINE).items():
+        ranks = view.target(host).ranks
+        memory, need = value["memory"], MEMORY_A_RANK * ranks
+        if memory["available"] < need:
+            yield report.warning(
+                host,
+                f"{size(memory['available'])} of {size(memory['total'])} memory available for {ranks} "
+                f"process(es): importing torch alone takes about {size(MEMORY_A_RANK)} each",
+                fix="end what is not needed, or fewer processes here (`slots:`)",
+                command="ps aux --sort=-rss | head",
+                evidence=memory,
+            )
+
+
+def _judge_cpus(view: View) -> Iterable[Finding]:
+    for host, value in view.values(MACHINE).items():
+        target, cores = view.target(host), value["cores"]
+        threads = target.env.get("OMP_NUM_THREADS", "")
+        many = target.ranks
+        if threads.isdigit() and int(threads) * many > 2 * cores:
+            yield report.info(
+                host,
+                f"OMP_NUM_THREADS={threads} x {many} process(es) on {cores} core(s): slow, not wrong",
+                fix=f"leave OMP_NUM_THREADS out (ddpctl sets cores / processes), or set it to {max(1, cores // many)}",
+            )
+        elif many > cores:
+            yield report.info(
+                host, f"{many} processes on {cores} core(s): slow, not wrong", fix=f"set `slots: {cores}` for {host}"
+            )
+
+
+# --- around the login ------------------------------------------------------------------------------------------------
+
+
+def _judge_cgroup(view: View) -> Iterable[Finding]:
+    for host, value in view.values(CGROUP).items():
+        for message, limit, lift in _tight(value, view.target(host).ranks):
+            unit = limit["folder"].rpartition("/")[2]
+            yield report.warning(
+                host,
+                f"{message} ({limit['folder']})",
+                fix="give the container more (`docker run --memory --cpus --pids-limit`), or fewer processes here",
+                command=as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
+                if unit.endswith(".slice")
+                else None,
+                evidence=value,
+            )
+
+
+def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, Any], str]]:
+    """(what, the limit, the property that lifts it) for each that is too low. The page cache is given back when
+    memory is asked for: it is not in use."""
+    memory, cpus, pids = value["memory"], value["cpus"], value["pids"]
+    used = memory["used"] - memory.get("cache", 0) if memory else 0
+    if memory and memory["limit"] - used < MEMORY_A_RANK * many:
+        message = (
+            f"a control group allows {size(memory['limit'])} of memory, {size(used)} are in use: the kernel kills what "
+            "goes beyond"
+        )
+        yield message, memory, "MemoryMax=infinity"
+    if cpus and cpus["limit"] < many:
+        yield f"a control group allows {cpus['limit']:g} processors for {many} process(es)", cpus, "CPUQuota="
+    if pids and pids["limit"] - pids["used"] < PIDS_A_RANK * many:
+        message = f"a control group allows {pids['limit']:.0f} processes and threads, {pids['used']:.0f} are in use"
+        yield message, pids, "TasksMax=infinity"
+
+
+def _judge_tables(view: View) -> Iterable[Finding]:
+    world = sum(target.ranks for target in view.targets)
+    for host, found in view.values(TABLES).items():
+        used, most, queue = found["conntrack"], found["conntrack_max"], found["somaxconn"]
+        if used is not None and most and used > NEARLY_FULL * most:
+            yield report.warning(
+                host,
+                f"the firewall's connection table is nearly full: {used:.0f} of {most:.0f}; when it is full, new "
+                "connections are dropped",
+                fix=_REBOOT,
+                command=as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
+                evidence=found,
+            )
+        if queue is not None and queue < world and host == view.want.master:
+            yield report.warning(
+                host,
+                f"the master takes {queue:.0f} connections at a time (somaxconn), and {world} processes come at once: "
+                "some are made to wait",
+                fix=_REBOOT,
+                command=as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
+                evidence=found,
+            )
+
+
+CHECKS = (
+    Check(
+        "host.limits",
+        "limits of a login",
+        _judge_limits,
+        ask=(MACHINE,),
+        cause="limits.conf, systemd or sshd gives a login over SSH lower hard limits than a desktop session.",
+        symptom="Too many open files; Resource temporarily unavailable; Cannot allocate memory",
+        fix="/etc/security/limits.d, then a new login.",
+    ),
+    Check(
+        "host.memory",
+        "memory is free",
+        _judge_memory,
+        ask=(MACHINE,),
+        cause="Other processes have taken nearly all of the memory.",
+        symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
+        fix="End what uses it, or fewer processes here.",
+        recorded=RECORDED,
+    ),
+    Check(
+        "host.cpus",
+        "cores for every process",
+        _judge_cpus,
+        ask=(MACHINE,),
+        cause="More processes, or processes times OMP_NUM_THREADS, than cores. torchrun by itself sets "
+        "OMP_NUM_THREADS=1; ddpctl sets cores / processes.",
+        symptom="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default; a slow data path",
+        fix="Fewer processes, or leave OMP_NUM_THREADS to ddpctl.",
+    ),
+    Check(
+        "host.cgroup",
+        "control groups leave room",
+        _judge_cgroup,
+        ask=(CGROUP,),
+        cause="The container or slice that the login lives in is limited in memory, processors or number of processes.",
+        symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
+        fix="Raise the limits of the container or slice.",
+        recorded=RECORDED,
+    ),
+    Check(
+        "host.network",
+        "the kernel's network tables have room",
+        _judge_tables,
+        ask=(TABLES,),
+        cause="The connection table of the firewall (nf_conntrack) is nearly full, or the queue of connections "
+        "that the master's store may have (net.core.somaxconn) is shorter than the number of processes.",
+        symptom="nf_conntrack: table full, dropping packet; Connection timed out at random; a slow rendezvous",
+        fix="`sysctl -w net.netfilter.nf_conntrack_max=...`, `sysctl -w net.core.somaxconn=4096`.",
+        recorded=RECORDED,
+    ),
+)

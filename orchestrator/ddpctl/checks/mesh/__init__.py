@@ -1,0 +1,93 @@
+"""What the nodes see of each other: every port, link and packet size.
+
+The verdicts read the mesh that the stage measured (``View.mesh``) and the firewalls it read (``View.firewalls``). Here
+is what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ddpctl.checks import report
+from ddpctl.checks.base import Target, View, Want
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.mesh import OK, Dial, Mesh, Pair
+from ddpctl.spec.question import Question
+from ddpctl.spec.ranges import fold
+
+MOST_REASONS = 3
+
+
+def names(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
+    """Names folded into ranges; "every other node" for all that there are beside one."""
+    if len(hosts) > 1 and set(hosts) == set(mesh.hosts) - {beside}:
+        return "every other node"
+    return fold(hosts)
+
+
+def dial_json(dial: Dial) -> dict[str, Any]:
+    keys = ("dialer", "peer", "address", "port", "status", "errno", "detail", "local", "interface")
+    return {key: getattr(dial, key) for key in keys if getattr(dial, key) is not None}
+
+
+def network_question(target: Target, want: Want) -> Question:
+    return Question("network", {"names": list(want.fabric_names)} if want.fabric_names else {})
+
+
+def network_answer(view: View, host: str) -> Mapping[str, Any]:
+    """The host's answer to the ``network`` question."""
+    return view.named(host, "network") or {}
+
+
+def one_host(view: View) -> Mapping[str, str]:
+    """One host has nobody to dial."""
+    return {view.targets[0].name: "one host"} if len(view.targets) == 1 else {}
+
+
+def fine(mesh: Mesh, text: str) -> Iterable[Finding]:
+    """An ok finding, where everything was dialled; the text may name port, master, links, hosts and note."""
+    if mesh.scheduled - mesh.pairs or not any(dial.status == OK for dial in mesh.dials):
+        return
+    note = f" ({mesh.note})" if mesh.note else ""
+    words = text.format(
+        port=mesh.master_port, master=mesh.master, links=len(mesh.pairs), hosts=len(mesh.hosts), note=note
+    )
+    yield report.ok(words)
+
+
+def not_dialled(view: View) -> Iterable[Finding]:
+    """What the nodes were to try and did not: nobody knows how it would have gone."""
+    mesh = view.mesh
+    if mesh is None:
+        if len(view.targets) > 1:
+            yield report.unknown(
+                None,
+                "not looked at: the nodes did not dial each other; that takes the master and one more host that answer",
+            )
+        return
+    missing = mesh.scheduled - mesh.pairs
+    if missing:
+        why = _reasons(mesh, missing)
+        told = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:MOST_REASONS])
+        more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
+        yield report.unknown(
+            next(iter(why)) if len(why) == 1 else None,
+            f"not looked at: {len(missing)} of {len(mesh.scheduled)} links were not dialled ({told}{more})",
+            evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
+        )
+
+
+def _reasons(mesh: Mesh, missing: Iterable[Pair]) -> dict[str, str]:
+    """Hosts that explain why these links were not dialled."""
+    found: dict[str, str] = {}
+    for pair in sorted(missing):
+        absent = next((host for host in reversed(pair) if host in mesh.absent), None)
+        homeless = next((host for host in reversed(pair) if host not in mesh.fabric), None)
+        if absent is not None:
+            found[absent] = mesh.absent[absent]
+        elif homeless is not None:
+            found[homeless] = "no address that the others could reach"
+        else:
+            found.setdefault(pair[0], "it did not say how its connections went")
+    return found

@@ -1,0 +1,111 @@
+"""Where a connection failed: at the end whose firewall drops it, or at the far end, or between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpctl.checks import firewall
+from ddpctl.checks.base import View
+from ddpctl.checks.firewall import BlockingRule, Packet
+from ddpctl.spec.mesh import OK, Dial, Mesh
+from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
+
+SOURCE_PORT = 45000  # stands for any port that a dialer's kernel picks
+FILTERED = frozenset({REFUSED, REJECTED, DROPPED})  # what a firewall can do to a connection
+BLOCKED = FILTERED | {ERROR}
+
+
+@dataclass(frozen=True)
+class BlockedDial:
+    """A blocked connection: ``host`` is where it is blocked, ``other`` the far end.
+
+    ``reply``: it is the answer that is stopped."""
+
+    dial: Dial
+    host: str
+    other: str
+    blocks: tuple[BlockingRule, ...]
+    hook: str
+    reply: bool = False
+
+    @property
+    def certain(self) -> bool:
+        """Rules that do it were read; else they may, or nothing is known."""
+        return any(block.certain for block in self.blocks)
+
+    @property
+    def outgoing(self) -> bool:
+        return self.host == self.dial.dialer
+
+
+def faults(view: View) -> tuple[BlockedDial, ...]:
+    """Every blocked connection that is not the mere echo of a missing route back, with its culprit."""
+    mesh = view.mesh
+    if mesh is None:
+        return ()
+    no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
+    blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_way_back]
+    lost = _silent_dialers(mesh, blocked)
+    found = (_fault(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+    return tuple(fault for fault in found if fault.certain or fault.dial not in mesh.crowded_out)
+
+
+def hosts_to_read(mesh: Mesh) -> tuple[str, ...]:
+    """The hosts whose firewalls may explain a failed connection: both ends of it."""
+    ends = [host for dial in mesh.dials if dial.status in FILTERED for host in (dial.peer, dial.dialer)]
+    return tuple(dict.fromkeys(ends))
+
+
+def wrong_address(mesh: Mesh, peer: str) -> bool:
+    """The others reach this node at another address: that is told once, by fabric.address."""
+    return bool(mesh.reached.get(peer))
+
+
+def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
+    """Nodes from which nothing gets anywhere while others do get to the same targets: the fault is at their end."""
+    failed: dict[str, set[str]] = {}
+    for dial in blocked:
+        failed.setdefault(dial.dialer, set()).add(dial.peer)
+    through = {(dial.dialer, dial.peer) for dial in mesh.dials if dial.status == OK}
+    arrived = {peer for _, peer in through}
+    return {
+        dialer
+        for dialer, peers in failed.items()
+        if len(peers) > 1 and peers <= arrived and not any(d == dialer for d, _ in through)
+    }
+
+
+def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
+    """The end whose firewall drops the packet on its way there or the answer on its way back; else the far end."""
+    mine = dial.local or mesh.fabric[dial.dialer].address if dial.dialer in mesh.fabric else dial.local or ""
+    there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")
+    back = Packet(dial.address, mine, dial.port, SOURCE_PORT, "established")
+    ways = (
+        (dial.peer, "input", there),
+        (dial.dialer, "output", there),
+        (dial.dialer, "input", back),
+        (dial.peer, "output", back),
+    )
+    found = [(*way, _blocks(view, mesh, dial, *way)) for way in ways]
+    for certain in (True, False):
+        for host, hook, packet, every in found:
+            blocks = tuple(block for block in every if block.certain or not certain)
+            if blocks:
+                other = dial.dialer if host == dial.peer else dial.peer
+                return BlockedDial(dial, host, other, blocks, hook, reply=packet is back)
+    if dial.dialer in lost:
+        return BlockedDial(dial, dial.dialer, dial.peer, (), "output")
+    return BlockedDial(dial, dial.peer, dial.dialer, (), "input")
+
+
+def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[BlockingRule, ...]:
+    dump = view.firewalls.get(host, {})
+    return firewall.blocking(dump, packet, hook, interface=_interface(mesh, host, dial))
+
+
+def _interface(mesh: Mesh, host: str, dial: Dial) -> str | None:
+    if host == dial.dialer:
+        return dial.interface
+    fabric = mesh.fabric.get(host)
+    return fabric.interface if fabric else None

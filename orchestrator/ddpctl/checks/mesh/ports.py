@@ -1,0 +1,273 @@
+"""Connections between nodes that failed: told apart, grouped by the host that blocks them, each with its fix."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.checks import firewall, report
+from ddpctl.checks.base import Check, View
+from ddpctl.checks.firewall import BlockingRule
+from ddpctl.checks.firewall.tool import joined
+from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.mesh import dial_json, fine, names, network_answer, not_dialled, one_host
+from ddpctl.checks.mesh.faults import BlockedDial, faults
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by
+from ddpctl.spec.mesh import Dial, Mesh
+from ddpctl.spec.ranges import fold
+from ddpctl_worker.contract import DROPPED, REFUSED, REJECTED
+
+HOW = {
+    DROPPED: "nothing comes back (dropped)",
+    REFUSED: "the connection is refused by a reset",
+    REJECTED: "a firewall or router answers that it is prohibited",
+    "error": "the connection fails",
+}
+HARMLESS = (
+    "harmless under gloo, where the node with the larger address connects to the one with the smaller; under NCCL it "
+    "would be an error"
+)
+DEFAULT_RANGE = (32768, 60999)
+CROWD = 3  # hosts
+MOST_NAMED = 8  # addresses
+
+
+# --- the job's own ports ---------------------------------------------------------------------------------------------
+
+
+def judge_ports(view: View) -> Iterable[Finding]:
+    """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
+    blocks, and each way in which it does. What gloo never uses is an info."""
+    yield from not_dialled(view)
+    mesh = view.mesh
+    if mesh is None:
+        return
+    needed = [fault for fault in faults(view) if _role(mesh, fault.dial) != "spare"]
+    gloo = uses_gloo(view)
+    used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
+    guilty = {fault.host for fault in used}
+    groups = _grouped([fault for fault in needed if fault.host in guilty])
+    crowd = _without_a_rule(groups)
+    if crowd:
+        yield _between(view, mesh, crowd)
+    for group in groups:
+        if group not in crowd:
+            yield _finding(Severity.ERROR, group, view)
+    for group in _grouped([fault for fault in needed if fault.host not in guilty]):
+        if group.blocks or not crowd:
+            yield _finding(Severity.INFO, group, view)
+    if not needed and not mesh.crowded_out:
+        yield from fine(
+            mesh,
+            "{links} links among {hosts} nodes pass on port {port} of {master} and on ephemeral ports{note}",
+        )
+
+
+def _never_used(mesh: Mesh, dial: Dial) -> bool:
+    """An ephemeral port of the node with the larger address: gloo connects from there to the smaller one, compared
+    byte by byte. Everybody dials the job's own ports."""
+    if _role(mesh, dial) != "sample":
+        return False
+    local = mesh.fabric.get(dial.dialer)
+    if local is None:
+        return False
+    return ipaddress.ip_address(local.address).packed < ipaddress.ip_address(dial.address).packed
+
+
+def _role(mesh: Mesh, dial: Dial) -> str:
+    """master, gang or sample; ``spare``: the master port of a node that is not the master."""
+    role = mesh.ports.get(dial.peer, {}).get(dial.port, "sample")
+    return "spare" if role == "master" and dial.peer != mesh.master else role
+
+
+# --- groups and words ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Faults with one culprit and one way to fail, whatever the far end."""
+
+    host: str
+    status: str
+    outgoing: bool
+    faults: tuple[BlockedDial, ...]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(fault.other for fault in self.faults))
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return tuple(sorted({fault.dial.port for fault in self.faults}))
+
+    @property
+    def blocks(self) -> tuple[BlockingRule, ...]:
+        return tuple(dict.fromkeys(block for fault in self.faults for block in fault.blocks))
+
+
+def _grouped(found: Sequence[BlockedDial]) -> list[_Group]:
+    groups = by(lambda fault: (fault.host, fault.dial.status, fault.outgoing), found)
+    for host, status, outgoing in list(groups):
+        back, there = (host, status, True), (host, status, False)
+        if outgoing and there in groups and _same(_rules(groups[back]), _rules(groups[there])):
+            groups[there] += groups.pop(back)
+    return [_Group(*key, tuple(members)) for key, members in groups.items()]
+
+
+def _same(one: set[BlockingRule], other: set[BlockingRule]) -> bool:
+    """One rule that stops what comes in, answers included; or none known for either way."""
+    return bool(one & other) or not (one or other)
+
+
+def _rules(found: Sequence[BlockedDial]) -> set[BlockingRule]:
+    return {block for fault in found for block in fault.blocks}
+
+
+def _ports_words(mesh: Mesh, group: _Group) -> str:
+    """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
+    own = sorted({f.dial.port for f in group.faults if _role(mesh, f.dial) != "sample"})
+    words = [f"port {', '.join(str(port) for port in own)}"] if own else []
+    closed = {(f.dial.peer, f.dial.port) for f in group.faults if _role(mesh, f.dial) == "sample"}
+    if closed:
+        targets = {peer for peer, _ in closed}
+        low, high = mesh.ranges.get(min(targets), DEFAULT_RANGE)
+        tried = {
+            (d.peer, d.port) for d in mesh.dials if d.peer in targets and mesh.ports[d.peer].get(d.port) == "sample"
+        }
+        words.append(f"ephemeral ports {low}-{high} ({len(closed)} of {len(tried)} tried)")
+    return " and on ".join(words)
+
+
+def _finding(severity: Severity, group: _Group, view: View) -> Finding:
+    mesh = view.mesh
+    assert mesh is not None
+    who, ports, how = names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
+    if group.outgoing:
+        text = f"connections from {group.host} to {who} fail on {ports}: {how}"
+    else:
+        text = f"{who} cannot connect to {group.host} on {ports}: {how}"
+    dump = view.firewalls.get(group.host, {})
+    harmless = severity is Severity.INFO
+    command, fix = (None, None) if harmless else _remedy(group, view, mesh, dump)
+    return report.finding(
+        severity,
+        group.host,
+        f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
+        peer=group.others[0] if len(group.others) == 1 else None,
+        fix=fix,
+        command=command,
+        evidence={
+            "status": group.status,
+            "peers": list(group.others),
+            "ports": list(group.ports),
+            "rules": [block.to_json() for block in group.blocks],
+            "dials": [dial_json(fault.dial) for fault in group.faults[:20]],
+        },
+    )
+
+
+def _without_a_rule(groups: Sequence[_Group]) -> list[_Group]:
+    """Many hosts at which no rule explains it: one filter between them all, told once."""
+    found = [group for group in groups if not group.blocks]
+    return found if len({group.host for group in found}) >= CROWD else []
+
+
+def _between(view: View, mesh: Mesh, crowd: Sequence[_Group]) -> Finding:
+    """A security group or a switch that keeps the nodes apart (or rules that only root may read)."""
+    hosts = tuple(dict.fromkeys(name for group in crowd for name in (group.host, *group.others)))
+    everything = _Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
+    pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
+    links = len(mesh.pairs)
+    hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
+    spans = _spans(_opened(everything.faults, mesh))
+    cause = (
+        f"whether the nodes do it themselves is not known ({hidden[0]}: "
+        f"{firewall.unread(view.firewalls.get(hidden[0], {}))})"
+        if hidden
+        else "no firewall rule on them does it, so it is a filter between the nodes (switch, security group)"
+    )
+    return report.error(
+        None,
+        f"{len(pairs)} of {links} links among {fold(hosts)} fail on {_ports_words(mesh, everything)}: "
+        f"{HOW[everything.status]}; {cause}",
+        fix=f"let the nodes' addresses reach each other on TCP {spans}: in the security group, the switch or their own "
+        f"firewalls",
+        evidence={"hosts": list(hosts), "status": everything.status, "links": len(pairs), "of": links},
+    )
+
+
+def _cause(group: _Group, dump: Any) -> str:
+    sure = [block for block in group.blocks if block.certain]
+    if sure:
+        return f"{sure[0].tool} on {group.host} does it: {sure[0].place}: {sure[0].rule}"
+    if group.blocks:
+        block = group.blocks[0]
+        return (
+            f"{block.tool} on {group.host} may do it, by a rule that cannot be judged from here: {block.place}: "
+            f"{block.rule}; else it is a filter between the nodes (switch, security group)"
+        )
+    if not firewall.readable(dump):
+        return f"whether {group.host} itself does it is not known: {firewall.unread(dump)}"
+    return f"no firewall rule of {group.host} does it, so it is a filter between the nodes (switch, security group)"
+
+
+def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | None, str]:
+    """The command that opens the host's own firewall, and what there is to know or to do by hand."""
+    peers = [mesh.fabric[host].address for host in group.others if host in mesh.fabric]
+    ports = _opened(group.faults, mesh)
+    if any(fault.reply for fault in group.faults):  # what comes back to us comes to a port that our kernel picked
+        ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
+    if not group.blocks and firewall.readable(dump) and not firewall.manager(dump):
+        return None, f"let the filter between the nodes pass TCP {_spans(ports)} to {group.host} from {_list(peers)}"
+    entries = network_answer(view, group.host).get("addresses", ())
+    nets = [f"{entry['address']}/{entry['prefix']}" for entry in entries]
+    command, note = firewall.opening(dump, group.blocks, group.faults[0].hook, peers, ports, nets)
+    doubt = "" if any(block.certain for block in group.blocks) or command is None else "if that rule does it; "
+    return command, doubt + note
+
+
+def _opened(found: Iterable[BlockedDial], mesh: Mesh) -> list[tuple[int, int]]:
+    """The ports to open: those of the job's own that are blocked, and a host's whole ephemeral range where a sample of
+    it is."""
+    spans: dict[tuple[int, int], None] = {}
+    for fault in found:
+        if not fault.reply:
+            dial = fault.dial
+            sample = _role(mesh, dial) == "sample"
+            spans[mesh.ranges.get(dial.peer, DEFAULT_RANGE) if sample else (dial.port, dial.port)] = None
+    return list(spans)
+
+
+def _spans(ports: Iterable[tuple[int, int]]) -> str:
+    return ", ".join(joined(span) for span in sorted(set(ports)))
+
+
+def _list(addresses: Sequence[str]) -> str:
+    shown = ", ".join(sorted(addresses)[:MOST_NAMED])
+    return shown if len(addresses) <= MOST_NAMED else f"{shown} and {len(addresses) - MOST_NAMED} more"
+
+
+CHECKS = (
+    Check(
+        "mesh.ports",
+        "every node reaches the ports that the job uses on every other",
+        judge_ports,
+        cause="A firewall on a node, or a filter on the way, drops or rejects connections to the master port, to the "
+        "port by which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
+        "ports that the kernel picks (ip_local_port_range): a firewall that opens SSH and the master port alone lets "
+        "the rendezvous succeed and the job hang. Under gloo the node with the smaller address listens and the other "
+        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error.",
+        symptom="client socket has timed out after 900000ms while trying to connect to (HOST, 29500) on a node; Timed "
+        "out after 901 seconds waiting for clients. 1/2 clients joined on the master; init_process_group hangs (gloo: "
+        "5 times its timeout); Gloo connectFullMesh failed ... Connect timeout [none]; NCCL: socketPollConnect: "
+        "connect returned No route to host, retrying",
+        fix="ddpctl reads the firewall and prints the command for it (nft, iptables, ufw, firewalld), limited to the "
+        "cluster's addresses (many of them: to their network) and the job's ports. A rule that it cannot judge is "
+        "called possible. It never runs it. To confine the range: sysctl -w "
+        'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',
+        exempt=one_host,
+    ),
+)

@@ -1,0 +1,131 @@
+"""No way to a node, and somebody else at its address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ddpctl.checks import report
+from ddpctl.checks.base import Check, View
+from ddpctl.checks.mesh import dial_json, fine, names, not_dialled, one_host
+from ddpctl.checks.mesh.faults import wrong_address
+from ddpctl.checks.report import as_root
+from ddpctl.spec.finding import Finding
+from ddpctl.spec.fold import by, by_culprit
+from ddpctl.spec.mesh import Dial, Mesh, Pair
+from ddpctl_worker.contract import CLOSED, FOREIGN, NO_ROUTE, SILENT, WRONG_HOST
+
+IMPOSTORS = {WRONG_HOST, FOREIGN, SILENT, CLOSED}
+
+
+def judge_route(view: View) -> Iterable[Finding]:
+    """A node without a way to another's address."""
+    yield from not_dialled(view)
+    mesh = view.mesh
+    if mesh is None:
+        return
+    lost: dict[Pair, Dial] = {}
+    for dial in mesh.dials:
+        if dial.status == NO_ROUTE and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
+            lost.setdefault((dial.dialer, dial.peer), dial)
+    for host, dials in _by_host(lost).items():
+        yield _no_route(mesh, host, dials)
+    if not lost and not mesh.crowded_out:
+        yield from fine(mesh, "every node has a route to every other")
+
+
+def _by_host(lost: Mapping[Pair, Dial]) -> dict[str, list[Dial]]:
+    """A node that several others cannot get to, or that cannot get to several, once; any other pair by its dialer."""
+    groups: dict[str, list[Dial]] = {}
+    ends = ((("from", dialer), ("to", peer)) for dialer, peer in lost)
+    for (_, host), pairs in by_culprit(ends).items():
+        groups.setdefault(host, []).extend(lost[dialer, peer] for (_, dialer), (_, peer) in pairs)
+    return groups
+
+
+def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
+    leaving = dials[0].dialer == host
+    others = tuple(dict.fromkeys(dial.peer if leaving else dial.dialer for dial in dials))
+    who = names(others, host, mesh)
+    addresses = ", ".join(dict.fromkeys(dial.address for dial in dials))
+    text = f"{host} cannot get to {who}" if leaving else f"{who} cannot get to {host}"
+    return report.error(
+        host,
+        f"{text} at {addresses}: {dials[0].detail or 'no route'}",
+        peer=others[0] if len(others) == 1 else None,
+        fix=f"look at the routes of {dials[0].dialer} to {dials[0].address} and add the one that is missing, or set "
+        f"`fabric_address:` to addresses in a network that all nodes share",
+        command=f"ip route get {dials[0].address}" if leaving else "ip -brief address; ip route",
+        evidence={"peers": list(others), "dials": [dial_json(dial) for dial in dials[:20]]},
+    )
+
+
+def judge_identity(view: View) -> Iterable[Finding]:
+    """Another node or another program at a node's address."""
+    yield from not_dialled(view)
+    mesh = view.mesh
+    if mesh is None:
+        return
+    wrong = [dial for dial in mesh.dials if dial.status in IMPOSTORS and not wrong_address(mesh, dial.peer)]
+    groups = by(lambda dial: (dial.peer, dial.status, dial.detail or ""), wrong)
+    for (peer, status, detail), dials in groups.items():
+        yield _impostor(view, mesh, peer, status, detail, dials)
+    if not groups:
+        yield from fine(mesh, "the right node answers at every address")
+
+
+def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[Dial]) -> Finding:
+    dialers = tuple(dict.fromkeys(dial.dialer for dial in dials))
+    ports = ", ".join(str(port) for port in sorted({dial.port for dial in dials}))
+    address = dials[0].address
+    who = names(dialers, peer, mesh)
+    words = {
+        WRONG_HOST: f"another node answers {who} at {address}, the address of {peer}: {detail}",
+        FOREIGN: f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
+        SILENT: f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
+        CLOSED: f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
+    }[status]
+    look = None
+    if status == WRONG_HOST:
+        fix = (
+            f"find who else has {address} (the neighbour table of {dialers[0]} has the hardware address that answers), "
+            f"or set `fabric_address:` of {peer}"
+        )
+    else:
+        fix = (
+            f"look for a forwarding of port {ports} (nftables, a container's published port) or for another machine "
+            f"with {address}; or use another master_port"
+        )
+        look = as_root(view, peer, "nft list ruleset") + " | grep -e redirect -e dnat"
+    return report.error(
+        peer,
+        words,
+        peer=dialers[0] if len(dialers) == 1 else None,
+        fix=fix,
+        command=look,
+        evidence={"status": status, "peers": list(dialers), "dials": [dial_json(dial) for dial in dials[:20]]},
+    )
+
+
+CHECKS = (
+    Check(
+        "mesh.route",
+        "every node has a route to every other",
+        judge_route,
+        cause="A node has no route to another's fabric address, or nobody answers there on its local network, though "
+        "the controller reaches both: two networks, a wrong netmask, a missing route.",
+        symptom="No route to host; Network is unreachable; client socket has timed out",
+        fix="Add the route (`ip route get ADDRESS` on the node shows what it does now), or set `fabric_address:` to an "
+        "address in a network that all nodes share.",
+        exempt=one_host,
+    ),
+    Check(
+        "mesh.identity",
+        "the right node answers at every address",
+        judge_identity,
+        cause="Another node, or a program that is no part of the job, answers at a node's address: an address given "
+        "twice, a cloned machine, a port forwarding (a container's published port), a proxy.",
+        symptom="a hang of a minute and more without a useful word; Connection reset by peer",
+        fix="Find who owns the address (`arping`, `ip neigh`), remove the forwarding, or use another port.",
+        exempt=one_host,
+    ),
+)

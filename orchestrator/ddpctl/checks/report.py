@@ -1,0 +1,98 @@
+"""How a check says what it found: findings, differences between hosts, and shell text that runs there as it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ddpctl.checks.base import View
+from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.fold import by_value, named
+
+
+def finding(
+    severity: Severity,
+    host: str | None,
+    message: str,
+    *,
+    peer: str | None = None,
+    fix: str | None = None,
+    command: str | None = None,
+    evidence: Mapping[str, Any] | None = None,
+) -> Finding:
+    """What a check has to say of a host (None: of no single one). The check itself puts its id on it."""
+    return Finding("", severity, message, host, peer, fix, command, evidence or {})
+
+
+error = partial(finding, Severity.ERROR)
+warning = partial(finding, Severity.WARNING)
+unknown = partial(finding, Severity.UNKNOWN)
+info = partial(finding, Severity.INFO)
+ok = partial(finding, Severity.OK, None)
+
+
+def differences(
+    severity: Severity,
+    values: Mapping[str, Any],
+    *,
+    what: str,
+    fix: str | None = None,
+    show: Callable[[Any], str] = str,
+) -> list[Finding]:
+    """One finding for each group of hosts whose value is not the majority's; none when all are equal.
+
+    Without a majority (as many hosts on each side) one finding names every value.
+    """
+    found = by_value(values)
+    if len(found) < 2:
+        return []
+    evidence = {"values": dict(values)}
+    (most, most_hosts), *others = found
+    if len(most_hosts) == len(others[0][1]):
+        sides = ", ".join(f"{named(hosts)}: {show(value)}" for value, hosts in found)
+        return [finding(severity, None, f"{what} differs: {sides}", fix=fix, evidence=evidence)]
+    rest = "other" if len(others) == 1 else "majority of"
+    return [
+        finding(
+            severity,
+            hosts[0] if len(hosts) == 1 else None,
+            f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {what} {show(value)}, "
+            f"the {rest} {len(most_hosts)} have {show(most)}",
+            fix=fix,
+            evidence=evidence,
+        )
+        for value, hosts in others
+    ]
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts)."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def _uid(view: View, host: str) -> int | None:
+    """The login's user id there, from whichever answer tells it."""
+    for answer in view.answers.get(host, {}).values():
+        if answer.ok and isinstance(answer.value, dict) and isinstance(answer.value.get("uid"), int):
+            return int(answer.value["uid"])
+    return None
+
+
+def as_root(view: View, host: str, command: str) -> str:
+    """One simple command, run as root: with sudo only where the login is not root."""
+    return command if _uid(view, host) == 0 else f"sudo {command}"
+
+
+def write_as_root(view: View, host: str, path: str, *lines: str) -> str:
+    """Make a file of these lines, which root alone may write."""
+    text = " ".join(shlex.quote(line) for line in lines)
+    return f"printf '%s\\n' {text} | {as_root(view, host, f'tee {shlex.quote(path)}')}"
