@@ -72,7 +72,7 @@ def test_arguments_byte_for_byte_under_any_login_shell(lab: Lab, ddpctl: Ddpctl)
     assert {one["stdout"] for one in told["hosts"]} == {want}
 
 
-LONG = "yes | head -c 8000000; echo end"
+LONG = "yes | head -c 3000000; echo end"
 
 
 def test_output_is_bounded(lab: Lab, ddpctl: Ddpctl) -> None:

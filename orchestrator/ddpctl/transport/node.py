@@ -106,6 +106,7 @@ class _Here(_Bounded, Local):
     """A command on this machine, in a session of its own: Ctrl-C at our terminal is not its business."""
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
+        _refuse(env)
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             stdin=subprocess.PIPE,
@@ -135,7 +136,7 @@ CONFIG = fabric.Config(
     lazy=True,
     ssh_config=paramiko.SSHConfig(),
     overrides={
-        "run": {"hide": True, "warn": True, "pty": False, "in_stream": False, "encoding": "utf-8"},
+        "run": {"hide": True, "warn": True, "pty": False, "in_stream": False, "encoding": "utf-8", "replace_env": True},
         "sudo": {"prompt": PROMPT},
         "runners": {"remote": _OnHost, "local": _Here},
     },
