@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.site import until
 from tests.lab import Host, Lab
-from tests.lab.command import Ddpctl
+from tests.lab.command import AtTerminal, Ddpctl
 
 HOSTILE = [
     "a b",
@@ -147,6 +147,7 @@ def test_sudo_asks_once_a_user(sudoers: Lab, ddpctl: Ddpctl) -> None:
     typing = ddpctl.start(
         "exec", where, "--sudo", "--json", "--", "sh", "-c", "cat /proc/*/cmdline; id -un", terminal=True
     )
+    assert isinstance(typing, AtTerminal)
     typing.wait_for("password of train for sudo")
     typing.type("wrong\n")
     until(lambda: typing.stdout.count("password of train for sudo") == 2, 20)
@@ -160,6 +161,7 @@ def test_sudo_asks_once_a_user(sudoers: Lab, ddpctl: Ddpctl) -> None:
 def test_ctrl_c_ends_what_root_runs(sudoers: Lab, ddpctl: Ddpctl) -> None:
     where = str(inventory(sudoers, defaults={"user": "train"}))
     command = ddpctl.start("exec", where, "--sudo", "--", "sh", "-c", STUBBORN, terminal=True)
+    assert isinstance(command, AtTerminal)
     command.wait_for("password of train for sudo")
     command.type("secret\n")
     until(lambda: all(running(host, "sleep 4711") for host in sudoers))

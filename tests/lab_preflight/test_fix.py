@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import Lab
-from tests.lab.command import Ddpctl, Running
+from tests.lab.command import AtTerminal, Ddpctl, Running
 from tests.lab_preflight.preflight import JOB, NETWORK
 
 SMALL = "/srv/small"
@@ -55,6 +55,7 @@ def test_three_faults_of_three_hosts_are_fixed_at_once(lab3: Lab) -> None:
     assert {("host.shm", "node2"), ("host.inodes", "node1"), ("mesh.ports", "node0")} <= wrong
 
     no = start(lab3, where, "--fix", terminal=True)
+    assert isinstance(no, AtTerminal)
     no.wait_for("password of train for sudo", 120)  # the firewall is closed to this login
     no.type("secret\n")
     no.wait_for(r"run these \d+ commands\?", 120)
@@ -63,6 +64,7 @@ def test_three_faults_of_three_hosts_are_fixed_at_once(lab3: Lab) -> None:
     assert "65536" in lab3[2].run("df -B1 --output=size /dev/shm").stdout  # nothing was done
 
     fixing = start(lab3, where, "--fix", "--json", terminal=True)
+    assert isinstance(fixing, AtTerminal)
     fixing.wait_for("password of train for sudo", 120)
     fixing.type("secret\n")
     fixing.wait_for(r"run these \d+ commands\?", 120)

@@ -6,7 +6,9 @@ wait without a deadline, keep all output. Only ``Transport.run`` imports this; t
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +36,7 @@ PROMPT = f"[ddpctl {secrets.token_hex(16)}]"
 _PROMPT_BYTES = 4096  # sudo asks before the command has said anything; its lecture fits in
 
 
-class _Bounded(Runner):  # type: ignore[misc]  # as all of fabric: it has no types
+class _Bounded(Runner):
     """What fabric's two runners lack: bounded output, one deadline for the command and its output, one try of sudo."""
 
     read_chunk_size = 1 << 15
@@ -86,12 +88,12 @@ class _Bounded(Runner):  # type: ignore[misc]  # as all of fabric: it has no typ
         super().respond(buffer_)
 
 
-class _OnHost(_Bounded, Remote):
+class _OnHost(_Bounded, Remote):  # type: ignore[misc]  # as all of fabric: it has no types
     """A command on a channel of a ``NodeConnection``."""
 
-    def start(self, command: str, shell: str, env: dict[str, str], timeout: float | None = None) -> None:
+    def start(self, command: str, shell: str, env: dict[str, str]) -> None:
         _refuse(env)
-        super().start(command, shell, {}, timeout)
+        super().start(command, shell, {})
 
     def send_start_message(self, command: str) -> None:
         self.context.link.execute(self.channel, command)
@@ -104,6 +106,8 @@ class _OnHost(_Bounded, Remote):
 
 class _Here(_Bounded, Local):
     """A command on this machine, in a session of its own: Ctrl-C at our terminal is not its business."""
+
+    process: Any
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
         _refuse(env)
@@ -123,6 +127,16 @@ class _Here(_Bounded, Local):
         if hasattr(self, "process"):
             for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
                 stream.close()
+            try:
+                self.process.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self.process.wait()
+
+    def kill(self) -> None:
+        """Its whole session: what it started may hold our end of its output."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def _refuse(env: dict[str, str]) -> None:
@@ -197,7 +211,7 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
             channel.status_event.wait(max(0.0, until - time.monotonic()))
 
 
-class ThisMachine(Context):  # type: ignore[misc]
+class ThisMachine(Context):
     """The same on this machine (``connection: local``)."""
 
     running: set[_Here] = set()  # noqa: RUF012  # see NodeConnection
@@ -221,6 +235,7 @@ class ThisMachine(Context):  # type: ignore[misc]
 def run(node: Context, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:
     """``Transport.run`` on either of them."""
     line = guarded(argv)
+    result: Any
     try:
         if password:
             result = node.sudo(line, password=password, timeout=timeout)
