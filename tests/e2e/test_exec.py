@@ -75,6 +75,17 @@ def test_arguments_byte_for_byte_under_any_login_shell(lab: Lab, ddpctl: Ddpctl)
 LONG = "yes | head -c 3000000; echo end"
 
 
+def test_one_of_64_hosts(make_lab: Any, ddpctl: Ddpctl) -> None:
+    lab = make_lab(64)
+    line = 'echo fine; [ "$(hostname)" != node17 ] || exit 3'
+    done = ddpctl("exec", str(inventory(lab)), "--", "sh", "-c", line, timeout=200)
+    assert done.rc == 1
+    assert done.stdout == "node[0-63]: fine\n"
+    assert "failed on 1 of 64 hosts: node17: exit code 3" in done.stderr
+    told = ddpctl("exec", str(inventory(lab)), "--json", "--", "sh", "-c", line, timeout=200).json()
+    assert [one["host"] for one in told["hosts"] if one["exit_code"] != 0] == ["node17"]
+
+
 def test_output_is_bounded(lab: Lab, ddpctl: Ddpctl) -> None:
     told = ddpctl("exec", str(inventory(lab)), "--json", "--", "sh", "-c", LONG).ok().json()
     for one in told["hosts"]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpctl.spec.autofix import Applied, Fix, automatic, may_run
+from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.ran import Ran
 
 RUN = [
     "mount -o remount,size=50% /dev/shm",

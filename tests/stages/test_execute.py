@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ddpctl.errors import RemoteError, Unreachable
-from ddpctl.render.exec import output_lines
-from ddpctl.spec.ran import Ran
+from ddpctl.render.ran import output_lines
+from ddpctl.spec.command import Ran
 from ddpctl.stages.execute import Sudo, execute
 from tests.transport.dry import DryFleet, DryTransport
 

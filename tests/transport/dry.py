@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, Interrupted, RemoteError
-from ddpctl.spec.ran import Ran
+from ddpctl.spec.command import Ran
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.fleet import SSHFleet

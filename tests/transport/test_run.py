@@ -147,8 +147,10 @@ def test_sudo_is_given_a_password_once(here: LocalTransport, tmp_path: Path, mon
     )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    begin = time.monotonic()
     with pytest.raises(RemoteError, match="does not accept"):
-        here.run(["echo", "hi"], password="wrong")
+        here.run(["echo", "hi"], password="wrong", timeout=50)
+    assert time.monotonic() - begin < 40, "it waited for its deadline"
     assert (tmp_path / "given").read_text().split() == ["wrong"]
     ran = here.run(["echo", "hi"], password="right")
     assert (ran.stdout, ran.stderr) == ("hi\n", "")

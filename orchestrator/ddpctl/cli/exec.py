@@ -11,11 +11,10 @@ from ddpctl.cli import session
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, HostsFailed, RemoteError, UsageError
 from ddpctl.render.console import stderr_console
-from ddpctl.render.exec import output_lines
 from ddpctl.render.progress import ProgressView
-from ddpctl.spec.command import display
+from ddpctl.render.ran import output_lines
+from ddpctl.spec.command import Ran, display
 from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.ran import Ran
 from ddpctl.stages.execute import Sudo, execute
 from ddpctl.transport.base import FleetOutcome
 from ddpctl_worker.contract import SCHEMA

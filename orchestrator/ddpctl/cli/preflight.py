@@ -13,10 +13,10 @@ from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
-from ddpctl.render.fix import fixed_view, plan_view
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
+from ddpctl.render.ran import fixed_view, plan_view
 from ddpctl.spec.autofix import Applied, Fix, automatic
 from ddpctl.spec.event import Tell
 from ddpctl.spec.finding import Severity

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.ran import Ran
 
 # Program -> what its arguments must be, as one line. What is not matched whole is not run.
 _CHANGES: Mapping[str, str] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpctl.errors import RemoteError
+from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.ran import Ran
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl.transport.bootstrap import last_line
 from ddpctl.transport.limits import PASSWORD_TRIES

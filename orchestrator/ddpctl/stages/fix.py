@@ -9,8 +9,8 @@ from typing import Any
 from ddpctl.checks.firewall import readable
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.autofix import Applied, Fix
+from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.ran import Ran
 from ddpctl.stages.execute import Sudo
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl.transport.limits import OUTPUT_BYTES

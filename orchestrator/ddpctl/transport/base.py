@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.ran import Ran
+from ddpctl.spec.command import Ran
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpctl.errors import PythonMissing, RemoteError
-from ddpctl.spec.ran import Ran
+from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation
 from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import BOOTSTRAP

@@ -24,9 +24,9 @@ from invoke.exceptions import AuthFailure, CommandTimedOut, Failure, ResponseNot
 from invoke.runners import Local, Runner
 
 from ddpctl.errors import RemoteError
-from ddpctl.spec.ran import Ran
+from ddpctl.spec.command import Ran
 from ddpctl.transport.guarded import guarded
-from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES
+from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S
 from ddpctl.transport.link import Link
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
@@ -61,13 +61,18 @@ class _Bounded(Runner):
                 self.kill()
 
     def _over(self, until: float | None) -> bool:
-        for thread in self.threads.values():
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
-        while not self.process_is_finished and not self.has_dead_threads:
+        """Wait for the end of the command and of its output; True too once a reader has failed (a wrong password)."""
+        while not self.has_dead_threads:
+            reading = [thread for thread in self.threads.values() if thread.is_alive()]
+            if not reading and self.process_is_finished:
+                return True
             if until is not None and time.monotonic() >= until:
                 return False
-            time.sleep(self.input_sleep)
-        return not any(thread.is_alive() for thread in self.threads.values())
+            if reading:
+                reading[0].join(POLL_S)
+            else:
+                time.sleep(self.input_sleep)
+        return True
 
     def _handle_output(self, buffer_: list[str], hide: bool, output: Any, reader: Callable[[int], bytes]) -> None:
         """The end of a stream, decoded at once: no character is cut in two."""

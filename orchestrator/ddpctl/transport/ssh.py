@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpctl.errors import ConnectError, DdpctlError, LinkLost, RemoteError, Unreachable
-from ddpctl.spec.ran import Ran
+from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.agent import AgentBusy
 from ddpctl.transport.banners import Banners, Say

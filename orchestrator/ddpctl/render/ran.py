@@ -1,14 +1,29 @@
-"""The fixes of a preflight: what would be run where, and how it went."""
+"""What plain commands did on their hosts: the output of `exec`, and the fixes of a preflight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
+from ddpctl.render.clean import clean
 from ddpctl.spec.autofix import Applied, Fix
+from ddpctl.spec.command import Ran
+from ddpctl.spec.ranges import fold
+
+
+def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
+    """("stdout" or "stderr", line) in the order of the hosts: ``node[0-2,5]: text``, without its line's end."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for host, ran in results.items():
+        groups.setdefault((ran.stdout, ran.stderr), []).append(host)
+    for outputs, hosts in groups.items():
+        where = fold(hosts)
+        for stream, text in zip(("stdout", "stderr"), outputs, strict=True):
+            for line in text.removesuffix("\n").split("\n") if text else ():
+                yield stream, f"{where}: {clean(line.removesuffix(chr(13)))}"
 
 
 def plan_view(fixes: Sequence[Fix]) -> RenderableType:
