@@ -6,9 +6,7 @@ wait without a deadline, keep all output. Only ``Transport.run`` imports this; t
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -132,16 +130,11 @@ class _Here(_Bounded, Local):
         if hasattr(self, "process"):
             for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
                 stream.close()
-            try:
-                self.process.wait(ENDING_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                self.process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(4 * ENDING_S)
 
     def kill(self) -> None:
-        """Its whole session: what it started may hold our end of its output."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """Its input has ended: the shell beside it ends the rest (guarded.py), and if killed could not."""
 
 
 def _refuse(env: dict[str, str]) -> None:
