@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.lab import Lab
 from tests.lab.command import AtTerminal, Ddpctl, Running
 from tests.lab_preflight.preflight import JOB, NETWORK
@@ -43,6 +45,7 @@ def start(lab: Lab, where: Path, *words: str, terminal: bool, only: str = CHECKS
     return command.start("preflight", str(where), "--only", only, *words, home=lab.home("fix"), terminal=terminal)
 
 
+@pytest.mark.timeout(900)  # five preflights in a row
 def test_three_faults_of_three_hosts_are_fixed_at_once(lab3: Lab) -> None:
     where = train(lab3)
     break_them(lab3)
