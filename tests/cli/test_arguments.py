@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.cli.tail import _split_ranges, parse_ranks
+from ddpctl.cli.tail import parse_ranks
 from ddpctl.errors import UsageError
+from ddpctl.spec.ranges import split
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("2", {2}), ("0,3", {0, 3}), ("4-7", {4, 5, 6, 7}), ("0, 2-3", {0, 2, 3})])
@@ -30,4 +31,4 @@ def test_any_text_is_ranks_or_refused(text: str) -> None:
 
 
 def test_commas_inside_brackets_do_not_split() -> None:
-    assert _split_ranges("node[0-1,3],gpu7, x") == ["node[0-1,3]", "gpu7", "x"]
+    assert split("node[0-1,3],gpu7, x") == ["node[0-1,3]", "gpu7", "x"]

@@ -106,6 +106,9 @@ class Node:
     def close(self) -> None:
         """Nothing is held."""
 
+    def run(self, *args: Any, **how: Any) -> Any:
+        raise NotImplementedError
+
     def call(self, verb: str, args: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
         watch = Watch(f"`{verb}`", how.pop("timeout", 60.0), how.pop("cancel", None))
         request = conversation.Request(self.host, "/base", verb, args or {}, **how)

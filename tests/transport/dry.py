@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, Interrupted, RemoteError
+from ddpctl.spec.command import Ran
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.fleet import SSHFleet
@@ -45,8 +46,11 @@ class DryTransport:
         answers: Mapping[str, Answer] | None = None,
         *,
         unreachable: DdpctlError | None = None,
+        runs: Callable[[Sequence[str], str | None], Ran] = lambda argv, password: Ran(0),
     ) -> None:
         self._host = host
+        self._runs = runs
+        self.ran: list[tuple[tuple[str, ...], str | None]] = []
         self._answers = dict(answers or {})
         self._unreachable = unreachable
         self.calls: list[Asked] = []
@@ -89,6 +93,11 @@ class DryTransport:
             if on_frame is not None:
                 on_frame(checked)
         return answers.result(verb, stream.result, self._host, asked.args)
+
+    def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
+        self.prepare()
+        self.ran.append((tuple(argv), password))
+        return self._runs(argv, password)
 
     def close(self) -> None:
         self.closed = True

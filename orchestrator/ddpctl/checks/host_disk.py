@@ -18,6 +18,7 @@ LEAST = 100_000_000  # bytes: a run's records and logs need some room
 LOW = 1_000_000_000
 GB = 1_000_000_000
 LEAST_INODES = 1000
+MANY_INODES = 1_000_000
 DEADLINE_S = 8.0
 SHM = Question("disk", {"path": "/dev/shm"}, DEADLINE_S)
 TMP = Question("disk", {"path": "/tmp"}, DEADLINE_S)
@@ -71,9 +72,17 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
                 f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be made, whatever "
                 "room is left",
                 fix="remove or pack the folder with the many small files, or set `base_dir:` to another disk",
-                command=f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20",
+                command=_more_inodes(view, host, fs),
                 evidence=fs,
             )
+
+
+def _more_inodes(view: View, host: str, fs: dict[str, Any]) -> str:
+    """A tmpfs can be given more; of any other file system, where they went."""
+    if fs["kind"] == "tmpfs":
+        many = max(MANY_INODES, 2 * fs["inodes"])
+        return as_root(view, host, f"mount -o remount,nr_inodes={many} {shlex.quote(fs['mount'])}")
+    return f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20"
 
 
 def _judge_folder(view: View) -> Iterable[Finding]:

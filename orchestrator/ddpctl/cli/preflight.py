@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import typer
 
 from ddpctl.cli import session
+from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.code import CodeArchive, code_imports, pack
+from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
+from ddpctl.render.ran import fixed_view, plan_view
+from ddpctl.spec.autofix import Applied, Fix, automatic
+from ddpctl.spec.event import Tell
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.preflight import PreflightReport
-from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.execute import Sudo
+from ddpctl.stages.fix import apply
+from ddpctl.stages.preflight import Options, run_preflight, second_look
 from ddpctl.stages.up import refusal
+from ddpctl.transport.base import Fleet
 
 
 def preflight(
     inventory: Path | None = session.InventoryArgument,
     deep: bool = typer.Option(False, "--deep", help="A rehearsal too: every rank, the job's interpreter and backend."),
+    fix: bool = typer.Option(False, "--fix", help="Show the fixes that are commands, ask once, run them, look again."),
+    yes: bool = typer.Option(False, "-y", "--yes", help="With --fix: do not ask."),
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
     html: Path = typer.Option(None, "--html", metavar="FILE", help="Write the report as one self-contained page."),
@@ -31,19 +43,55 @@ def preflight(
     as_json: bool = session.JsonOption,
 ) -> int:
     """Check every host, and every host against every other, before a launch can fail."""
+    _must_be_asked(fix, yes)
     where = session.load(inventory, option)
     spec = _job(where, job)
-    options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep)
-    report = _run(where, spec, options)
+    sudo = Sudo(session.sudo_password) if fix else None
+    options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, sudo=sudo)
+    done: list[Applied] = []
+    with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
+        look = _look(where, spec, fleet, view.tell)
+        report = look(options=options)
+        if sudo is not None:
+            if not as_json:
+                session.print_view(report_view(report))
+            if wanted := _confirmed(report, yes):
+                done = apply(wanted, fleet, view.tell, sudo)
+                stderr_console().print(fixed_view(done))
+                report = second_look(report, done, look, options)
     if html is not None:
         session.write_page(html, preflight_html(report))
     if as_json:
-        session.print_json(report.to_json())
-    else:
+        session.print_json(report.to_json() | ({"fixes": [one.to_json() for one in done]} if fix else {}))
+    elif done or not fix:
         session.print_view(report_view(report))
     if report.exit_code:
         raise refusal(report, _count(report.count(Severity.ERROR)))
     return 0
+
+
+def _must_be_asked(fix: bool, yes: bool) -> None:
+    """A fix is never run unasked.
+
+    Raises:
+        UsageError: nobody can be asked, or --yes has nothing to answer.
+    """
+    if yes and not fix:
+        raise UsageError("--yes answers the question of --fix", hint="ddpctl preflight --fix --yes")
+    if fix and not yes and not can_ask():
+        raise UsageError(
+            "--fix asks before it changes a host, and nobody can be asked", hint="ddpctl preflight --fix --yes"
+        )
+
+
+def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
+    """The fixes to run; none where a person says no."""
+    found = automatic(report.findings)
+    console = stderr_console()
+    console.print(plan_view(found))
+    if found and (yes or confirm(f"run {'this' if len(found) == 1 else f'these {len(found)} commands'}?")):
+        return found
+    return ()
 
 
 def _count(errors: int) -> str:
@@ -57,11 +105,11 @@ def _job(inventory: Inventory, name: str | None) -> JobSpec | None:
     return next(iter(inventory.jobs.values())) if len(inventory.jobs) == 1 else None
 
 
-def _run(inventory: Inventory, job: JobSpec | None, options: Options) -> PreflightReport:
+def _look(inventory: Inventory, job: JobSpec | None, fleet: Fleet, tell: Tell) -> Callable[..., PreflightReport]:
+    """A preflight that takes its options."""
     hosts: tuple[Host, ...] = inventory.hosts if job is None else job_hosts(inventory, job, "all")
     archive: CodeArchive | None = None
     if job is not None and job.code is not None:
         archive = pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])
     imports = code_imports(archive, job) if job is not None else None
-    with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
-        return run_preflight(inventory, hosts, job, fleet, view.tell, options=options, imports=imports)
+    return partial(run_preflight, inventory, hosts, job, fleet, tell, imports=imports)

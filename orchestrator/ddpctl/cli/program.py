@@ -35,6 +35,7 @@ COMMANDS = (
     "up",
     "preflight",
     "push",
+    "exec",
     "ps",
     "status",
     "tail",
@@ -50,7 +51,16 @@ COMMANDS = (
 
 INTERRUPTED = Interrupted.exit_code
 # What other tools call our commands.
-KNOWN_AS = {"stop": "kill", "logs": "tail", "run": "up", "start": "up", "ls": "ps", "list": "ps", "check": "preflight"}
+KNOWN_AS = {
+    "stop": "kill",
+    "logs": "tail",
+    "run": "up",
+    "start": "up",
+    "ls": "ps",
+    "list": "ps",
+    "check": "preflight",
+    "ssh": "exec",
+}
 
 
 class Commands(typer.core.TyperGroup):
@@ -159,8 +169,8 @@ def _take_globals(argv: list[str]) -> list[str]:
         ours, theirs = argv[:cut], argv[cut:]
     GLOBAL.debug = "--debug" in ours or bool(os.environ.get("DDPCTL_DEBUG"))
     ours = [word for word in ours if word != "--debug"]
-    if theirs is not None and "up" in ours:
-        # What follows `--` is the user's own script and arguments: never parsed as ours.
+    if theirs is not None and ("up" in ours or "exec" in ours):
+        # What follows `--` is the user's own program and arguments: never parsed as ours.
         GLOBAL.script, theirs = theirs[1:], None
     return ours + (theirs or [])
 

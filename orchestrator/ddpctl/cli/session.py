@@ -20,6 +20,7 @@ from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import quiet
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.ranges import RangeFault, expand, split
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 
@@ -70,6 +71,24 @@ def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterat
 def prompter() -> TerminalPrompter | None:
     """Who can be asked for a passphrase or a password."""
     return TerminalPrompter() if can_ask() else None
+
+
+def host_names(text: str) -> list[str]:
+    """The hosts that ``--host`` names: ``node1``, ``node[0-3],node7``.
+
+    Raises:
+        UsageError: a range that is none.
+    """
+    try:
+        return list(dict.fromkeys(name for part in split(text) for name in expand(part)))
+    except RangeFault as error:
+        raise UsageError(f"--host {text!r}: {error}") from None
+
+
+def sudo_password(user: str) -> str | None:
+    """The password of a user for sudo; None when nobody can be asked, or nobody answers."""
+    person = prompter()
+    return person.password(f"{user} for sudo", "") if person is not None else None
 
 
 def ids(text: str | None) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from ddpctl.cli.follow import print_lines
 from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.stages.follow import Selection
 from ddpctl.stages.status import find_run
 
@@ -57,7 +56,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
     """The hosts to read: those named, or those that run one of the ranks."""
     if text is not None:
-        names = [name for part in _split_ranges(text) for name in _expand(part)]
+        names = session.host_names(text)
         for name in names:
             if name not in run.hosts:
                 raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
@@ -68,22 +67,3 @@ def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> li
     if not hosts:
         raise UsageError(f"{run.run} has no rank {min(ranks)}", hint=f"its ranks are 0 to {run.world_size - 1}")
     return hosts
-
-
-def _expand(part: str) -> tuple[str, ...]:
-    try:
-        return expand(part)
-    except RangeFault as error:
-        raise UsageError(f"--host {part!r}: {error}") from None
-
-
-def _split_ranges(text: str) -> list[str]:
-    """Split at the commas that are not inside brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]

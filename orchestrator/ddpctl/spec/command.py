@@ -1,4 +1,4 @@
-"""A command as a value: it is never shell text, except where a person reads it."""
+"""A command as a value, never shell text except where a person reads it; and what one did on a host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 REDACTED = "********"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -37,3 +38,35 @@ class Command:
 def display(argv: tuple[str, ...] | list[str]) -> str:
     """A command line as a person would type it."""
     return shlex.join(argv)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a plain command did on a host: its exit code (128 + s for a signal s), and the end of each stream (1 MiB).
+
+    ``exit_code`` is None where it did not come to an end by itself, or did not run; ``error`` says why.
+    """
+
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not ok."""
+        return self.error or f"exit code {self.exit_code}"
+
+    def to_json(self, host: str) -> dict[str, Any]:
+        """As the contract fixes it."""
+        return {
+            "host": host,
+            "exit_code": self.exit_code,
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "error": self.error,
+        }

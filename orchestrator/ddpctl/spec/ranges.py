@@ -47,6 +47,11 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(nodes)
 
 
+def split(text: str) -> list[str]:
+    """The parts of a list with commas, of which those inside brackets do not count."""
+    return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
+
+
 def _check_size(text: str) -> None:
     """Refuse what would expand to too much, or name a host twice, before anything is expanded."""
     total = 1

@@ -22,6 +22,7 @@ from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read
 from ddpctl.checks.python import live_question, versions_question
 from ddpctl.errors import ConnectError, DdpctlError
+from ddpctl.spec.autofix import Applied
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
@@ -34,6 +35,8 @@ from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.question import Answer, Question, as_answers, as_request
 from ddpctl.spec.script import read_script
+from ddpctl.stages.execute import Sudo
+from ddpctl.stages.fix import read_closed
 from ddpctl.stages.imports import with_script_on_nodes
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
@@ -58,6 +61,7 @@ class Options:
     deep: bool = False
     mesh: bool = True
     reuse: bool = False  # take the clean result of the last minute for the same question
+    sudo: Sudo | None = None  # how to read what only root may, where a person was asked
 
     @property
     def full(self) -> bool:
@@ -132,7 +136,7 @@ def _measure(
     networks = tuple(network for network in map(network_of(view), targets) if network is not None)
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
     if wants_mesh and len(networks) > 1 and asked.ports:
-        view = _with_mesh(view, networks, asked.ports, inventory.cluster, fleet, tell)
+        view = _with_mesh(view, networks, asked.ports, inventory.cluster, fleet, tell, options.sudo)
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, asked.ports)
     findings = judge.verdicts(checks, view, left_out)
@@ -167,6 +171,21 @@ def with_findings(report: PreflightReport, checks: Collection[str], findings: Se
     """``report`` with these findings of some checks instead of those that it had."""
     others = tuple(finding for finding in report.findings if finding.check not in checks)
     return replace(report, findings=sorted_findings((*others, *findings), report.hosts))
+
+
+def second_look(
+    report: PreflightReport, done: Sequence[Applied], look: Callable[..., PreflightReport], options: Options
+) -> PreflightReport:
+    """``report`` with the checks of the fixes that were run made again, by ``look`` with these options."""
+    checks = tuple(dict.fromkeys(one.fix.check for one in done))
+    again = look(options=replace(options, only=checks, skip=()))
+    now = replace(
+        report,
+        duration_s=report.duration_s + again.duration_s,
+        mesh=again.mesh or report.mesh,
+        unreachable=again.unreachable,
+    )
+    return with_findings(now, checks, [finding for finding in again.findings if finding.check in checks])
 
 
 def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
@@ -232,7 +251,13 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
 
 
 def _with_mesh(
-    view: View, networks: tuple[HostNetwork, ...], ports: tuple[int, ...], cluster: str, fleet: Fleet, tell: Tell
+    view: View,
+    networks: tuple[HostNetwork, ...],
+    ports: tuple[int, ...],
+    cluster: str,
+    fleet: Fleet,
+    tell: Tell,
+    sudo: Sudo | None,
 ) -> View:
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
@@ -242,7 +267,7 @@ def _with_mesh(
     firewalls: dict[str, Mapping[str, Any]] = {}
     if suspected:
         outcome = fleet.map(_read_firewall, suspected)
-        firewalls = dict(outcome.results)
+        firewalls = read_closed(outcome.results, fleet, sudo)
         # Rules that cannot be read explain less; an answer that is none says something of the host.
         errors |= {host: error for host, error in outcome.errors.items() if is_garbled(error)}
     return replace(view, mesh=mesh, firewalls=firewalls, errors={**view.errors, **errors})

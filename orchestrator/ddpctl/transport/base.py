@@ -1,7 +1,7 @@
 """The seam between ddpctl and the machines.
 
-A ``Transport`` reaches one host. Everything that talks to a host goes through ``call``, a verb of the worker; what it
-answers has been checked (answers.py). ``Fleet`` (fleet.py) does it on many hosts at once.
+A ``Transport`` reaches one host: ``call`` is a verb of the worker, whose answer has been checked (answers.py), and
+``run`` a plain command of the user's. ``Fleet`` (fleet.py) does it on many hosts at once.
 
 Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``.
 """
@@ -9,11 +9,12 @@ Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.command import Ran
 
 T = TypeVar("T")
 
@@ -59,6 +60,18 @@ class Transport(Protocol):
 
         Raises:
             ConnectError: as above. RemoteError: the worker's own error. PythonMissing: no interpreter.
+        """
+        ...
+
+    def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
+        """A plain command, in the login's home folder, its arguments byte for byte; all that it starts ends with it.
+
+        ``timeout`` is in seconds. ``password`` makes it run as root by sudo: the login's password there, or an empty
+        one where sudo asks for none.
+
+        Raises:
+            ConnectError: as above. RemoteError: no session, no exit status, or sudo refuses the password (kind
+                ``sudo_password``).
         """
         ...
 

@@ -18,6 +18,7 @@ ENDED_S = 2.0  # from a worker's answer to its end
 READY_S = 5.0  # from a worker's answer until it takes another request
 POLL_S = 0.25  # how often a waiting call looks at ``cancel`` and at its body's sender
 PATIENT_S = 2.0  # how often one without either wakes up: whatever comes, and a link that ends, wakes it anyway
+ENDING_S = 2.5  # from the end of a command's input to the end of all that it started (guarded.py)
 CLOSE_S = 3.0  # closing all connections of a fleet
 
 USER_TIMEOUT_MS = 8_000  # unacknowledged bytes this old end a TCP connection
@@ -37,6 +38,7 @@ PASSWORD_TRIES = 3  # questions for one account's password
 
 AGENT_BYTES = 256 << 10  # an agent's answer
 NOISE_BYTES = 1 << 20  # what a shell profile may print before the banner
+OUTPUT_BYTES = 1 << 20  # the end of each stream of a plain command that is kept
 STDERR_BYTES = 64 << 10  # the end of stderr that is kept
 LINE_BYTES = 4 << 20  # a frame's JSON: parsed, it may take thirty times as much
 RAW_BYTES = 16 << 20  # a frame's raw bytes

@@ -65,15 +65,29 @@ class Link:
 
     def __init__(self, hop: Hop, connection: Connection) -> None:
         self.hop = hop
-        self._connection = connection
+        self.connection = connection
         self._slots = Slots()
 
     @property
     def alive(self) -> bool:
-        return self._connection.is_active()
+        return self.connection.is_active()
 
     def start(self, line: str, timeout: float, reclaim: Callable[[], None]) -> ChannelPipe:
-        """Run a shell line; waits for a free slot at most ``timeout`` seconds (``reclaim``: see ``Slots.take``).
+        """Run a shell line on a session of its own.
+
+        Raises:
+            LinkLost, RemoteError: as ``session``.
+        """
+        channel = self.session(timeout, reclaim)
+        try:
+            self.execute(channel, line)
+        except BaseException:
+            self.end_session(channel)
+            raise
+        return ChannelPipe(self, channel)
+
+    def session(self, timeout: float, reclaim: Callable[[], None]) -> paramiko.Channel:
+        """A channel for one command; waits at most ``timeout`` seconds for a free slot (``reclaim``: ``Slots.take``).
 
         Raises:
             LinkLost: the connection is dead; nothing was run. RemoteError: the server opens no session.
@@ -84,7 +98,7 @@ class Link:
             if not self._slots.take(max(0.0, until - time.monotonic()), reclaim):
                 raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind=BUSY)
             try:
-                return ChannelPipe(self, self._slots, self._session(line))
+                return self.connection.open_session(timeout=CHANNEL_S)
             except paramiko.ChannelException as error:
                 alone += not self._slots.shrink()
                 self._slots.give()
@@ -95,20 +109,20 @@ class Link:
                         hint="raise MaxSessions in sshd_config there, or see its log",
                     ) from None
                 time.sleep(_ALONE_PAUSE_S)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                self._slots.give()
+                raise self.lost(error) from None
             except BaseException:
                 self._slots.give()
                 raise
 
-    def _session(self, line: str) -> paramiko.Channel:
-        try:
-            channel = self._connection.open_session(timeout=CHANNEL_S)
-        except paramiko.ChannelException:
-            raise
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self.lost(error) from None
-        channel.settimeout(POLL_S)
-        # By hand and without waiting for the answer: exec_command() waits for ever when the link dies just then. A
-        # server that refuses closes the channel, which the reader sees.
+    def execute(self, channel: paramiko.Channel, line: str) -> None:
+        """Ask for ``line`` to be run, without waiting for the answer: exec_command() waits for ever when the link dies
+        just then. A server that refuses closes the channel, which the reader sees.
+
+        Raises:
+            LinkLost: the connection is dead.
+        """
         message = paramiko.Message()
         message.add_byte(cMSG_CHANNEL_REQUEST)
         message.add_int(channel.remote_chanid)
@@ -116,10 +130,15 @@ class Link:
         message.add_boolean(True)
         message.add_string(line)
         try:
-            self._connection._send_user_message(message)  # type: ignore[attr-defined]  # as paramiko's Channel does
+            self.connection._send_user_message(message)  # type: ignore[attr-defined]  # as paramiko's Channel does
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self.lost(error) from None
-        return channel
+
+    def end_session(self, channel: paramiko.Channel) -> None:
+        """Once a session: close it, and its slot is free again."""
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            channel.close()
+        self._slots.give()
 
     def tunnel(self, target: Hop) -> paramiko.Channel:
         """A connection from this host to ``target``, on which the server there has begun to speak.
@@ -128,7 +147,7 @@ class Link:
             ConnectError: it cannot be made. Dropped: hung up at once.
         """
         try:
-            channel = self._connection.open_channel(
+            channel = self.connection.open_channel(
                 "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=CHANNEL_S
             )
         except paramiko.ChannelException as error:
@@ -167,14 +186,15 @@ class Link:
         return LinkLost(f"the connection is lost{detail}", hint="check the host and the network to it")
 
     def close(self) -> None:
-        self._connection.hang_up()
+        self.connection.hang_up()
 
 
 class ChannelPipe:
     """A command on a channel of a link."""
 
-    def __init__(self, link: Link, slots: Slots, channel: paramiko.Channel) -> None:
-        self._link, self._slots, self._channel = link, slots, channel
+    def __init__(self, link: Link, channel: paramiko.Channel) -> None:
+        self._link, self._channel = link, channel
+        channel.settimeout(POLL_S)
         self._tail = Tail()
         self._lock = threading.Lock()
         self._open = True
@@ -227,6 +247,4 @@ class ChannelPipe:
             self._open = False
         if lost:
             self._link.close()  # a write may hang in it, so that even a goodbye would
-        with suppress(paramiko.SSHException, EOFError, OSError):
-            self._channel.close()
-        self._slots.give()
+        self._link.end_session(self._channel)

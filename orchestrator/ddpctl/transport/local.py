@@ -8,12 +8,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpctl.errors import PythonMissing, RemoteError
+from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation
 from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import BOOTSTRAP
@@ -23,6 +24,7 @@ from ddpctl.transport.watch import Watch
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
+    from ddpctl.transport.node import ThisMachine
 
 _CHUNK = 1 << 16
 
@@ -138,6 +140,7 @@ class LocalTransport:
         self._host = host
         self._open: set[ProcessPipe] = set()
         self._waiting = conversation.Waiting()
+        self._node: ThisMachine | None = None
         self._lock = threading.Lock()
 
     @property
@@ -174,6 +177,16 @@ class LocalTransport:
         finally:
             self._forget_closed()
 
+    def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
+        from ddpctl.transport import node  # fabric is not for everyone
+
+        with self._lock:
+            self._node = self._node or node.ThisMachine()
+        try:
+            return node.run(self._node, argv, timeout, password)
+        except RemoteError as error:
+            raise conversation.at(self.host, error) from None
+
     def _start(self, argv: list[str]) -> ProcessPipe:
         pipe = ProcessPipe(argv)
         with self._lock:
@@ -186,7 +199,9 @@ class LocalTransport:
 
     def close(self) -> None:
         with self._lock:
-            pipes = list(self._open)
+            pipes, node = list(self._open), self._node
+        if node is not None:
+            node.close()
         for pipe in pipes:
             pipe.close()
 

@@ -6,12 +6,13 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpctl.errors import ConnectError, LinkLost, Unreachable
+from ddpctl.errors import ConnectError, DdpctlError, LinkLost, RemoteError, Unreachable
+from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.agent import AgentBusy
 from ddpctl.transport.banners import Banners, Say
@@ -38,6 +39,7 @@ from ddpctl.transport.watch import Watch
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
+    from ddpctl.transport.node import NodeConnection
 
 T = TypeVar("T")
 _FAILED_JUMP_S = 5.0  # for so long a jump host that could not be reached is not tried again
@@ -215,6 +217,7 @@ class SSHTransport:
         self._link: Link | None = None
         self._line = command_line(host.python)
         self._waiting = conversation.Waiting()
+        self._node: NodeConnection | None = None
 
     @property
     def host(self) -> str:
@@ -272,9 +275,27 @@ class SSHTransport:
             payload(),
         )
 
+    def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
+        from ddpctl.transport import node  # fabric is not for everyone
+
+        with self._lock:
+            if self._node is None:
+                self._node = node.NodeConnection(self._hop, lambda: self._connected()[0], self._waiting.let_go)
+        try:
+            return node.run(self._node, argv, timeout, password)
+        except DdpctlError as error:
+            link = self._link
+            if isinstance(error, RemoteError) and error.kind == "no_exit_status" and not (link and link.alive):
+                error = LinkLost(
+                    "the connection was lost while the command ran", hint="check the host and the network to it"
+                )
+            raise conversation.at(self.host, error) from None
+
     def close(self) -> None:
         link = self._link
         if link is not None:
             if link.alive:
+                if self._node is not None:
+                    self._node.close()
                 self._waiting.let_go()
             link.close()

@@ -1,0 +1,72 @@
+"""``ddpctl exec``: one command on every host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from ddpctl.cli import session
+from ddpctl.cli.state import GLOBAL
+from ddpctl.errors import DdpctlError, HostsFailed, RemoteError, UsageError
+from ddpctl.render.console import stderr_console
+from ddpctl.render.progress import ProgressView
+from ddpctl.render.ran import output_lines
+from ddpctl.spec.command import Ran, display
+from ddpctl.spec.inventory import Inventory
+from ddpctl.stages.execute import Sudo, execute
+from ddpctl.transport.base import FleetOutcome
+from ddpctl_worker.contract import SCHEMA
+
+
+def exec(
+    inventory: Path | None = session.InventoryArgument,
+    host: str = typer.Option(None, "--host", metavar="H,...", help="Only on these hosts; ranges as node[0-3]."),
+    sudo: bool = typer.Option(False, "--sudo", help="As root, by sudo; a password is asked for once a user."),
+    timeout: float = typer.Option(300.0, "--timeout", min=0.1, metavar="SECONDS", help="End it after this time."),
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Run one command on every host: ddpctl exec -- nvidia-smi. Equal outputs are shown once.
+
+    The words after -- reach the program as they are; for a pipe or a variable of the host: -- sh -c 'LINE'. All that
+    the command started ends with it on Ctrl-C and at the deadline.
+    """
+    if not GLOBAL.script:
+        raise UsageError("no command to run", hint="name it after --: ddpctl exec -- nvidia-smi")
+    where = session.load(inventory, option)
+    hosts = _hosts(where, host)
+    with session.fleet_of(where, hosts) as fleet, ProgressView(stderr_console()) as view:
+        root = Sudo(session.sudo_password) if sudo else None
+        outcome = execute(GLOBAL.script, hosts, fleet, view.tell, timeout=timeout, sudo=root)
+    results = {host: outcome.results.get(host) or Ran(None, error=str(outcome.errors[host])) for host in hosts}
+    failed = _failures(outcome)
+    if as_json:
+        told = [ran.to_json(host) for host, ran in results.items()]
+        session.print_json({"schema": SCHEMA, "ok": not failed, "hosts": told})
+    else:
+        for stream, line in output_lines(results):
+            print(line, file=getattr(sys, stream))  # as it is: not folded to a width
+    if failed:
+        many = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+        raise HostsFailed(f"`{display(GLOBAL.script)}` failed on {len(failed)} of {many}", failed)
+    return 0
+
+
+def _hosts(inventory: Inventory, text: str | None) -> tuple[str, ...]:
+    """The hosts that ``--host`` names, or all.
+
+    Raises:
+        UsageError: one is not in the inventory.
+    """
+    names = inventory.names if text is None else session.host_names(text)
+    if not names:
+        raise UsageError("--host names no host")
+    return tuple(inventory.host(name).name for name in names)
+
+
+def _failures(outcome: FleetOutcome[Ran]) -> dict[str, DdpctlError]:
+    """Host -> what went wrong there."""
+    wrong = {host: RemoteError(ran.trouble, host=host) for host, ran in outcome.results.items() if not ran.ok}
+    return {**outcome.errors, **wrong}

@@ -1,0 +1,50 @@
+"""What plain commands did on their hosts: the output of `exec`, and the fixes of a preflight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.text import Text
+
+from ddpctl.render.clean import clean
+from ddpctl.spec.autofix import Applied, Fix
+from ddpctl.spec.command import Ran
+from ddpctl.spec.ranges import fold
+
+
+def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
+    """("stdout" or "stderr", line) in the order of the hosts: ``node[0-2,5]: text``, without its line's end."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for host, ran in results.items():
+        groups.setdefault((ran.stdout, ran.stderr), []).append(host)
+    for outputs, hosts in groups.items():
+        where = fold(hosts)
+        for stream, text in zip(("stdout", "stderr"), outputs, strict=True):
+            for line in text.removesuffix("\n").split("\n") if text else ():
+                yield stream, f"{where}: {clean(line.removesuffix(chr(13)))}"
+
+
+def plan_view(fixes: Sequence[Fix]) -> RenderableType:
+    """Every command whole on a line of its own, below its host."""
+    if not fixes:
+        return Text("nothing here is fixed by a command that ddpctl runs")
+    lines = [Text("to be run as it is printed:", style="bold")]
+    for host in dict.fromkeys(fix.host for fix in fixes):
+        lines.append(Text(host, style="bold"))
+        lines += [
+            Text.assemble(("  ", ""), fix.command, (f"  # {fix.check}", "dim")) for fix in fixes if fix.host == host
+        ]
+    return Lines(*lines)
+
+
+def fixed_view(done: Sequence[Applied]) -> RenderableType:
+    """A line a command; what it said where it failed."""
+    lines = []
+    for one in done:
+        result = ("ok", "green") if one.ran.ok else (one.ran.trouble, "bold red")
+        lines.append(Text.assemble(f"{one.fix.host}: {one.fix.command}: ", result))
+        if not one.ran.ok:
+            lines += [Text(f"  {line}") for line in f"{one.ran.stdout}{one.ran.stderr}".splitlines()]
+    return Lines(*lines)

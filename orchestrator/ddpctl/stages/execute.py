@@ -1,0 +1,95 @@
+"""One plain command on many hosts, as the login or as root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ddpctl.errors import RemoteError
+from ddpctl.spec.command import Ran
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
+from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+from ddpctl.transport.bootstrap import last_line
+from ddpctl.transport.limits import PASSWORD_TRIES
+
+PROBE_S = 30.0
+Ask = Callable[[str], str | None]
+# Says who the login is, and what sudo wants of it.
+_PROBE = (
+    'name=$(id -un 2>/dev/null) || name=$(id -u); if [ "$(id -u)" = 0 ]; then echo root "$name"; '
+    'elif ! command -v sudo >/dev/null; then echo none "$name"; '
+    'elif sudo -n true 2>/dev/null; then echo free "$name"; else echo asks "$name"; fi'
+)
+
+
+class Sudo:
+    """How each host runs a command as root. A password is asked for once a user, and is forgotten with this object."""
+
+    def __init__(self, ask: Ask) -> None:
+        """``ask`` gets a user's name; None when nobody answers."""
+        self._ask = ask
+        self._wants: dict[str, tuple[str, str]] = {}  # host -> (root, none, free or asks; user)
+        self._passwords: dict[str, str] = {}
+
+    def prepare(self, fleet: Fleet, hosts: Iterable[str]) -> None:
+        """Find out what the hosts want, then ask for the passwords that are not known yet; on the main thread.
+
+        Raises:
+            RemoteError: nobody knows the password.
+        """
+        new = [host for host in hosts if host not in self._wants]
+        told = fleet.map(lambda transport: transport.run(["sh", "-c", _PROBE], timeout=PROBE_S), new)
+        for host, ran in told.results.items():
+            how, _, user = last_line(ran.stdout.encode()).partition(" ")  # a profile may print before it
+            self._wants[host] = how, user
+        for host in new:
+            how, user = self._wants.get(host, ("", ""))
+            if how == "asks" and user not in self._passwords:
+                self._passwords[user] = self._password(fleet.transport(host), user)
+
+    def _password(self, transport: Transport, user: str) -> str:
+        """Tried on one host before all others, where each wrong one counts against the account."""
+        for _ in range(PASSWORD_TRIES):
+            password = self._ask(user)
+            if not password:
+                raise RemoteError(
+                    f"sudo asks for the password of {user}, and nobody gives one",
+                    hint="run it at a terminal, or let this user use sudo without a password (NOPASSWD)",
+                    host=transport.host,
+                )
+            try:
+                transport.run(["true"], timeout=PROBE_S, password=password)
+            except RemoteError as error:
+                if error.kind != "sudo_password":
+                    raise
+            else:
+                return password
+        raise RemoteError(f"sudo took none of {PASSWORD_TRIES} passwords of {user}", host=transport.host)
+
+    def run(self, transport: Transport, argv: Sequence[str], timeout: float) -> Ran:
+        """``argv`` as root.
+
+        Raises:
+            ConnectError, RemoteError: see ``Transport.run``; there is no sudo.
+        """
+        how, user = self._wants.get(transport.host, ("", ""))
+        if how == "none":
+            raise RemoteError(f"{user} is not root, and there is no sudo", host=transport.host)
+        password = {"root": None, "asks": self._passwords.get(user)}.get(how, "")
+        return transport.run(argv, timeout=timeout, password=password)
+
+
+def execute(
+    argv: Sequence[str], hosts: Sequence[str], fleet: Fleet, tell: Tell, *, timeout: float, sudo: Sudo | None = None
+) -> FleetOutcome[Ran]:
+    """Run ``argv`` on all ``hosts``, with ``timeout`` seconds on each. A host that could not run it is in
+    ``errors``."""
+
+    def work(transport: Transport) -> Ran:
+        return sudo.run(transport, argv, timeout) if sudo else transport.run(argv, timeout=timeout)
+
+    if sudo is not None:
+        sudo.prepare(fleet, hosts)
+    tell(StageStarted("exec", len(hosts)))
+    outcome = fleet.map(work, hosts, on_done=counting("exec", len(hosts), tell))
+    tell(StageEnded("exec", outcome.ok and all(ran.ok for ran in outcome.results.values())))
+    return outcome

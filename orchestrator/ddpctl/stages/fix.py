@@ -1,0 +1,81 @@
+"""The fixes of a preflight that are commands, run on their hosts; and what only root may read there, read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ddpctl.checks.firewall import readable
+from ddpctl.errors import DdpctlError
+from ddpctl.spec.autofix import Applied, Fix
+from ddpctl.spec.command import Ran
+from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
+from ddpctl.stages.execute import Sudo
+from ddpctl.transport.base import Fleet, Transport
+from ddpctl.transport.limits import OUTPUT_BYTES
+
+FIX_S = 120.0
+READ_S = 20.0
+# As the worker's `firewall` verb reads them.
+_RULES = {"nft": ("nft", "-j", "list", "ruleset"), "iptables": ("iptables-save",), "ip6tables": ("ip6tables-save",)}
+
+
+def apply(fixes: Sequence[Fix], fleet: Fleet, tell: Tell, sudo: Sudo) -> list[Applied]:
+    """Run the fixes, on all hosts at once and on each in order; connections are made anew afterwards.
+
+    Raises:
+        RemoteError: nobody knows the password for sudo; nothing was changed.
+    """
+    by_host: dict[str, list[Fix]] = {}
+    for fix in fixes:
+        by_host.setdefault(fix.host, []).append(fix)
+    sudo.prepare(fleet, {fix.host for fix in fixes if fix.wants_root})
+    tell(StageStarted("fix", len(by_host)))
+    outcome = fleet.map(
+        lambda transport: [_applied(fix, transport, sudo) for fix in by_host[transport.host]],
+        by_host,
+        on_done=counting("fix", len(by_host), tell),
+    )
+    done = [
+        one
+        for host, own in by_host.items()
+        for one in outcome.results.get(host)
+        or [Applied(fix, Ran(None, error=str(outcome.errors[host]))) for fix in own]
+    ]
+    for host in by_host:
+        fleet.transport(host).close()  # a limit counts from the next login on
+    tell(StageEnded("fix", all(one.ran.ok for one in done)))
+    return done
+
+
+def _applied(fix: Fix, transport: Transport, sudo: Sudo) -> Applied:
+    argv = ("sh", "-c", fix.command)
+    try:
+        if fix.wants_root:
+            return Applied(fix, sudo.run(transport, argv, FIX_S))
+        return Applied(fix, transport.run(argv, timeout=FIX_S))
+    except DdpctlError as error:  # the fixes after it are tried
+        return Applied(fix, Ran(None, error=str(error)))
+
+
+def read_closed(
+    dumps: Mapping[str, Mapping[str, Any]], fleet: Fleet, sudo: Sudo | None
+) -> dict[str, Mapping[str, Any]]:
+    """The firewalls again, those that only root may read by ``sudo``, where a person gives its password."""
+    closed = [host for host, dump in dumps.items() if dump.get("uid") != 0 and not readable(dump)]
+    if sudo is None or not closed:
+        return dict(dumps)
+
+    def read(transport: Transport) -> Mapping[str, Any]:
+        texts: dict[str, Any] = {}
+        for tool, argv in _RULES.items():
+            ran = sudo.run(transport, argv, READ_S)
+            if ran.ok and len(ran.stdout) < OUTPUT_BYTES:  # part of the rules would mislead
+                texts[tool] = ran.stdout
+        return {**dumps[transport.host], **texts}
+
+    with suppress(DdpctlError):
+        sudo.prepare(fleet, closed)
+        return {**dumps, **fleet.map(read, closed).results}
+    return dict(dumps)

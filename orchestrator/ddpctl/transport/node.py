@@ -1,0 +1,257 @@
+"""Plain commands on a host, by fabric: its `run` and `sudo`, on a login of ours.
+
+What fabric does by itself and ddpctl may not: read its own configuration and ssh_config, accept any host key, log in,
+wait without a deadline, keep all output. Only ``Transport.run`` imports this; the worker's pipe stays a raw channel.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fabric
+import paramiko
+from fabric.runners import Remote
+from invoke.context import Context
+from invoke.exceptions import AuthFailure, CommandTimedOut, Failure, ResponseNotAccepted
+from invoke.runners import Local, Runner
+
+from ddpctl.errors import RemoteError
+from ddpctl.spec.command import Ran
+from ddpctl.transport.guarded import guarded
+from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S
+from ddpctl.transport.link import Link
+from ddpctl.transport.pipe import Tail
+from ddpctl.transport.route import Hop
+
+# No program can print this by chance and be given the password.
+PROMPT = f"[ddpctl {secrets.token_hex(16)}]"
+_PROMPT_BYTES = 4096  # sudo asks before the command has said anything; its lecture fits in
+
+
+class _Bounded(Runner):
+    """What fabric's two runners lack: bounded output, one deadline for the command and its output, one try of sudo."""
+
+    read_chunk_size = 1 << 15
+    _until: float | None = None
+    _late = False
+
+    def start_timer(self, timeout: float | None) -> None:
+        """``wait`` keeps the deadline: no thread for each host."""
+        self._until = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def timed_out(self) -> bool:
+        return self._late
+
+    def wait(self) -> None:
+        """Until the command and its output have ended; past the deadline it is made to (guarded.py)."""
+        if not self._over(self._until):
+            self._late = True
+            with suppress(OSError, EOFError, paramiko.SSHException):
+                self.close_proc_stdin()
+            if not self._over(time.monotonic() + ENDING_S):
+                self.kill()
+
+    def _over(self, until: float | None) -> bool:
+        """Wait for the end of the command and of its output; True too once a reader has failed (a wrong password)."""
+        while not self.has_dead_threads:
+            reading = [thread for thread in self.threads.values() if thread.is_alive()]
+            if not reading and self.process_is_finished:
+                return True
+            if until is not None and time.monotonic() >= until:
+                return False
+            if reading:
+                reading[0].join(POLL_S)
+            else:
+                time.sleep(self.input_sleep)
+        return True
+
+    def _handle_output(self, buffer_: list[str], hide: bool, output: Any, reader: Callable[[int], bytes]) -> None:
+        """The end of a stream, decoded at once: no character is cut in two."""
+        tail, total = Tail(OUTPUT_BYTES), 0
+        while data := reader(self.read_chunk_size):
+            tail.add(data)
+            total += len(data)
+            if self.watchers and total <= _PROMPT_BYTES:
+                self.respond([self.decode(tail.get())])
+        if total > OUTPUT_BYTES:
+            buffer_.append(f"[{total - OUTPUT_BYTES} bytes before this were left out]\n")
+        buffer_.append(self.decode(tail.get()))
+
+    def respond(self, buffer_: list[str]) -> None:
+        """sudo asks again when a password was wrong, in words of its own language: it is given one once."""
+        if buffer_[0].count(PROMPT) > 1:
+            raise ResponseNotAccepted
+        super().respond(buffer_)
+
+
+class _OnHost(_Bounded, Remote):  # type: ignore[misc]  # as all of fabric: it has no types
+    """A command on a channel of a ``NodeConnection``."""
+
+    def start(self, command: str, shell: str, env: dict[str, str]) -> None:
+        _refuse(env)
+        super().start(command, shell, {})
+
+    def send_start_message(self, command: str) -> None:
+        self.context.link.execute(self.channel, command)
+
+    def stop(self) -> None:
+        super().stop()
+        if hasattr(self, "channel"):
+            self.context.end_session(self.channel)
+
+
+class _Here(_Bounded, Local):
+    """A command on this machine, in a session of its own: Ctrl-C at our terminal is not its business."""
+
+    process: Any
+
+    def start(self, command: str, shell: str, env: dict[str, str]) -> None:
+        _refuse(env)
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=Path.home(),
+            start_new_session=True,
+        )
+        self.context.running.add(self)
+
+    def stop(self) -> None:
+        super().stop()
+        self.context.running.discard(self)
+        if hasattr(self, "process"):
+            for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+                stream.close()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(4 * ENDING_S)
+
+    def kill(self) -> None:
+        """Its input has ended: the shell beside it ends the rest (guarded.py), and if killed could not."""
+
+
+def _refuse(env: dict[str, str]) -> None:
+    """fabric would write it into a shell line, unquoted."""
+    if env:
+        raise TypeError("env= is refused: name variables in the command (`env NAME=VALUE ...`)")
+
+
+# One for all hosts. Lazy, with an ssh_config of its own: fabric reads no file and no environment variable.
+CONFIG = fabric.Config(
+    lazy=True,
+    ssh_config=paramiko.SSHConfig(),
+    overrides={
+        "run": {"hide": True, "warn": True, "pty": False, "in_stream": False, "encoding": "utf-8", "replace_env": True},
+        "sudo": {"prompt": PROMPT},
+        "runners": {"remote": _OnHost, "local": _Here},
+    },
+)
+
+
+class NodeConnection(fabric.Connection):  # type: ignore[misc]
+    """fabric's connection on a login of ours: host keys, identities, jump hosts and passwords as everywhere.
+
+    ``connect`` gives the host's connection, whose owner closes it. ``reclaim``: see ``Slots.take``.
+    """
+
+    link: Link
+    _connect: Callable[[], Link] = None  # type: ignore[assignment]  # fabric takes unknown names for configuration
+    _reclaim: Callable[[], None] = None  # type: ignore[assignment]
+    _channels: dict[paramiko.Channel, Link] = {}  # noqa: RUF012  # as above; each instance has its own
+
+    def __init__(self, hop: Hop, connect: Callable[[], Link], reclaim: Callable[[], None]) -> None:
+        super().__init__(hop.address, user=hop.user, port=hop.port, config=CONFIG, gateway=False, forward_agent=False)
+        self._connect, self._reclaim, self._channels = connect, reclaim, {}
+        self._set(link=None)
+
+    def open(self) -> None:
+        """Log in, where there is no connection.
+
+        Raises:
+            ConnectError: as every connection of ddpctl.
+        """
+        link = self._connect()
+        self._set(link=link)
+        self.transport = link.connection
+
+    def create_session(self) -> paramiko.Channel:
+        """A channel, once a slot is free.
+
+        Raises:
+            LinkLost, RemoteError: see ``Link.session``.
+        """
+        link = self.link
+        channel = link.session(CHANNEL_S, self._reclaim)
+        self._channels[channel] = link
+        return channel
+
+    def end_session(self, channel: paramiko.Channel) -> None:
+        """The slot is free again; harmless twice."""
+        link = self._channels.pop(channel, None)
+        if link is not None:
+            link.end_session(channel)
+
+    def close(self) -> None:
+        """End what runs, and wait for it; the connection is closed by its owner."""
+        channels = list(self._channels)
+        for channel in channels:
+            with suppress(OSError, EOFError, paramiko.SSHException):
+                channel.shutdown_write()
+        until = time.monotonic() + ENDING_S
+        for channel in channels:
+            channel.status_event.wait(max(0.0, until - time.monotonic()))
+
+
+class ThisMachine(Context):
+    """The same on this machine (``connection: local``)."""
+
+    running: set[_Here] = set()  # noqa: RUF012  # see NodeConnection
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.running = set()
+
+    def close(self) -> None:
+        """End what runs, and wait for it."""
+        runners = list(self.running)
+        for runner in runners:
+            with suppress(OSError):
+                runner.close_proc_stdin()
+        until = time.monotonic() + ENDING_S
+        for runner in runners:
+            with suppress(subprocess.TimeoutExpired):
+                runner.process.wait(max(0.0, until - time.monotonic()))
+
+
+def run(node: Context, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:
+    """``Transport.run`` on either of them."""
+    line = guarded(argv)
+    result: Any
+    try:
+        if password:
+            result = node.sudo(line, password=password, timeout=timeout)
+        else:
+            # `exec`: the shell in guarded.py is then what sshd started, and its session is ours alone.
+            result = node.run(f"sudo -n {line}" if password == "" else f"exec {line}", timeout=timeout)
+    except CommandTimedOut as late:
+        return _ran(late.result, f"did not end within {timeout:g} s; it was ended")
+    except AuthFailure:
+        raise RemoteError("sudo does not accept the password", kind="sudo_password") from None
+    except Failure as failure:
+        raise RemoteError(f"the command could not be run ({failure.reason})") from None
+    code = result.exited
+    if code is None or code < 0:
+        raise RemoteError("the command ended without an exit status", kind="no_exit_status")
+    return _ran(result)
+
+
+def _ran(result: Any, error: str | None = None) -> Ran:
+    stderr = result.stderr.replace(PROMPT, "")
+    return Ran(None if error else result.exited, result.stdout, stderr, error)

@@ -1,0 +1,156 @@
+"""A plain command, here on this machine: its arguments, its output, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpctl.errors import RemoteError
+from ddpctl.spec.host import Host
+from ddpctl.transport import node
+from ddpctl.transport.guarded import guarded
+from ddpctl.transport.local import LocalTransport
+
+HOSTILE = [
+    "a b",
+    "it's",
+    '"q"',
+    "$HOME `id` $(id)",
+    "\\n\\\\",
+    "new\nline",
+    "!x",
+    "é",
+    "\udcff",
+    "",
+    "*",
+    "-n",
+    "\t",
+    "~",
+    "%s",
+]
+STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep {0}; sleep {0}' & timeout {0} sleep {0}; sleep {0}"
+
+
+@pytest.fixture
+def here() -> Iterator[LocalTransport]:
+    transport = LocalTransport(Host(name="here", address="here", connection="local"))
+    yield transport
+    transport.close()
+
+
+def living(seconds: int) -> list[str]:
+    words = [path.read_bytes().split(b"\0") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return [str(line) for line in words if b"sleep" in line and str(seconds).encode() in line]
+
+
+def gone(seconds: int) -> bool:
+    until = time.monotonic() + 20
+    while living(seconds) and time.monotonic() < until:
+        time.sleep(0.1)
+    return not living(seconds)
+
+
+@pytest.mark.parametrize("shell", [("sh", "-c"), ("bash", "-c")])
+def test_arguments_byte_for_byte(shell: tuple[str, ...]) -> None:
+    program = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
+    line = guarded([sys.executable, "-c", program, *HOSTILE])
+    assert "\n" not in line
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*shell, line], stdin=pipe, stdout=pipe, start_new_session=True) as done:
+        assert done.stdout is not None
+        assert done.stdout.read() == b"\0".join(word.encode("utf-8", "surrogateescape") for word in HOSTILE)
+
+
+def test_a_nul_byte_is_refused() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        guarded(["echo", "a\0b"])
+
+
+def test_streams_and_exit_codes(here: LocalTransport) -> None:
+    ran = here.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (3, "out\n", "err\n")
+    assert here.run(["no-such-program"]).exit_code == 127
+    assert here.run(["sh", "-c", "kill -9 $$"]).exit_code == 137
+
+
+def test_output_is_bounded_and_not_cut_within_a_character(here: LocalTransport) -> None:
+    ran = here.run([sys.executable, "-c", "print('é' * 1_000_000)"])
+    assert ran.stdout.startswith("[951425 bytes before this were left out]\n")
+    assert ran.stdout.endswith("é\n")
+    small = here.run([sys.executable, "-c", "print('é' * 100_000)"])
+    assert small.stdout == "é" * 100_000 + "\n"
+
+
+def test_the_deadline_ends_all_that_was_started(here: LocalTransport) -> None:
+    ran = here.run(["sh", "-c", f"echo begun; {STUBBORN.format(47110)}"], timeout=1.5)
+    assert (ran.exit_code, ran.stdout) == (None, "begun\n")
+    assert "did not end within 1.5 s" in (ran.error or "")
+    assert gone(47110)
+
+
+def test_closing_ends_all_that_was_started(here: LocalTransport) -> None:
+    def run() -> None:
+        here.run(["sh", "-c", STUBBORN.format(47111)], timeout=60)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not living(47111):
+        time.sleep(0.05)
+    here.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert gone(47111)
+
+
+def test_a_daemon_stays_and_what_holds_the_output_is_waited_for(here: LocalTransport) -> None:
+    ran = here.run(["sh", "-c", "sleep 4 >/dev/null 2>&1 & (sleep 1; echo late) & echo now"])
+    assert ran.stdout == "now\nlate\n"
+    assert living(4)
+
+
+def test_env_is_refused() -> None:
+    with pytest.raises(TypeError, match="env="):
+        node.ThisMachine().run("true", env={"A": "b"}, replace_env=True)
+
+
+def test_fabric_runs_as_it_is_told_to() -> None:
+    assert node.CONFIG.run.hide is True
+    assert (node.CONFIG.run.warn, node.CONFIG.run.pty, node.CONFIG.run.in_stream) == (True, False, False)
+
+
+def test_other_commands_do_not_import_fabric() -> None:
+    program = "import sys, ddpctl.cli.status, ddpctl.cli.preflight; assert not {'fabric', 'invoke'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_sudo_where_it_wants_none(here: LocalTransport) -> None:
+    try:
+        subprocess.run(["sudo", "-n", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("sudo wants a password here, or is not there")
+    assert here.run(["id", "-u"], password="").stdout == "0\n"
+    assert here.run(["id", "-u"], password="unasked").stdout == "0\n"
+
+
+def test_sudo_is_given_a_password_once(here: LocalTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sudo in another language, which asks three times."""
+    fake = tmp_path / "sudo"
+    fake.write_text(
+        "#!/bin/sh\nprompt=$3; shift 3\nfor i in 1 2 3; do printf '%s' \"$prompt\" >&2; IFS= read -r word\n"
+        f'echo "$word" >>{tmp_path}/given; [ "$word" = right ] && exec "$@"; echo "Falsch." >&2; done; exit 1\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    begin = time.monotonic()
+    with pytest.raises(RemoteError, match="does not accept"):
+        here.run(["echo", "hi"], password="wrong", timeout=50)
+    assert time.monotonic() - begin < 40, "it waited for its deadline"
+    assert (tmp_path / "given").read_text().split() == ["wrong"]
+    ran = here.run(["echo", "hi"], password="right")
+    assert (ran.stdout, ran.stderr) == ("hi\n", "")
