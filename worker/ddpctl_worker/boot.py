@@ -4,8 +4,6 @@ It runs before anything else is known of the node, so it must parse under any Py
 the interpreter is too old; the name ``ddpctl`` (the header, a dict) is there when it runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
