@@ -38,9 +38,11 @@ if dist.get_rank() == 3:
 HANG = """
 import atexit, time
 time.sleep(1)
-if dist.get_rank() == 3:
-    atexit.register(time.sleep, 300)
+def leave():
     dist.destroy_process_group()
+    time.sleep(300)
+if dist.get_rank() == 3:
+    atexit.register(leave)
     raise ValueError("boom on three")
 """
 # Rank 2 does fewer steps than the others, and is gone at once: usually its peers fail while it is on its way out.
