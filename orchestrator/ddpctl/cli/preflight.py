@@ -7,15 +7,14 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.inventory import Host, Inventory, job_hosts
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages.launch import launch_to_check
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.up import refusal
 
@@ -34,7 +33,9 @@ def preflight(
     where = session.load(inventory, option)
     spec = _job(where, job)
     options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep)
-    report = _run(where, spec, options)
+    launch = launch_to_check(where, spec)
+    with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
+        report = run_preflight(launch, fleet, view.tell, options=options)
     if html is not None:
         session.write_page(html, preflight_html(report))
     if as_json:
@@ -55,13 +56,3 @@ def _job(inventory: Inventory, name: str | None) -> JobSpec | None:
     if name is not None:
         return inventory.job(name)
     return next(iter(inventory.jobs.values())) if len(inventory.jobs) == 1 else None
-
-
-def _run(inventory: Inventory, job: JobSpec | None, options: Options) -> PreflightReport:
-    hosts: tuple[Host, ...] = inventory.hosts if job is None else job_hosts(inventory, job, "all")
-    archive: CodeArchive | None = None
-    if job is not None and job.code is not None:
-        archive = pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])
-    imports = code_imports(archive, job) if job is not None else None
-    with session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
-        return run_preflight(inventory, hosts, job, fleet, view.tell, options=options, imports=imports)

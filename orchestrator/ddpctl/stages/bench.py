@@ -13,9 +13,11 @@ from ddpctl.spec.event import Event, Line, Note, Tell
 from ddpctl.spec.metrics import SAMPLES
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.metrics import MetricsReader
+from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
-from ddpctl.stages.up import Wanted, Way, go_up, undo
+from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet
 
 POLL_S = 1.0
@@ -29,24 +31,24 @@ HOW_TO_REPORT = (
 )
 
 
-def measure(wanted: Wanted, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
+def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
     """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
 
     Raises:
         JobFailed: it failed by itself, or wrote no samples_per_s.
         PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
-    with running(wanted, fleet, tell, by) as run:
+    with running(launch, fleet, tell, by) as run:
         reader = MetricsReader(run, fleet)
         end = _watch(run, reader, fleet, seconds)
     _raise_for(end)
     found = measured(reader.lines)
     if found is None:
-        raise JobFailed(f"{wanted.job.name} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
+        raise JobFailed(f"{run.job} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
     return run, found
 
 
-def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
+def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
     """Run a job to its end; what its rank 0 wrote on stdout, line by line.
 
     Raises:
@@ -60,7 +62,7 @@ def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tu
         elif event.rank == 0 and event.stream == "stdout":
             lines.append(event.text)
 
-    with running(wanted, fleet, tell, by) as run:
+    with running(launch, fleet, tell, by) as run:
         follow(run.run, run.hosts, fleet, take)
         end = read_run(fleet, run)
     _raise_for(end)
@@ -68,21 +70,17 @@ def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tu
 
 
 @contextlib.contextmanager
-def running(wanted: Wanted, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
+def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
     """Brings a run up with a folder of its own for checkpoints; whatever happens then, nothing of it is left.
 
     Raises:
         Survivors: something is left.
     """
-    way = Way()
-    plan = wanted.plan
-    wanted = replace(wanted, plan=lambda facts: plan(facts).with_own_checkpoints())
+    up = Up(replace(launch, own_checkpoints=True), fleet, _warnings_only(tell), Options(reuse=True))
     try:
-        go_up(wanted, fleet, _warnings_only(tell), way=way)
-        assert way.status is not None
-        yield way.status
+        yield up.run()
     finally:
-        outcome = undo(way, fleet, by=by, grace=GRACE_S)
+        outcome = up.undo(by=by, grace=GRACE_S)
         if outcome is not None and outcome.survivors:
             left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
             raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")

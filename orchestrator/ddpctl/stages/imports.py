@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ddpctl.checks import judge, subject
-from ddpctl.checks.base import Answer, Check, Question, View
+from ddpctl.checks.base import Check, Question, View
 from ddpctl.checks.imports import IMPORTS, script_imports
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.host import Host
-from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.job import JobSpec
 from ddpctl.spec.push import EnvironmentOutcome
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.probe import probe
+from ddpctl.transport.base import Fleet
 
 STAGE = "imports"
-SLACK_S = 30.0  # connecting, and the way back, on top of the question's own deadline
 
 
 def with_script_on_nodes(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
@@ -27,20 +24,13 @@ def with_script_on_nodes(view: View, checks: Sequence[Check], fleet: Fleet, tell
     return view if found is None else _asked(replace(view, want=replace(view.want, imports=found)), checks, fleet, tell)
 
 
-def try_imports(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec,
-    imports: Imports | None,
-    environment: EnvironmentOutcome,
-    fleet: Fleet,
-    tell: Tell,
-) -> tuple[Finding, ...]:
-    """The verdict on the script's imports in a managed environment which stands on all ``hosts``."""
+def try_imports(launch: Launch, environment: EnvironmentOutcome, fleet: Fleet, tell: Tell) -> tuple[Finding, ...]:
+    """The verdict on the script's imports in a managed environment which stands on all hosts of ``launch``."""
+    hosts, job = launch.hosts, launch.job
     targets = tuple(
         replace(target, environment=environment.python(target.name)) for target in subject.targets(hosts, job)
     )
-    want = subject.want(inventory.environment, job, hosts, imports)
+    want = subject.want(launch.inventory.environment, job, hosts, launch.imports)
     view = View(targets, want, {host.name: {} for host in hosts})
     return judge.verdicts((IMPORTS,), _asked(view, (IMPORTS,), fleet, tell))
 
@@ -56,14 +46,7 @@ def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> Vie
     if not questions:
         return view
     tell(StageStarted(STAGE, len(questions)))
-
-    def ask(transport: Transport) -> Mapping[str, Answer]:
-        own = questions[transport.host]
-        deadline = max(question.deadline for question in own)
-        reply = transport.call("probe", {"questions": judge.as_request(own)}, timeout=deadline + SLACK_S)
-        return judge.as_answers(reply)
-
-    outcome = fleet.map(ask, list(questions), on_done=counting(STAGE, len(questions), tell))
-    tell(StageEnded(STAGE, outcome.ok))
-    answers = {host: {**told, **outcome.results.get(host, {})} for host, told in view.answers.items()}
-    return replace(view, answers=answers, errors={**view.errors, **outcome.errors})
+    probed = probe(questions, fleet, on_done=counting(STAGE, len(questions), tell))
+    tell(StageEnded(STAGE, not probed.errors))
+    answers = {host: {**told, **probed.answers.get(host, {})} for host, told in view.answers.items()}
+    return replace(view, answers=answers, errors={**view.errors, **probed.errors})
