@@ -32,7 +32,7 @@ NETWORK_SCRIPT = "allreduce_bench.py"
 NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")
 LONGEST_NAME = 63
 
-bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.", no_args_is_help=True)
+bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.")
 
 JobOption = typer.Option(None, "--job", help="Which job of the inventory; needed when there are several.")
 HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Write the result as one self-contained page.")

@@ -1,11 +1,15 @@
-"""An error as lines for stderr: one line; above it a list where hosts failed differently or a file has many faults."""
+"""An error as lines for stderr: `error:` says what failed, where and why, `hint:` what to do next.
+
+Above them a list, where hosts failed differently or a file has many faults.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import partial
 
-from ddpctl.errors import DdpctlError, HostsFailed, InventoryError
+from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, InventoryError
+from ddpctl.spec.finding import mark_name
 from ddpctl.spec.fixes import blank, outside, together
 from ddpctl.spec.ranges import fold
 
@@ -13,38 +17,43 @@ _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{
 
 
 def error_lines(error: DdpctlError) -> list[str]:
-    """The line to print, as the last; where hosts failed in several ways, before it a line for each way."""
+    """The lines to print; an interrupt, which the user asked for, is no error."""
+    table, what, hint = _parts(error)
+    if table:
+        what = f"{what} ({len(table) - 1} more above)"
+    head = what if isinstance(error, Interrupted) else f"error: {what}"
+    return [*(f"  {line}" for line in table), head, *([f"hint: {' '.join(hint.split())}"] if hint else [])]
+
+
+def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
+    """The list above (if there is more than one thing to say), what failed, and the next step."""
     if isinstance(error, InventoryError) and error.others:
-        faults = [str(one) for one in (error, *error.others)]
-        return [*(f"  {line}" for line in faults), f"{faults[0]} ({len(error.others)} more above)"]
+        return [str(one) for one in (error, *error.others)], error.what, error.hint
     if not isinstance(error, HostsFailed):
-        return [str(error)]
+        return [], error.what, error.hint
     groups: dict[str, list[str]] = {}
     for host, one in error.errors.items():
-        groups.setdefault(blank(_nameless(_text(one), host)), []).append(host)
-    lines: list[str] = []
-    for hosts in groups.values():
-        own = [_text(error.errors[host]) for host in hosts]
-        named = own[0] if len(set(own)) == 1 else _shared([error.errors[host] for host in hosts], hosts)
-        lines.append(f"{fold(hosts)}: {named}" if len(hosts) == 1 else f"{fold(hosts)} ({len(hosts)} hosts): {named}")
-    if len(lines) < 2:
-        return [": ".join([error.message, *lines])]
-    return [*(f"  {line}" for line in lines), f"{error.message}: {lines[0]} ({len(lines) - 1} more above)"]
+        groups.setdefault(blank(_nameless(_text(one.message, one.hint), host)), []).append(host)
+    rows = [_row({host: error.errors[host] for host in hosts}) for hosts in groups.values()]
+    if not rows:
+        return [], error.message, error.hint
+    first, hint = rows[0]
+    return [_text(*row) for row in rows] if len(rows) > 1 else [], f"{error.message}: {first}", hint
 
 
-def _shared(errors: list[DdpctlError], hosts: list[str]) -> str:
-    """What they have in common, and the next step of each of them."""
-    message = _nameless(" ".join(errors[0].message.split()), hosts[0])
-    steps = [" ".join((error.hint or "").split()) for error in errors]
-    both = zip(steps, hosts, strict=True)
-    step = together([outside(step, partial(_nameless, host=host)) for step, host in both])
-    return f"{message}; {step}" if step else message
+def _row(errors: dict[str, DdpctlError]) -> tuple[str, str | None]:
+    """What these hosts have in common, and the next step of each of them."""
+    hosts, first = list(errors), next(iter(errors.values()))
+    where = fold(hosts) if len(hosts) == 1 else f"{fold(hosts)} ({len(hosts)} hosts)"
+    if len({_text(one.message, one.hint) for one in errors.values()}) == 1:
+        return f"{where}: {_text(first.message)}", first.hint
+    steps = [outside(_text(one.hint or ""), partial(_nameless, host=host)) for host, one in errors.items()]
+    return f"{where}: {_nameless(_text(first.message), hosts[0])}", together(steps)
 
 
 def _nameless(text: str, host: str) -> str:
-    return _ADDRESS.sub("<address>", text.replace(host, "the host"))
+    return _ADDRESS.sub("<address>", mark_name(text, host, "the host"))
 
 
-def _text(error: DdpctlError) -> str:
-    step = f"; {error.hint}" if error.hint else ""
-    return " ".join(f"{error.message}{step}".split())
+def _text(message: str, hint: str | None = None) -> str:
+    return " ".join(f"{message}; {hint}".split()) if hint else " ".join(message.split())
