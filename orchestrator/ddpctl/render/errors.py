@@ -9,7 +9,6 @@ import re
 from functools import partial
 
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, InventoryError
-from ddpctl.spec.finding import mark_name
 from ddpctl.spec.fixes import blank, outside, together
 from ddpctl.spec.ranges import fold
 
@@ -52,7 +51,8 @@ def _row(errors: dict[str, DdpctlError]) -> tuple[str, str | None]:
 
 
 def _nameless(text: str, host: str) -> str:
-    return _ADDRESS.sub("<address>", mark_name(text, host, "the host"))
+    """What hosts have in common; node1 is not in node10."""
+    return _ADDRESS.sub("<address>", re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "the host", text))
 
 
 def _text(message: str, hint: str | None = None) -> str:

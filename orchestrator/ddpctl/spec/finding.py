@@ -28,11 +28,6 @@ class Severity(str, Enum):
         return list(Severity).index(self)
 
 
-def mark_name(text: str, name: str, mark: str) -> str:
-    """``text`` with ``mark`` for a host's name, where that is a word of its own: node1 is not in node10."""
-    return re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", mark, text)
-
-
 @dataclass(frozen=True)
 class Finding:
     """One verdict of one check: where (``host``, and ``peer`` for a pair), what, how to fix it, and the evidence.
@@ -59,7 +54,7 @@ class Finding:
         """``text`` with HOST and PEER for the finding's own two, so that what is true of many hosts reads the same."""
         for name, mark in ((self.host, "HOST"), (self.peer, "PEER")):
             if name:
-                text = mark_name(text, name, mark)
+                text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", mark, text)
         return text
 
     def to_json(self) -> dict[str, Any]:

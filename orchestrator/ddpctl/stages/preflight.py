@@ -22,6 +22,7 @@ from ddpctl.checks.network import MESH_IDS, hosts_to_read
 from ddpctl.checks.torch import live_question, versions_question
 from ddpctl.checks.use import devices
 from ddpctl.errors import ConnectError
+from ddpctl.render.groups import counted
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
@@ -100,6 +101,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = subject.targets(launch.hosts, launch.job, launch.nproc)
     want = subject.want(launch.inventory.environment, launch.job, launch.hosts, launch.imports)
+    tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
     view = with_script_on_nodes(view, checks, fleet, tell)
@@ -117,7 +119,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
         else:
             told = run_rehearsal(launch, facts, fleet, tell)
             findings += judge.verdicts(rehearsal.CHECKS, replace(view, rehearsal=told))
-    return PreflightReport(
+    report = PreflightReport(
         cluster=cluster,
         hosts=launch.names,
         findings=sorted_findings(findings, launch.names),
@@ -128,6 +130,9 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
         open_ports=_open_ports(view.mesh),
         unreachable=tuple(host for host, error in probed.errors.items() if isinstance(error, ConnectError)),
     )
+    errors = report.count(Severity.ERROR)
+    tell(StageEnded(STAGE, not errors, result=counted(errors, 0)))
+    return report
 
 
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
@@ -165,9 +170,7 @@ def _probe(
         if transport.host == want.master:
             ports.extend(_pick_ports(transport, want, cluster))
 
-    tell(StageStarted(STAGE, len(targets)))
     probed = probe(questions, fleet, on_done=counting(STAGE, len(targets), tell), also=pick)
-    tell(StageEnded(STAGE, not probed.errors))
     return probed, tuple(ports)
 
 
