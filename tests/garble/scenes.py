@@ -15,20 +15,20 @@ from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import make_console
 from ddpctl.render.errors import error_lines
-from ddpctl.render.gc import gc_view
 from ddpctl.render.html import preflight_html
 from ddpctl.render.lines import LinePrinter
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
+from ddpctl.render.push import gc_view
 from ddpctl.render.status import kill_view, runs_table, status_view
 from ddpctl.spec.event import Line, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts
+from ddpctl.stages.bench import MetricsReader
 from ddpctl.stages.fetch import fetch_run
 from ddpctl.stages.follow import follow
 from ddpctl.stages.gc import collect
 from ddpctl.stages.launch import Launch
-from ddpctl.stages.metrics import MetricsReader
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.stages.start import start

@@ -23,8 +23,7 @@ import typer
 import typer.core
 
 from ddpctl import __version__
-from ddpctl.cli import debug as debugging
-from ddpctl.cli.state import GLOBAL
+from ddpctl.cli.state import GLOBAL, show_debug_log
 from ddpctl.errors import DdpctlError, Interrupted, UsageError, as_fault
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
@@ -150,7 +149,7 @@ def run(argv: list[str]) -> int:
     _open_streams()
     argv = _take_globals(argv)
     if GLOBAL.debug:
-        debugging.show()
+        show_debug_log()
     try:
         app = make_app(_needed(argv))
         gc.freeze()  # what was imported stays

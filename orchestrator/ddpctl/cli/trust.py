@@ -14,7 +14,7 @@ from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageErr
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
 from ddpctl.stages.trust import KeyReport, add, survey
-from ddpctl.transport.banners import Say
+from ddpctl.transport.prompts import Say
 
 
 def trust(

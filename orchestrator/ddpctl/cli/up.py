@@ -12,8 +12,7 @@ import typer
 
 from ddpctl import files
 from ddpctl.cli import session
-from ddpctl.cli.end import conclude
-from ddpctl.cli.follow import follow_run, how_to_go_on
+from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.kill import DEFAULT_GRACE_S, require_proof
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose

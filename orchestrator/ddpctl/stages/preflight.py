@@ -37,7 +37,7 @@ from ddpctl.stages.probe import Probed, probe
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl.transport.frames import is_garbled
+from ddpctl.transport.pipe import is_garbled
 
 STAGE = "preflight"
 FREE_PORT_S = 30.0

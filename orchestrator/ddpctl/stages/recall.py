@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import ddpctl
 from ddpctl.errors import DdpctlError
-from ddpctl.files.preflights import recent_preflight, save_preflight
+from ddpctl.files.records import recent_preflight, save_preflight
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
 from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet

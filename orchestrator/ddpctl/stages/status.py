@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ddpctl import files
@@ -91,7 +91,7 @@ def _settled(run: RunStatus) -> RunStatus:
     """The run with the end that was seen before, where its nodes cannot all report it now."""
     if run.end is not None:
         with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know
-            files.save_end(run.run, run.end.to_json())
+            files.save_end(run.run, asdict(run.end))
         return run
     seen = files.last_end(run.run)
     return replace(run, seen=End.from_json(seen)) if seen and "state" in seen else run
