@@ -15,6 +15,7 @@ from ddpctl.render.progress import ProgressView
 from ddpctl.render.status import cause_line, status_view
 from ddpctl.spec.event import Line
 from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
@@ -41,7 +42,7 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
 
 
 def _success(run: RunStatus) -> str:
-    return f"{run.job} succeeded on {len(run.nodes)} nodes, world size {run.world_size}  (run {run.run})"
+    return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
 
 
 SWITCH_S = 0.0001  # Python's own is 5 ms

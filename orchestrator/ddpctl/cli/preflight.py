@@ -14,6 +14,7 @@ from ddpctl.render.progress import ProgressView
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.values import plural
 from ddpctl.stages.launch import launch_to_check
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.up import refusal
@@ -43,12 +44,8 @@ def preflight(
     else:
         session.print_view(report_view(report))
     if report.exit_code:
-        raise refusal(report, _count(report.count(Severity.ERROR)))
+        raise refusal(report, f"preflight found {plural(report.count(Severity.ERROR), 'error')}")
     return 0
-
-
-def _count(errors: int) -> str:
-    return f"preflight found {errors} error{'s' if errors > 1 else ''}"
 
 
 def _job(inventory: Inventory, name: str | None) -> JobSpec | None:

@@ -13,6 +13,7 @@ from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
+from ddpctl.spec.values import plural
 from ddpctl.stages.trust import KeyReport, add, survey
 from ddpctl.transport.prompts import Say
 
@@ -69,9 +70,9 @@ def _confirmed(count: int, yes: bool) -> bool:
         return True
     if not can_ask():
         raise UsageError(
-            f"{count} keys are unknown and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
+            f"{plural(count, 'unknown key')}, and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
         )
-    return confirm(f"add {count} keys?")
+    return confirm(f"add {plural(count, 'key')}?")
 
 
 def _write_down(unknown: list[KeyReport]) -> None:
@@ -89,7 +90,7 @@ def _write_down(unknown: list[KeyReport]) -> None:
             hint="name a file with the inventory's `known_hosts:` key",
         )
     for file, reports in by_file.items():
-        typer.echo(f"added {len(add(reports, file))} keys to {file}")
+        typer.echo(f"added {plural(len(add(reports, file)), 'key')} to {file}")
 
 
 def _raise_for(reports: list[KeyReport]) -> None:

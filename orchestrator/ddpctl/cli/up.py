@@ -26,6 +26,7 @@ from ddpctl.render.status import status_view
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.values import plural
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
@@ -228,4 +229,6 @@ def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
     if as_json:
         session.print_json(read_run(fleet, run).to_json())
     require_proof(outcome)
-    raise Interrupted(f"interrupted: {run.job} was killed on {len(run.hosts)} hosts, nothing is left (run {run.run})")
+    raise Interrupted(
+        f"interrupted: {run.job} was killed on {plural(len(run.hosts), 'host')}, nothing is left (run {run.run})"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 from ddpctl import files
 from ddpctl.errors import HostsFailed, NoSuchJob
 from ddpctl.spec.outcome import End, RunStatus, current, merge_runs
+from ddpctl.spec.values import plural
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker import contract
 
@@ -79,7 +80,9 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
         return runs
     if outcome.errors:
         raise HostsFailed(f"no host that answered knows {job!r}, and {len(outcome.errors)} did not", outcome.errors)
-    raise NoSuchJob(f"no job or run {job!r} on {len(fleet.hosts)} hosts", hint="`ddpctl ps --all` lists what there is")
+    raise NoSuchJob(
+        f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists what there is"
+    )
 
 
 def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
