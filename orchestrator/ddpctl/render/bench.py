@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddpctl.render.bench_html import size_text
+from ddpctl.render.chart import size_text
 from ddpctl.render.console import Whole
 from ddpctl.spec.bench import NetworkReport, Rank, Reduce, ScalingReport, ScalingRow
 
