@@ -177,7 +177,7 @@ def test_a_command_that_does_not_exist(ddpctl: Ddpctl, typed: str, meant: str) -
     [
         ("up --jop x", "no such option: --jop"),
         ("kill", "missing argument"),
-        ("up --nodes two", "two"),
+        ("up --nodes two", "invalid value for '--nodes'"),
         ("status up -- more", "unexpected extra argument"),  # `up` is a job's name here
     ],
 )
