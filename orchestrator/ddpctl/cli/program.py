@@ -100,6 +100,8 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     for name in commands:
         command = getattr(importlib.import_module(f"ddpctl.cli.{name}"), name)
         if isinstance(command, typer.Typer):  # it has commands of its own
+            for below in command.registered_commands:
+                below.cls = Command
             app.add_typer(command, name=name, cls=Commands)
         else:
             app.command(name, cls=Command)(command)
