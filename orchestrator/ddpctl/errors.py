@@ -24,7 +24,7 @@
     ├── InternalFault              1   a mistake of ddpctl itself
     └── Interrupted                130
 
-An error says host, cause and next step in one line: ``str(error)`` is that line.
+``error.what`` says where and why in one line, ``error.hint`` what to do next; ``str(error)`` is both.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ class DdpctlError(Exception):
         self.hint = hint
         self.host = host
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """Where and why, in one line."""
         where = f"{self.host}: " if self.host else ""
-        what = " ".join(self.message.split())
-        step = f"; {' '.join(self.hint.split())}" if self.hint else ""
-        return f"{where}{what}{step}"
+        return f"{where}{' '.join(self.message.split())}"
+
+    def __str__(self) -> str:
+        return f"{self.what}; {' '.join(self.hint.split())}" if self.hint else self.what
 
 
 class UsageError(DdpctlError):
@@ -78,10 +81,11 @@ class InventoryError(UsageError):
         self.file, self.line, self.column, self.path = file, line, column, path
         self.others: tuple[InventoryError, ...] = ()
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         key = f"{self.path}: " if self.path else ""
-        return f"{place}: {key}{super().__str__()}"
+        return f"{place}: {key}{super().what}"
 
 
 class PreflightFailed(DdpctlError):

@@ -63,7 +63,7 @@ def good(ddpctl: Run) -> dict[str, Any]:
 def bad(ddpctl: Run) -> dict[str, Any]:
     done = ddpctl("up", "--job", "bad", "--json")
     assert done.returncode == 1, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("ddpctl: bad failed: here rank 0: exited: ")
+    assert done.stderr.splitlines()[-2].startswith("error: bad failed: here rank 0: exited: ")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -87,7 +87,7 @@ def test_a_reader_that_goes_away_is_no_fault(command: str, inventory: Path) -> N
     file = [] if command == "schema" else [str(inventory)]
     done = ddpctl(*command.split(), *file, shell='| true; exit "${PIPESTATUS[0]}"')
     assert done.returncode in (0, 141)
-    assert "ddpctl:" not in done.stderr
+    assert "error:" not in done.stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
@@ -97,12 +97,14 @@ def test_streams_may_be_closed(closed: str, inventory: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_output_that_cannot_be_written_is_said_in_one_line(inventory: Path) -> None:
+def test_output_that_cannot_be_written_is_said_once(inventory: Path) -> None:
     for extra in ([], ["--json"]):
         done = ddpctl("ps", str(inventory), *extra, shell="> /dev/full")
         assert done.returncode == 1
-        assert done.stderr.count("\n") == 1
-        assert "No space left on device" in done.stderr
+        line, hint = done.stderr.splitlines()
+        assert line.startswith("error: could not write ")
+        assert line.endswith("No space left on device")
+        assert hint == "hint: make room, then run it again"
         assert "internal error" not in done.stderr
 
 
@@ -110,8 +112,9 @@ def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contac
     for dest in (str(inventory), f"{inventory}/below"):
         done = ddpctl("fetch", "job", dest, "-i", str(inventory))
         assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert dest in done.stderr
+        line, hint = done.stderr.splitlines()
+        assert dest in line
+        assert hint == "hint: name another place"
     assert not inventory.with_name("base").exists()
 
 
@@ -131,8 +134,8 @@ def test_a_refused_up_prints_the_report_as_its_one_document(job: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["schema"], report["ok"]) == (1, False)
     assert any("/data/nowhere" in finding["message"] for finding in report["findings"])
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ddpctl: nothing was started")
+    (last,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert last.startswith("error: nothing was started")
     assert "/data/nowhere" in last
 
 
@@ -140,8 +143,8 @@ def test_a_preflight_with_errors_ends_with_one_line_that_says_so(job: Path) -> N
     for extra in ([], ["--json"]):
         done = ddpctl("preflight", str(job), *extra)
         assert done.returncode == 3
-        line = done.stderr.splitlines()[-1]
-        assert line.startswith("ddpctl: preflight found")
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert line.startswith("error: preflight found")
         assert "/data/nowhere" in line
 
 
@@ -157,7 +160,7 @@ def test_ctrl_c_while_a_library_is_imported_is_no_traceback(module: str, tmp_pat
         "sys.meta_path.insert(0, Finder())\n"
     )
     done = ddpctl("ps", PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ddpctl: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -166,5 +169,32 @@ def test_ctrl_c_while_a_library_is_imported_is_no_traceback(module: str, tmp_pat
 def test_a_command_that_does_not_exist(ddpctl: Ddpctl, typed: str, meant: str) -> None:
     done = ddpctl(typed)
     assert done.rc == 2
-    assert done.stderr.startswith(f"ddpctl: no such command: {typed}; ")
-    assert meant in done.stderr
+    line, hint = done.stderr.splitlines()
+    assert line == f"error: no such command: {typed}"
+    assert meant in hint
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("up --jop x", "no such option: --jop"),
+        ("kill", "missing argument"),
+        ("up --nodes two", "invalid value for '--nodes'"),
+        ("status up -- more", "unexpected extra argument"),  # `up` is a job's name here
+    ],
+)
+def test_a_command_line_that_makes_no_sense(ddpctl: Ddpctl, typed: str, said: str) -> None:
+    done = ddpctl(*typed.split())
+    assert done.rc == 2
+    line, hint = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert hint == f"hint: see ddpctl {typed.split()[0]} --help"
+
+
+@pytest.mark.parametrize("command", [[], ["up"], ["bench"], ["bench", "scaling"]])
+def test_a_flag_is_shown_as_a_flag(ddpctl: Ddpctl, command: list[str]) -> None:
+    done = ddpctl(*command, "--help")
+    assert done.rc == 0
+    assert "--help" in done.stdout
+    assert "bool" not in done.stdout

@@ -171,10 +171,11 @@ def assert_nothing_runs(hosts: Iterable[Host], *, within: float = 5.0) -> None:
 
 
 def one_line(done: Done) -> str:
-    """The last line on stderr that ddpctl itself has written: what failed, where, why, and what to type next."""
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ddpctl: ")]
+    """What ddpctl itself ended with on stderr, as one line: what failed, where and why; then what to type next."""
+    starts = ("error: ", "hint: ", "interrupted", "detached")
+    lines = [line for line in done.stderr.splitlines() if line.startswith(starts)]
     assert lines, done.stderr
-    return "\n".join(lines)
+    return "; ".join(line.removeprefix("error: ").removeprefix("hint: ") for line in lines)
 
 
 def disk_holds(host: Host, words: Iterable[bytes]) -> list[str]:

@@ -108,7 +108,7 @@ def test_interrupted_nothing_is_left(site: Site, lab: Lab) -> None:
     running.process.send_signal(signal.SIGTERM)
     done = running.wait(60)
     assert done.rc == 130
-    assert one_line(done) == "ddpctl: interrupted; nothing is left running"
+    assert one_line(done) == "interrupted; nothing is left running"
     assert_nothing_runs(lab)
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_reports_nothing_is_refused(site: Site, lab: Lab) -> None:
     site.job("silent", SILENT)
     done = site("bench", "scaling", "--job", "silent")
     assert done.rc == 1
-    assert one_line(done).startswith("ddpctl: bench-silent wrote no samples_per_s to $DDPCTL_METRICS; append a line")
+    assert one_line(done).startswith("bench-silent wrote no samples_per_s to $DDPCTL_METRICS; append a line")
     assert_nothing_runs(lab)
 
 

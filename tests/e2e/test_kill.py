@@ -107,7 +107,7 @@ def test_no_such_job(site: Site) -> None:
         done = site(command, "never-was")
         assert done.rc == 7, done.stderr
         assert done.stdout == ""
-        assert re.fullmatch(r"ddpctl: no job or run 'never-was' on 3 hosts; .*ddpctl ps --all.*", one_line(done))
+        assert re.fullmatch(r"no job or run 'never-was' on 3 hosts; .*ddpctl ps --all.*", one_line(done))
 
 
 def by_cookie(host: Host) -> list[Process]:

@@ -166,7 +166,7 @@ def test_documents_on_stdout_and_everything_else_on_stderr(site: Site, lab: Lab)
     broken.write_text("cluster: lab\nhosts:\n  - name: node0\n    adress: 10.0.0.1\n")
     done = site("ps", str(broken), inventory=None)
     assert done.rc == 2
-    assert re.fullmatch(rf"ddpctl: {re.escape(str(broken))}:4:5: .*adress.*address.*", one_line(done)), done.stderr
+    assert re.fullmatch(rf"{re.escape(str(broken))}:4:5: .*adress.*address.*", one_line(done)), done.stderr
     assert json.loads(site("up", "--job", job, "--dry-run", "--json").ok().stdout)["schema"] == 1
     empty = site("ps", inventory=None, cwd=site.home)
     assert empty.rc == 2

@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddpctl.spec.event import Event, Note
@@ -18,6 +19,7 @@ from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.local import LocalTransport
 
+_CHUNK = 1 << 20
 TORCH = """
 __version__ = "2.13.0+cpu"
 class version: cuda = None
@@ -25,6 +27,26 @@ class distributed:
     @staticmethod
     def is_nccl_available(): return False
 """
+
+
+@dataclass(frozen=True)
+class BytesSource:
+    """Bytes in memory: a code archive, a lock."""
+
+    data: bytes
+    name: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def chunks(self, offset: int = 0) -> Iterator[bytes]:
+        for start in range(offset, len(self.data), _CHUNK):
+            yield self.data[start : start + _CHUNK]
 
 
 def make_wheel(

@@ -13,6 +13,7 @@ from ddpctl.environment.material import BuildSystem, build_system, last_lines
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.push import PushOutcome
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.push import push
 from tests.environment.support import (
     PYPROJECT,
@@ -52,7 +53,8 @@ def where(folder: Path, wheels: Path, *packages: str, nodes: int = 2, **keys: ob
 
 def run(inventory: Inventory, heard: Heard | None = None, *, locked: bool = False) -> PushOutcome:
     with fleet_of(inventory) as fleet:
-        return push(inventory, inventory.hosts, None, fleet, Heard() if heard is None else heard, locked=locked)
+        launch = Launch(inventory, None, inventory.hosts)
+        return push(launch, fleet, Heard() if heard is None else heard, locked=locked)
 
 
 def ask(outcome: PushOutcome, code: str) -> str:

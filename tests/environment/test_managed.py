@@ -13,6 +13,7 @@ import pytest
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.push import PushOutcome
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.push import push
 from tests.environment.support import TORCH, Heard, blobs, fleet_of, local_inventory, make_wheel
 
@@ -27,7 +28,8 @@ def managed(wheels: Path, *packages: str, **keys: object) -> Environment:
 
 def run(inventory: Inventory, heard: Heard | None = None, *, locked: bool = False) -> PushOutcome:
     with fleet_of(inventory) as fleet:
-        return push(inventory, inventory.hosts, None, fleet, Heard() if heard is None else heard, locked=locked)
+        launch = Launch(inventory, None, inventory.hosts)
+        return push(launch, fleet, Heard() if heard is None else heard, locked=locked)
 
 
 def ask(python: str, code: str) -> str:

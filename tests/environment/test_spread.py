@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.environment.blobs import BytesSource
-from ddpctl.environment.feed import MOST_WANTS, Feed
-from ddpctl.environment.spread import Addresses, Spread
+from ddpctl.environment.spread import MOST_WANTS, Addresses, Feed, Spread
 from ddpctl.errors import RemoteError
+from tests.environment.support import BytesSource
 from tests.transport.dry import DryFleet, DryTransport, Stream
 
 SOURCE = BytesSource(b"x" * 100, "wheel")

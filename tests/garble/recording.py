@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl.environment.blobs import BytesSource
 from ddpctl.environment.direct import deliver
 from ddpctl.environment.managed import ask_platforms
 from ddpctl.environment.spread import Addresses, Spread
@@ -20,17 +19,19 @@ from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.plan import Facts, Identity, NodeFacts, Plan
 from ddpctl.spec.planning import make_plan
+from ddpctl.stages.bench import MetricsReader
 from ddpctl.stages.gc import collect
-from ddpctl.stages.launch import launch
-from ddpctl.stages.metrics import MetricsReader
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.start import start
 from ddpctl.stages.status import find_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet
-from ddpctl.transport.frames import FrameReader
 from ddpctl.transport.local import LocalTransport, ProcessPipe
+from ddpctl.transport.pipe import FrameReader
 from ddpctl_worker.contract import BANNER, READY, TERMINAL
+from tests.environment.support import BytesSource
 from tests.garble.replay import NoneWaits
 
 HOSTS = ("a", "b", "c")
@@ -115,9 +116,9 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
 
     def quiet(event: object) -> None: ...
 
-    run_preflight(where, where.hosts, None, fleet, quiet, options=Options(skip=("torch", "gpu")))
+    run_preflight(Launch(where, None, where.hosts), fleet, quiet, options=Options(skip=("torch", "gpu")))
     ask_platforms(fleet, HOSTS)
-    launch(plan_of(where), fleet, quiet)
+    start(plan_of(where), fleet, quiet)
     until = time.monotonic() + 60
     while (run := find_run(fleet, RUN)).state not in TERMINAL:
         assert time.monotonic() < until, run

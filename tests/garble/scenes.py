@@ -15,22 +15,23 @@ from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import make_console
 from ddpctl.render.errors import error_lines
-from ddpctl.render.gc import gc_view
 from ddpctl.render.html import preflight_html
 from ddpctl.render.lines import LinePrinter
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
+from ddpctl.render.push import gc_view
 from ddpctl.render.status import kill_view, runs_table, status_view
 from ddpctl.spec.event import Line, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts
+from ddpctl.stages.bench import MetricsReader
 from ddpctl.stages.fetch import fetch_run
 from ddpctl.stages.follow import follow
 from ddpctl.stages.gc import collect
-from ddpctl.stages.launch import launch
-from ddpctl.stages.metrics import MetricsReader
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.start import start
 from ddpctl.stages.status import all_runs, find_run, live_runs
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.fleet import SSHFleet
@@ -111,7 +112,7 @@ def _fetch(fleet: SSHFleet, played: Played) -> None:
 
 def _preflight(fleet: SSHFleet, played: Played) -> None:
     where = inventory(played.folder)
-    report = run_preflight(where, where.hosts, None, fleet, played.tell, options=Options(skip=("torch", "gpu")))
+    report = run_preflight(Launch(where, None, where.hosts), fleet, played.tell, options=Options(skip=("torch", "gpu")))
     played.show(report_view(report))
     report.to_json()
     page = preflight_html(report)
@@ -136,7 +137,7 @@ def _rehearse(fleet: SSHFleet, played: Played) -> None:
 
     where = inventory(played.folder)
     facts = Facts(plan_facts(played), 29500)
-    told = run_rehearsal(where, where.hosts, None, facts, fleet, played.tell, nproc=1)
+    told = run_rehearsal(Launch(where, None, where.hosts, nproc=1), facts, fleet, played.tell)
     for finding in judge.verdicts((deep.REHEARSAL,), View((), Want(), {}, rehearsal=told)):
         played.show(finding.message)
         assert "internal error" not in finding.message
@@ -191,7 +192,7 @@ def _metrics(fleet: SSHFleet, played: Played) -> None:
 def _start(fleet: SSHFleet, played: Played) -> None:
     played.served = dict.fromkeys(GOOD, True)
     try:
-        launch(plan_of(inventory(played.folder)), fleet, played.tell)
+        start(plan_of(inventory(played.folder)), fleet, played.tell)
     except HostsFailed as error:
         played.failed(error.errors)
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ddpctl import files
-from ddpctl.environment.blobs import BytesSource
 from ddpctl.environment.spread import bring
 from ddpctl.spec.event import Event, Note, Progress
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.push import Delivery
 from ddpctl.transport.fleet import open_fleet
+from tests.environment.support import BytesSource
 from tests.lab import Lab
 
 BASE = "/root/.local/state/ddpctl"

@@ -10,6 +10,7 @@ from typing import Any
 from ddpctl import files
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.transport.fleet import open_fleet
 from tests.lab import Host, Lab
@@ -56,7 +57,8 @@ def measured(
     fleet = open_fleet(inventory)
     try:
         wishes = options or Options(only=only)
-        return run_preflight(inventory, inventory.hosts, job, fleet, lambda event: None, options=wishes)
+        launch = Launch(inventory, job, inventory.hosts)
+        return run_preflight(launch, fleet, lambda event: None, options=wishes)
     finally:
         fleet.close()
 

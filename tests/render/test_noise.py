@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpctl.render.noise import Held
+from ddpctl.render.lines import Held
 from ddpctl.spec.event import Line
 
 NOTICE = """/opt/env/lib/python3.11/site-packages/torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated

@@ -26,3 +26,11 @@ def test_a_display_stands_back_while_a_person_is_asked() -> None:
         with quiet():
             view.tell(StageEnded("preflight", True))
         assert not live.is_started
+
+
+def test_a_stage_that_found_errors_is_not_called_ok() -> None:
+    out = io.StringIO()
+    with ProgressView(Console(file=out)) as view:
+        view.tell(StageStarted("preflight", 2))
+        view.tell(StageEnded("preflight", False, result="2 errors"))
+    assert out.getvalue().split() == ["preflight", "2", "errors", "0.0s"]

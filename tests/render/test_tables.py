@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import kill_view, runs_table, status_view
+from ddpctl.render.status import ago, kill_view, runs_table, status_view
 from ddpctl.spec.outcome import KillOutcome, NodeStatus, RunStatus, StoppedNode
 
 RUN = "20261121T053028Z-318ccc"
@@ -54,3 +55,14 @@ def test_what_else_may_have_been_the_cause_is_shown_on_request() -> None:
         make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,)), candidates=candidates))
         assert "rank 1 exited with code 1" in out.getvalue()
         assert ("b rank 2: signaled: rank 2 was killed by SIGABRT" in out.getvalue()) == candidates
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s ago"), (59, "59s ago"), (60, "1m ago"), (7300, "2h ago"), (3 * 86400 + 5, "3d ago")],
+)
+def test_a_time_in_a_table_says_how_long_ago_it_was(seconds: int, text: str) -> None:
+    now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    assert ago((now - timedelta(seconds=seconds)).isoformat(), now) == text
+    assert ago((now - timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"), now) == text
+    assert ago(None, now) == "-"

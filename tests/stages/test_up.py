@@ -8,10 +8,9 @@ import pytest
 
 from ddpctl.errors import PreflightFailed
 from ddpctl.files.inventory import load_text
-from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.plan import Facts, Identity, NodeFacts, Plan
-from ddpctl.spec.planning import make_plan
-from ddpctl.stages.up import Wanted, Way, start
+from ddpctl.spec.plan import Facts, Identity, NodeFacts
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet
 
 FILE = """
@@ -22,13 +21,15 @@ jobs:
 KNOWN = {name: NodeFacts(fabric_address=f"10.0.0.{number}") for number, name in enumerate(("gpu0", "gpu1"), 1)}
 
 
-def wanted(inventory: Inventory) -> Wanted:
-    job = inventory.job()
+def launch(text: str) -> Launch:
+    inventory = load_text(text.encode(), "i.yaml")
+    return Launch(inventory, inventory.job(), inventory.hosts, identity=Identity("r", "me", "here", ""))
 
-    def plan(facts: Facts) -> Plan:
-        return make_plan(inventory, job, inventory.hosts, Identity("r", "me", "here", ""), facts=facts)
 
-    return Wanted(inventory, job, inventory.hosts, None, plan)
+def up(text: str, facts: Facts) -> Up:
+    found = Up(launch(text), no_fleet(), lambda event: None)
+    found.facts = facts
+    return found
 
 
 def no_fleet() -> Fleet:
@@ -37,16 +38,15 @@ def no_fleet() -> Fleet:
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_nothing_starts_without_an_address(rendezvous: str) -> None:
-    inventory = load_text(FILE.replace("script:", f"rendezvous: {rendezvous}, script:").encode(), "i.yaml")
-    way = Way(facts=Facts({"gpu1": KNOWN["gpu1"]}))
+    text = FILE.replace("script:", f"rendezvous: {rendezvous}, script:")
+    one = up(text, Facts({"gpu1": KNOWN["gpu1"]}))
     with pytest.raises(PreflightFailed, match="fabric address of gpu0"):
-        start(wanted(inventory), way, no_fleet(), lambda event: None)
-    assert way.plan is None
-    assert wanted(inventory).plan(Facts(KNOWN)).unknown == ()
+        one.start()
+    assert one.plan is None
+    assert launch(text).plan(Facts(KNOWN)).unknown == ()
 
 
 def test_nothing_starts_without_a_port_or_a_number_of_processes() -> None:
     text = FILE.replace("master_port: 29500, nproc_per_node: 1", "master_port: auto")
-    way = Way(facts=Facts(KNOWN))
     with pytest.raises(PreflightFailed, match=r"processes per node of gpu0, .* of gpu1, master port"):
-        start(wanted(load_text(text.encode(), "i.yaml")), way, no_fleet(), lambda event: None)
+        up(text, Facts(KNOWN)).start()

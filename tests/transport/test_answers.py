@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ddpctl.errors import RemoteError
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame
-from ddpctl.transport.frames import parse
 from ddpctl.transport.limits import LINE_BYTES
+from ddpctl.transport.pipe import parse
 
 TIME = "2026-01-02T03:04:05.123+00:00"
 CAUSE = {"host": "node2", "rank": 3, "reason": "exited", "message": "gone", "time": TIME}

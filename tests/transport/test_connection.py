@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ddpctl.transport.connection import Connection
+from ddpctl.transport.link import Connection
 
 
 class Tunnel:

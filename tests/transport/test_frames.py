@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ddpctl.errors import RemoteError, ShellBroken
 from ddpctl.transport.base import Frame
 from ddpctl.transport.bootstrap import BannerReader
-from ddpctl.transport.frames import FrameReader
 from ddpctl.transport.limits import LINE_BYTES, NOISE_BYTES
+from ddpctl.transport.pipe import FrameReader
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ddpctl.transport.frames import FrameReader
+from ddpctl.transport.pipe import FrameReader
 from ddpctl_worker.channel import Channel
 from ddpctl_worker.mesh.firewall import firewall
 from ddpctl_worker.run.status import ANSWER_BYTES

@@ -15,6 +15,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         code = run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # while something was still being imported, or on the way out
-        sys.stderr.write("ddpctl: interrupted\n")
-        code = 130
+        sys.stderr.write("interrupted\n")
+        code = 130  # errors.Interrupted, which may not be imported yet
     sys.exit(code)

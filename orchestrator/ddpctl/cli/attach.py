@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ddpctl import files
 from ddpctl.cli import session
-from ddpctl.cli.end import conclude
-from ddpctl.cli.follow import follow_run, how_to_go_on
+from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.errors import Interrupted
 from ddpctl.stages.status import find_run

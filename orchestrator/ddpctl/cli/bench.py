@@ -11,7 +11,6 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
-from ddpctl.cli.order import Order, make_order
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
 from ddpctl.files.shipped import shipped_jobs
@@ -25,7 +24,7 @@ from ddpctl.spec.inventory import Inventory, job_hosts
 from ddpctl.spec.job import JobSpec, Requires
 from ddpctl.spec.metrics import SAMPLES
 from ddpctl.stages.bench import HOW_TO_REPORT, measure, output_of_rank_0
-from ddpctl.stages.preflight import Options
+from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.contract import ENV_METRICS
 
@@ -33,7 +32,7 @@ NETWORK_SCRIPT = "allreduce_bench.py"
 NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")
 LONGEST_NAME = 63
 
-bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.", no_args_is_help=True)
+bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.")
 
 JobOption = typer.Option(None, "--job", help="Which job of the inventory; needed when there are several.")
 HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Write the result as one self-contained page.")
@@ -59,7 +58,7 @@ def scaling(
     if compare not in (None, "dp"):
         raise UsageError(f"--compare takes dp, not {compare!r}")
     counts = _counts(nodes, len(job_hosts(where, spec, "all")))
-    _refuse_without_metrics(make_order(where, spec.name))
+    _refuse_without_metrics(launch_of(where, spec, session.new_identity()))
     with _measuring(where) as (fleet, tell):
         trial = _Trials(where, spec, fleet, tell, seconds)
         rows = [trial.run(count) for count in reversed(counts)]
@@ -83,12 +82,12 @@ def network(
     """Time all_reduce between every two nodes and over all of them, in the job's environment, and name slow nodes."""
     where = session.load(inventory, option, job=job)
     spec = _network_job(where, job)
-    order = make_order(_with_job(where, spec), spec.name, nproc=1)
-    if len(order.hosts) < 2:
+    launch = launch_of(where, spec, session.new_identity(), nproc=1)
+    if len(launch.hosts) < 2:
         raise UsageError("bench network measures between nodes, and there is one only", hint="add hosts")
     with _measuring(where) as (fleet, tell):
         tell(StageStarted("bench network", None))
-        run, lines = output_of_rank_0(order.wanted(Options(reuse=True)), fleet, tell, by=session.me())
+        run, lines = output_of_rank_0(launch, fleet, tell, by=session.me())
         tell(StageEnded("bench network", True))
     report = network_report(lines, job=spec.name, cluster=where.cluster, run=run.run, hosts=run.hosts)
     return _show(report.to_json(), network_view(report), network_html(report), html, as_json=as_json)
@@ -105,14 +104,12 @@ class _Trials:
         job = self._job.model_copy(update={"name": _bench_name(self._job.name)})
         if parallel == "dp":
             job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
-        order = make_order(_with_job(self._inventory, job), job.name, nodes=nodes, nproc=nproc)
+        launch = launch_of(self._inventory, job, session.new_identity(), nodes=nodes, nproc=nproc)
         stage = f"{nodes} node{'s' if nodes > 1 else ''}" if nproc is None else "1 process"
         stage = "DataParallel" if parallel == "dp" else stage
         self._tell(StageStarted(stage, None))
         try:
-            run, figures = measure(
-                order.wanted(Options(reuse=True)), self._fleet, self._tell, seconds=self._seconds, by=session.me()
-            )
+            run, figures = measure(launch, self._fleet, self._tell, seconds=self._seconds, by=session.me())
         except BaseException:
             self._tell(StageEnded(stage, False))
             raise
@@ -138,14 +135,15 @@ def _counts(text: str | None, hosts: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _refuse_without_metrics(order: Order) -> None:
+def _refuse_without_metrics(launch: Launch) -> None:
     """Where the whole code is known, it says whether the job reports anything at all.
 
     Raises:
         UsageError: it never does.
     """
-    if order.archive is not None and not code_mentions(order.archive, ENV_METRICS):
-        what = f"{order.job.name} reports no {SAMPLES}: nothing in {order.job.code} mentions {ENV_METRICS}"
+    job, archive = launch.job, launch.archive
+    if job is not None and archive is not None and not code_mentions(archive, ENV_METRICS):
+        what = f"{job.name} reports no {SAMPLES}: nothing in {job.code} mentions {ENV_METRICS}"
         raise UsageError(what, hint=HOW_TO_REPORT)
 
 
@@ -162,10 +160,6 @@ def _network_job(inventory: Inventory, name: str | None) -> JobSpec:
 def _bench_name(job: str) -> str:
     """Runs of a benchmark are not runs of the job: `status JOB` means the real one."""
     return f"bench-{job}"[:LONGEST_NAME]
-
-
-def _with_job(inventory: Inventory, job: JobSpec) -> Inventory:
-    return inventory.model_copy(update={"jobs": {job.name: job}})
 
 
 @contextlib.contextmanager

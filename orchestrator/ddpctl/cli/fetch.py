@@ -11,6 +11,7 @@ from ddpctl.cli import session
 from ddpctl.errors import HostsFailed, UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
+from ddpctl.spec.values import plural
 from ddpctl.stages.fetch import fetch_run, nowhere
 from ddpctl.stages.status import find_run
 
@@ -30,7 +31,7 @@ def fetch(
         with ProgressView(stderr_console()) as view:
             outcome = fetch_run(run.run, run.hosts, folder, fleet, view.tell)
     for host, fetched in outcome.results.items():
-        print_line(f"{folder / host}: {len(fetched.files)} files, {fetched.bytes} bytes")
+        print_line(f"{folder / host}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
     for name in nowhere(outcome):
         session.warn(f"warning: the declared output {name} is on no node that answered: the job wrote nothing there")
     if outcome.errors:

@@ -1,4 +1,4 @@
-"""Following a run in the terminal: shared by up, attach and tail."""
+"""Following a run in the terminal, and how its end is told: shared by up, attach and tail."""
 
 from __future__ import annotations
 
@@ -8,17 +8,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpctl import files
 from ddpctl.cli import session
-from ddpctl.errors import DdpctlError, HostsFailed, Unreachable
+from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
 from ddpctl.render.console import has_colours, stderr_console
-from ddpctl.render.lines import JsonLines, LinePrinter
-from ddpctl.render.noise import Held
+from ddpctl.render.lines import Held, JsonLines, LinePrinter
 from ddpctl.render.progress import ProgressView
+from ddpctl.render.status import cause_line, status_view
 from ddpctl.spec.event import Line
 from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
+
+
+def conclude(run: RunStatus, *, as_json: bool = False) -> int:
+    """Print how the run ended; 0 when it succeeded.
+
+    Raises:
+        JobFailed: it failed, was killed, or was lost.
+    """
+    if as_json:
+        session.print_json(run.to_json())
+    if run.state == contract.SUCCEEDED:
+        if not as_json:
+            stderr_console().print(_success(run), style="green")
+        return 0
+    if not as_json:
+        stderr_console().print(status_view(run))
+    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    word = run.state if run.terminal else contract.FAILED  # a host that is out of reach keeps the state open
+    raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
+
+
+def _success(run: RunStatus) -> str:
+    return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
+
 
 SWITCH_S = 0.0001  # Python's own is 5 ms
 

@@ -9,9 +9,8 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.render.console import stderr_console
-from ddpctl.render.gc import gc_view
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.push import size
+from ddpctl.render.push import gc_view, size
 from ddpctl.stages.gc import KEEP_DAYS, collect
 
 

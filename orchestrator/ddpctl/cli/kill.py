@@ -12,6 +12,7 @@ from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, Usa
 from ddpctl.render.status import kill_view
 from ddpctl.spec.outcome import KillOutcome, RunStatus
 from ddpctl.spec.ranges import fold
+from ddpctl.spec.values import plural
 from ddpctl.stages.status import live_runs
 from ddpctl.stages.stop import stop_run
 from ddpctl_worker import contract
@@ -81,7 +82,7 @@ def require_proof(outcome: KillOutcome) -> None:
     if outcome.survivors:
         left = ", ".join(f"{host} pid {pid} ({cmd})" for host, pid, cmd in outcome.survivors)
         raise Survivors(
-            f"{len(outcome.survivors)} processes of {outcome.run} survived: {left}",
+            f"{plural(len(outcome.survivors), 'process')} of {outcome.run} survived: {left}",
             hint="a process in state D waits in the kernel for a device: fix that or reboot the node, then kill again",
         )
     if any(not isinstance(error, ConnectError) for error in outcome.errors.values()):

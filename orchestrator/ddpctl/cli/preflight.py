@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import typer
 
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
-from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
@@ -18,16 +15,16 @@ from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.ran import fixed_view, plan_view
 from ddpctl.spec.autofix import Applied, Fix, automatic
-from ddpctl.spec.event import Tell
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.inventory import Host, Inventory, job_hosts
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import apply
+from ddpctl.stages.launch import launch_to_check
 from ddpctl.stages.preflight import Options, run_preflight, second_look
 from ddpctl.stages.up import refusal
-from ddpctl.transport.base import Fleet
 
 
 def preflight(
@@ -48,17 +45,17 @@ def preflight(
     spec = _job(where, job)
     sudo = Sudo(session.sudo_password) if fix else None
     options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, sudo=sudo)
+    launch = launch_to_check(where, spec)
     done: list[Applied] = []
     with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
-        look = _look(where, spec, fleet, view.tell)
-        report = look(options=options)
+        report = run_preflight(launch, fleet, view.tell, options=options)
         if sudo is not None:
             if not as_json:
                 session.print_view(report_view(report))
             if wanted := _confirmed(report, yes):
                 done = apply(wanted, fleet, view.tell, sudo)
                 stderr_console().print(fixed_view(done))
-                report = second_look(report, done, look, options)
+                report = second_look(report, done, launch, fleet, view.tell, options)
     if html is not None:
         session.write_page(html, preflight_html(report))
     if as_json:
@@ -66,7 +63,7 @@ def preflight(
     elif done or not fix:
         session.print_view(report_view(report))
     if report.exit_code:
-        raise refusal(report, _count(report.count(Severity.ERROR)))
+        raise refusal(report, f"preflight found {plural(report.count(Severity.ERROR), 'error')}")
     return 0
 
 
@@ -94,22 +91,8 @@ def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
     return ()
 
 
-def _count(errors: int) -> str:
-    return f"preflight found {errors} error{'s' if errors > 1 else ''}"
-
-
 def _job(inventory: Inventory, name: str | None) -> JobSpec | None:
     """The job to check for: the one named, or the only one."""
     if name is not None:
         return inventory.job(name)
     return next(iter(inventory.jobs.values())) if len(inventory.jobs) == 1 else None
-
-
-def _look(inventory: Inventory, job: JobSpec | None, fleet: Fleet, tell: Tell) -> Callable[..., PreflightReport]:
-    """A preflight that takes its options."""
-    hosts: tuple[Host, ...] = inventory.hosts if job is None else job_hosts(inventory, job, "all")
-    archive: CodeArchive | None = None
-    if job is not None and job.code is not None:
-        archive = pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])
-    imports = code_imports(archive, job) if job is not None else None
-    return partial(run_preflight, inventory, hosts, job, fleet, tell, imports=imports)

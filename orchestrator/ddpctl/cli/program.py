@@ -1,7 +1,7 @@
 """The command line: which commands there are, and what becomes of an error.
 
-Every command is a function in a file of its own; this file only names them. An error reaches the user as one line on
-stderr and an exit code (errors.py); a traceback only with ``--debug``.
+Every command is a function in a file of its own; this file only names them. An error reaches the user as `error:` and
+`hint:` lines on stderr (render/errors.py) and an exit code (errors.py); a traceback only with ``--debug``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import typer
 import typer.core
 
 from ddpctl import __version__
-from ddpctl.cli import debug as debugging
-from ddpctl.cli.state import GLOBAL
+from ddpctl.cli.state import GLOBAL, show_debug_log
 from ddpctl.errors import DdpctlError, Interrupted, UsageError, as_fault
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
@@ -48,8 +47,6 @@ COMMANDS = (
     "schema",
 )
 
-
-INTERRUPTED = Interrupted.exit_code
 # What other tools call our commands.
 KNOWN_AS = {
     "stop": "kill",
@@ -63,16 +60,41 @@ KNOWN_AS = {
 }
 
 
+class Command(typer.core.TyperCommand):
+    """A command whose help shows a flag as a flag: ``--json``, not ``--json <bool>``."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _plain_flags(super().get_params(ctx))
+
+
 class Commands(typer.core.TyperGroup):
-    """The group of all commands, which knows what a wrong one was meant to be."""
+    """A group of commands: shows its help without one, and knows what a wrong one was meant to be."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _plain_flags(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(UsageError.exit_code)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            near = [KNOWN_AS[args[0]]] if args[0] in KNOWN_AS else difflib.get_close_matches(args[0], COMMANDS, 1)
+            known = self.list_commands(ctx)
+            near = [KNOWN_AS.get(args[0], ""), *difflib.get_close_matches(args[0], known, 1)]
+            near = [name for name in near if name in known]
             raise UsageError(
                 f"no such command: {args[0]}", hint=f"did you mean {near[0]}?" if near else "see ddpctl --help"
             )
         return super().resolve_command(ctx, args)
+
+
+def _plain_flags(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
 def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -81,7 +103,6 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
         name="ddpctl",
         cls=Commands,
         help="Run multi-node PyTorch DDP jobs on plain machines that speak SSH.",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -89,9 +110,11 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     for name in commands:
         command = getattr(importlib.import_module(f"ddpctl.cli.{name}"), name)
         if isinstance(command, typer.Typer):  # it has commands of its own
-            app.add_typer(command, name=name)
+            for below in command.registered_commands:
+                below.cls = Command
+            app.add_typer(command, name=name, cls=Commands)
         else:
-            app.command(name)(command)
+            app.command(name, cls=Command)(command)
     return app
 
 
@@ -107,11 +130,16 @@ def root(
         raise typer.Exit
 
 
-def _needed(argv: Sequence[str]) -> Sequence[str]:
-    """The command that is typed; all of them for help, completion and typing mistakes."""
+def _typed_command(argv: Sequence[str]) -> str | None:
+    """The first word that is neither an option nor the value of one."""
     pairs = zip(["", *argv], argv, strict=False)
     words = (word for before, word in pairs if not word.startswith("-") and before not in ("-i", "--inventory"))
-    word = next(words, None)
+    return next(words, None)
+
+
+def _needed(argv: Sequence[str]) -> Sequence[str]:
+    """The command that is typed; all of them for help, completion and typing mistakes."""
+    word = _typed_command(argv)
     if word in COMMANDS:
         return (word,)
     return () if list(argv) == ["--version"] else COMMANDS
@@ -133,22 +161,21 @@ def run(argv: list[str]) -> int:
     _open_streams()
     argv = _take_globals(argv)
     if GLOBAL.debug:
-        debugging.show()
+        show_debug_log()
     try:
         app = make_app(_needed(argv))
         gc.freeze()  # what was imported stays
         gc.enable()  # see app.py
         code = app(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # what typer makes of a Ctrl-C
-            _say("ddpctl: interrupted")
+        if code == Interrupted.exit_code:  # what typer makes of a Ctrl-C
+            _report(Interrupted("interrupted"))
     except DdpctlError as error:
         return _report(error)
     except typer.TyperException as error:
-        return _usage(error)
+        return _report(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
-        _say("ddpctl: interrupted")
-        return INTERRUPTED
+        return _report(Interrupted("interrupted"))
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
@@ -169,7 +196,7 @@ def _take_globals(argv: list[str]) -> list[str]:
         ours, theirs = argv[:cut], argv[cut:]
     GLOBAL.debug = "--debug" in ours or bool(os.environ.get("DDPCTL_DEBUG"))
     ours = [word for word in ours if word != "--debug"]
-    if theirs is not None and ("up" in ours or "exec" in ours):
+    if theirs is not None and _typed_command(ours) in ("up", "exec"):
         # What follows `--` is the user's own program and arguments: never parsed as ours.
         GLOBAL.script, theirs = theirs[1:], None
     return ours + (theirs or [])
@@ -179,10 +206,9 @@ def _fault(error: Exception) -> int:
     """Something that no command foresaw: a disk that is full, or a mistake of ours."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _drop_stdout()
-        what = f"{error.filename}" if error.filename else "the output or a file on this machine"
         _trace(error)
-        _say(f"ddpctl: {what} could not be written: {error.strerror}; make room, then run it again")
-        return 1
+        what = error.filename or "the output or a file on this machine"
+        return _report(DdpctlError(f"could not write {what}: {error.strerror}", hint="make room, then run it again"))
     return _report(as_fault(error))
 
 
@@ -191,20 +217,17 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _usage(error: typer.TyperException) -> int:
-    """A command line that makes no sense: what and where, in one line; without arguments the help is shown already."""
+def _usage(error: typer.TyperException) -> UsageError:
+    """The parser's error as one of ours: it writes whole sentences, we write what goes after `error:`."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return 2
     path = context.command_path if context is not None else "ddpctl"
-    _say(f"ddpctl: {error.format_message()}; see {path} --help")
-    return 2
+    text = error.format_message().rstrip(".")
+    return UsageError(text[:1].lower() + text[1:], hint=f"see {path} --help")
 
 
 def _report(error: DdpctlError) -> int:
     _trace(error)
-    *table, last = error_lines(error)
-    _say("".join(f"{line}\n" for line in table) + f"ddpctl: {last}")
+    _say("\n".join(error_lines(error)))
     return error.exit_code
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import secrets
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import quiet
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.plan import Identity
 from ddpctl.spec.ranges import RangeFault, expand, split
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
@@ -127,6 +130,13 @@ def warn(message: str) -> None:
 def me() -> str:
     """``user@machine``: who a record says did something."""
     return f"{user_name()}@{socket.gethostname()}"
+
+
+def new_identity() -> Identity:
+    """A fresh run: its id sorts by time and is unique without asking anybody."""
+    now = datetime.now(timezone.utc)
+    run = f"{now:%Y%m%dT%H%M%S}Z-{secrets.token_hex(3)}"
+    return Identity(run, user_name(), socket.gethostname(), now.isoformat(timespec="seconds"))
 
 
 def user_name() -> str:

@@ -1,9 +1,12 @@
-"""What comes before the command on the command line, and what follows ``--``."""
+"""What holds for every command: what comes before it on the command line, what follows ``--``, and ``--debug``."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
+
+from ddpctl.render.clean import clean
 
 
 @dataclass
@@ -16,3 +19,22 @@ class Globals:
 
 
 GLOBAL = Globals()
+
+
+# Only these: others (the downloader) may log addresses with a login in them.
+LOGGERS = ("ddpctl", "paramiko")
+
+
+class _Clean(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
+def show_debug_log() -> None:
+    """From now on the debug log goes to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Clean("%(asctime)s %(name)s: %(message)s"))
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)

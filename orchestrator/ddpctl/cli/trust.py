@@ -11,7 +11,11 @@ from rich.text import Text
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
+from ddpctl.render.console import stderr_console
+from ddpctl.render.progress import ProgressView
+from ddpctl.spec.values import plural
 from ddpctl.stages.trust import KeyReport, add, survey
+from ddpctl.transport.prompts import Say
 
 
 def trust(
@@ -22,7 +26,12 @@ def trust(
     """Show unknown host keys (SHA-256) and, confirmed, add them to known_hosts. A changed key is never replaced."""
     where = session.load(inventory, option)
     person = session.prompter()
-    reports = survey(where, prompter=person, say=session.warn)
+
+    def ask(say: Say) -> list[KeyReport]:
+        with ProgressView(stderr_console()) as view:
+            return survey(where, prompter=person, say=say, tell=view.tell)
+
+    reports = ask(session.warn)
     session.print_view(_table(reports))
     while True:
         unknown = [report for report in reports if report.state == "unknown"]
@@ -31,7 +40,7 @@ def trust(
         _write_down(unknown)
         # What lies behind a jump host shows its key only once that host is trusted.
         seen = {(report.host, report.address, report.port) for report in unknown}
-        reports = survey(where, prompter=person)
+        reports = ask(lambda text: None)  # what servers and ssh_config say has been shown
         if {(report.host, report.address, report.port) for report in reports if report.state == "unknown"} <= seen:
             break
         session.print_view(_table(reports))
@@ -61,9 +70,9 @@ def _confirmed(count: int, yes: bool) -> bool:
         return True
     if not can_ask():
         raise UsageError(
-            f"{count} keys are unknown and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
+            f"{plural(count, 'unknown key')}, and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
         )
-    return confirm(f"add {count} keys?")
+    return confirm(f"add {plural(count, 'key')}?")
 
 
 def _write_down(unknown: list[KeyReport]) -> None:
@@ -81,7 +90,7 @@ def _write_down(unknown: list[KeyReport]) -> None:
             hint="name a file with the inventory's `known_hosts:` key",
         )
     for file, reports in by_file.items():
-        typer.echo(f"added {len(add(reports, file))} keys to {file}")
+        typer.echo(f"added {plural(len(add(reports, file)), 'key')} to {file}")
 
 
 def _raise_for(reports: list[KeyReport]) -> None:

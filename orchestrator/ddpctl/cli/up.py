@@ -12,11 +12,9 @@ import typer
 
 from ddpctl import files
 from ddpctl.cli import session
-from ddpctl.cli.end import conclude
-from ddpctl.cli.follow import follow_run, how_to_go_on
+from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.kill import require_proof
-from ddpctl.cli.order import Order, make_order, remember
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
@@ -28,10 +26,12 @@ from ddpctl.render.status import status_view
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.values import plural
+from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
-from ddpctl.stages.up import FACTS_ONLY, Way, go_up, undo
+from ddpctl.stages.up import FACTS_ONLY, Up
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.contract import STOP_GRACE_S
 
@@ -74,21 +74,20 @@ def up(
         raise UsageError(
             f"--{given[0]} is about the preflight that --skip-preflight leaves out", hint="give one of them"
         )
-    order = _order(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
-    for note in order.notes:
+    launch = _launch(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
+    for note in launch.notes:
         session.warn(f"warning: {note}")
     if dry_run:
-        plan = order.plan()
+        plan = launch.plan()
         if as_json:
             session.print_json(plan.to_json())
         else:
             session.print_view(plan_view(plan))
         return 0
-    names = [host.name for host in order.hosts]
-    with Interrupts() as interrupts, session.fleet_of(order.inventory, names) as fleet:
+    with Interrupts() as interrupts, session.fleet_of(launch.inventory, launch.names) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
-        run = _start(order, fleet, options, as_json=as_json)
+        run = _start(launch, fleet, options, as_json=as_json)
         if detach:
             if as_json:
                 session.print_json(run.to_json())
@@ -98,51 +97,61 @@ def up(
         return _follow(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
 
-def _order(file: Path, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Order:
+def _launch(file: Path, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Launch:
     """The job meant by the command line."""
     words = GLOBAL.script
     if words is None:
         inventory = files.load_inventory(file, sets=sets, job=job)
+        spec = inventory.job(job)
     else:
         inventory, spec = files.load_script(file, words, sets=sets, job=job)
-        job = spec.name
-    return make_order(inventory, job, nodes=nodes, nproc=nproc)
+    return launch_of(inventory, spec, session.new_identity(), nodes=nodes, nproc=nproc)
 
 
-def _start(order: Order, fleet: Fleet, options: Options, *, as_json: bool) -> RunStatus:
+def _start(launch: Launch, fleet: Fleet, options: Options, *, as_json: bool) -> RunStatus:
     """Everything up to the last confirmed start. Whatever ends it before that, nothing is left running.
 
     Where preflight refuses, its report is the one document that ``as_json`` promises.
     """
-    way = Way()
+    view = ProgressView(stderr_console())
+    up = Up(launch, fleet, view.tell, options)
     try:
-        with ProgressView(stderr_console()) as view:
-            go_up(order.wanted(options), fleet, view.tell, way=way)
-        if way.report is not None and options is not FACTS_ONLY:
-            _tell_warnings(way.report)
-        assert way.plan is not None
-        assert way.status is not None
-        remember(order, way.plan, way.environment.lock if way.environment else None)
-        return way.status
+        with view:
+            run = up.run()
+        if up.report is not None and options is not FACTS_ONLY:
+            _tell_warnings(up.report)
+        _record(launch, up)
+        return run
     except PreflightFailed:
-        if way.report is not None:
-            stderr_console().print(report_view(way.report))
+        if up.report is not None:
+            stderr_console().print(report_view(up.report))
             if as_json:
-                session.print_json(way.report.to_json())
+                session.print_json(up.report.to_json())
         raise
     except BaseException as error:
-        _undo(way, fleet, interrupted=isinstance(error, (KeyboardInterrupt, Interrupted)))
+        _undo(up, interrupted=isinstance(error, (KeyboardInterrupt, Interrupted)))
         raise
 
 
-def _undo(way: Way, fleet: Fleet, *, interrupted: bool) -> None:
+def _record(launch: Launch, up: Up) -> None:
+    """A hint for later commands on this machine: which file the run came from, its plan, and its locked packages."""
+    assert up.plan is not None
+    lock = dict(up.environment.lock) if up.environment else {}
+    data = {"inventory": launch.inventory.file, "plan": up.plan.to_json(), "lock": lock}
+    try:
+        files.save_run(up.plan.job, up.plan.run, data)
+    except OSError as error:
+        session.warn(f"warning: could not record this run ({error}); pass `-i INVENTORY` to later commands")
+
+
+def _undo(up: Up, *, interrupted: bool) -> None:
     """Nothing may stay of a run that did not start on every node; what does stay is named.
 
     Raises:
         Interrupted: that was why it ended. Survivors, ConnectError: after an interrupt, where there is no proof.
     """
     try:
-        outcome = undo(way, fleet, by=session.me())
+        outcome = up.undo(by=session.me())
         if outcome is not None:
             require_proof(outcome)
     except DdpctlError as error:
@@ -221,4 +230,6 @@ def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
     if as_json:
         session.print_json(read_run(fleet, run).to_json())
     require_proof(outcome)
-    raise Interrupted(f"interrupted: {run.job} was killed on {len(run.hosts)} hosts, nothing is left (run {run.run})")
+    raise Interrupted(
+        f"interrupted: {run.job} was killed on {plural(len(run.hosts), 'host')}, nothing is left (run {run.run})"
+    )

@@ -7,7 +7,7 @@ are those of PyTorch's own wheel indexes; the oldest driver of each is in spec/n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ddpctl.environment.platforms import NodePlatform
@@ -61,7 +61,7 @@ def _runs(build: Build, node: NodePlatform) -> bool:
     return node.driver is not None and node.driver >= build.driver and fits
 
 
-def is_build(version: str, backend: str, cuda_packages: Iterable[str]) -> bool:
+def is_build(version: str, backend: str, cuda_packages: Collection[str]) -> bool:
     """Whether a resolved torch ``version`` is of ``backend``.
 
     A local version (``2.13.0+cu126``) says so itself. Without one it is the package index's default, a CUDA build on
@@ -70,7 +70,7 @@ def is_build(version: str, backend: str, cuda_packages: Iterable[str]) -> bool:
     local = version.partition("+")[2]
     if local:
         return local == backend
-    majors = {name.rsplit("-cu", 1)[-1] for name in cuda_packages if "-cu" in name}
-    if not any(True for _ in cuda_packages):
+    if not cuda_packages:
         return backend == CPU
+    majors = {name.rsplit("-cu", 1)[-1] for name in cuda_packages if "-cu" in name}
     return backend.startswith("cu") and backend[2:4] in majors

@@ -39,26 +39,6 @@ class FileSource:
                 yield piece
 
 
-@dataclass(frozen=True)
-class BytesSource:
-    """Bytes in memory: a code archive, a lock."""
-
-    data: bytes
-    name: str
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def chunks(self, offset: int = 0) -> Iterator[bytes]:
-        for start in range(offset, len(self.data), CHUNK):
-            yield self.data[start : start + CHUNK]
-
-
 def hash_file(path: Path) -> str:
     """SHA-256 of a file, as hex."""
     with path.open("rb") as file:

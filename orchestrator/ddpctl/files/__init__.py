@@ -2,8 +2,8 @@
 
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.inventory import find_inventory, load_inventory, load_script
-from ddpctl.files.jobs import inspect_script, script_file
 from ddpctl.files.positions import Positions, load_positions, save_positions
+from ddpctl.files.program import inspect_script, script_file
 from ddpctl.files.records import last_end, last_run, save_end, save_run, state_dir
 
 __all__ = [

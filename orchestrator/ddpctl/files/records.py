@@ -1,15 +1,19 @@
 """What this machine remembers of its runs: hints only, for the nodes hold the truth.
 
 Everything lies below ``$XDG_STATE_HOME/ddpctl/controller`` (``~/.local/state/...``), for this user alone. Records are
-written aside and renamed; positions are written in place, in records that a crash cannot tear.
+written aside and renamed; positions are written in place, in records that a crash cannot tear. A clean
+preflight is remembered here too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import re
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -128,3 +132,39 @@ def _forget_old() -> None:
         for item in Path(path).iterdir():
             item.unlink(missing_ok=True)
         Path(path).rmdir()
+
+
+# --- a clean preflight, kept for a moment
+
+KEEP_PREFLIGHT_S = 3600.0  # older files are removed by the next one that is saved
+_PREFLIGHT_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def save_preflight(key: str, report: Mapping[str, Any]) -> None:
+    """Remember a report (JSON-able) under its key, a SHA-256 in hex.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = _preflight_file(key)
+    write(path, {"saved": time.time(), "report": dict(report)})
+    for old in path.parent.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
+            if time.time() - old.stat().st_mtime > KEEP_PREFLIGHT_S:
+                old.unlink()
+
+
+def recent_preflight(key: str, seconds: float) -> dict[str, Any] | None:
+    """What was saved under ``key`` less than ``seconds`` ago; a file from the future (a clock set back) is not it."""
+    found = read(_preflight_file(key))
+    if found is None or not isinstance(found.get("saved"), float) or not isinstance(found.get("report"), dict):
+        return None
+    age = time.time() - found["saved"]
+    report: dict[str, Any] = found["report"]
+    return report if 0 <= age < seconds else None
+
+
+def _preflight_file(key: str) -> Path:
+    if not _PREFLIGHT_KEY.fullmatch(key):
+        raise ValueError(f"not the key of a preflight: {key!r}")
+    return state_dir() / "preflights" / f"{key}.json"

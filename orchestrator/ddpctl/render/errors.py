@@ -1,40 +1,53 @@
-"""An error as lines for stderr: one line; above it a list where hosts failed differently or a file has many faults."""
+"""An error as lines for stderr: `error:` says what failed, where and why, `hint:` what to do next.
+
+Above them a list, where hosts failed differently or a file has many faults.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import partial
 
-from ddpctl.errors import DdpctlError, HostsFailed, InventoryError
+from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, InventoryError
 from ddpctl.spec.fold import blank, by, named, nameless, one_line, outside, together
 
 _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{1,5}\b)?")
 
 
 def error_lines(error: DdpctlError) -> list[str]:
-    """The line to print, as the last; where hosts failed in several ways, before it a line for each way."""
+    """The lines to print; an interrupt, which the user asked for, is no error."""
+    table, what, hint = _parts(error)
+    if table:
+        what = f"{what} ({len(table) - 1} more above)"
+    head = what if isinstance(error, Interrupted) else f"error: {what}"
+    return [*(f"  {line}" for line in table), head, *([f"hint: {' '.join(hint.split())}"] if hint else [])]
+
+
+def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
+    """The list above (if there is more than one thing to say), what failed, and the next step."""
     if isinstance(error, InventoryError) and error.others:
-        faults = [str(one) for one in (error, *error.others)]
-        return [*(f"  {line}" for line in faults), f"{faults[0]} ({len(error.others)} more above)"]
+        return [str(one) for one in (error, *error.others)], error.what, error.hint
     if not isinstance(error, HostsFailed):
-        return [str(error)]
+        return [], error.what, error.hint
     groups = by(lambda host: blank(_alike(_text(error.errors[host]), host)), error.errors)
-    lines: list[str] = []
-    for hosts in groups.values():
-        own = [_text(error.errors[host]) for host in hosts]
-        what = own[0] if len(set(own)) == 1 else _shared([error.errors[host] for host in hosts], hosts)
-        lines.append(f"{named(hosts)}: {what}")
-    if len(lines) < 2:
-        return [": ".join([error.message, *lines])]
-    return [*(f"  {line}" for line in lines), f"{error.message}: {lines[0]} ({len(lines) - 1} more above)"]
+    rows = [_row({host: error.errors[host] for host in hosts}) for hosts in groups.values()]
+    if not rows:
+        return [], error.message, error.hint
+    first, hint = rows[0]
+    return (
+        [f"{row}; {step}" if step else row for row, step in rows] if len(rows) > 1 else [],
+        (f"{error.message}: {first}"),
+        hint,
+    )
 
 
-def _shared(errors: list[DdpctlError], hosts: list[str]) -> str:
-    """What they have in common, and the next step of each of them."""
-    message = _alike(one_line(errors[0].message), hosts[0])
-    both = zip(errors, hosts, strict=True)
-    step = together([outside(one_line(error.hint or ""), partial(_alike, host=host)) for error, host in both])
-    return f"{message}; {step}" if step else message
+def _row(errors: dict[str, DdpctlError]) -> tuple[str, str | None]:
+    """What these hosts have in common, and the next step of each of them."""
+    hosts, first = list(errors), next(iter(errors.values()))
+    if len({_text(one) for one in errors.values()}) == 1:
+        return f"{named(hosts)}: {one_line(first.message)}", first.hint and one_line(first.hint)
+    steps = [outside(one_line(one.hint or ""), partial(_alike, host=host)) for host, one in errors.items()]
+    return f"{named(hosts)}: {_alike(one_line(first.message), hosts[0])}", together(steps)
 
 
 def _alike(text: str, host: str) -> str:

@@ -60,20 +60,7 @@ def quiet() -> Iterator[None]:
         _SCREEN.pause(False)
 
 
-_TITLES = {
-    "preflight": "preflight",
-    "mesh": "network mesh",
-    "lock": "lock",
-    "build": "build",
-    "wheels": "wheels",
-    "environment": "environment",
-    "install": "install",
-    "push": "push",
-    "code": "code",
-    "launch": "launch",
-    "fetch": "fetch",
-    "rehearsal": "rehearsal",
-}
+_TITLES = {"mesh": "network mesh"}  # where a stage's name does not say it all
 
 
 class ProgressView:
@@ -164,7 +151,8 @@ class ProgressView:
             if not self._tasks:
                 _SCREEN.show(self._progress, False)
         seconds = time.monotonic() - self._begun.pop(event.stage, time.monotonic())
-        mark, style = ("ok", "green") if event.ok else ("failed", "bold red")
+        mark = event.result or ("ok" if event.ok else "failed")
+        style = "green" if event.ok else "bold red"
         title = _TITLES.get(event.stage, event.stage)
         note = f"  {event.note}" if event.note else ""
         self._console.print(Text.assemble((f"{title:<14}", "bold"), (mark, style), f"  {seconds:.1f}s{note}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -36,9 +37,9 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  cluster {run.cluster}")
     head.append(f"  world size {run.world_size}")
     if run.started:
-        head.append(f"  started {run.started}")
+        head.append(f"  started {ago(run.started)}")
     if run.ended:
-        head.append(f"  ended {run.ended}")
+        head.append(f"  ended {ago(run.ended)}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT"):
         table.add_column(name)
@@ -50,7 +51,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
             state_text(node.state),
             _or_dash(node.pid),
             _or_dash(node.exit_code),
-            "-" if node.heartbeat_age_s is None else f"{node.heartbeat_age_s:.0f}s ago",
+            "-" if node.heartbeat_age_s is None else _age(node.heartbeat_age_s),
         )
     parts: list[RenderableType] = [head, Whole(table)]
     if run.metrics:
@@ -88,6 +89,21 @@ def fold_ranks(ranks: Sequence[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
+def ago(time: str | None, now: datetime | None = None) -> str:
+    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none."""
+    if not time:
+        return "-"
+    then = datetime.fromisoformat(time.replace("Z", "+00:00"))
+    return _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit} ago"
+    return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of ours
+
+
 def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
     """``ddpctl ps``: newest first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -100,7 +116,7 @@ def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
             Text(run.cluster),
             state_text(run.state),
             Text(fold(run.hosts)),
-            run.started or "-",
+            ago(run.started),
             Text(str(run.record.get("user", "-"))),
         )
     return Whole(table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpctl.errors import DdpctlError
@@ -29,14 +29,6 @@ class Rank:
     rank: int
     comm_share: float | None
     samples_per_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "host": self.host,
-            "rank": self.rank,
-            "comm_share": self.comm_share,
-            "samples_per_s": self.samples_per_s,
-        }
 
 
 @dataclass(frozen=True)
@@ -145,7 +137,7 @@ class ScalingReport:
             "speed_up": self.speed_up(row),
             "efficiency": self.efficiency(row),
             "comm_share": figures.comm_share,
-            "slowest": figures.slowest.to_json() if figures.slowest else None,
+            "slowest": asdict(figures.slowest) if figures.slowest else None,
         }
 
 

@@ -31,11 +31,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageEnded:
-    """A stage is over."""
+    """A stage is over: ``result`` is shown instead of ``ok`` or ``failed``, ``note`` after it."""
 
     stage: str
     ok: bool
     note: str = ""
+    result: str = ""
 
 
 @dataclass(frozen=True)

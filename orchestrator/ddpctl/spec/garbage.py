@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
@@ -18,9 +18,6 @@ class Garbage:
     name: str
     bytes: int
     age_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "name": self.name, "bytes": self.bytes, "age_s": self.age_s}
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class GcOutcome:
             "dry_run": self.dry_run,
             "bytes": self.bytes,
             "hosts": [
-                {"host": host, "error": None, "items": [item.to_json() for item in items]}
+                {"host": host, "error": None, "items": [asdict(item) for item in items]}
                 for host, items in self.hosts.items()
             ]
             + [{"host": host, "error": str(error), "items": []} for host, error in self.errors.items()],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError
@@ -37,18 +37,6 @@ class Cause:
             signal=data.get("signal"),
             traceback=data.get("traceback"),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "host": self.host,
-            "rank": self.rank,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "reason": self.reason,
-            "message": self.message,
-            "traceback": self.traceback,
-            "time": self.time,
-        }
 
 
 @dataclass(frozen=True)
@@ -123,9 +111,6 @@ class End:
     def from_json(data: Mapping[str, Any]) -> End:
         cause = data.get("cause")
         return End(str(data["state"]), data.get("ended"), Cause.from_json(cause) if cause else None)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"state": self.state, "ended": self.ended, "cause": self.cause.to_json() if self.cause else None}
 
 
 # A node that fails for such a reason has lost another one, or never met it.
@@ -240,8 +225,8 @@ class RunStatus:
             "ended": self.ended,
             "world_size": self.world_size,
             "nodes": [node.to_json() for node in self.nodes],
-            "cause": cause.to_json() if cause else None,
-            "candidates": [one.to_json() for one in self.candidates],
+            "cause": asdict(cause) if cause else None,
+            "candidates": [asdict(one) for one in self.candidates],
             "metrics": self.metrics,
         }
 

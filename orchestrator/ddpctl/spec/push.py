@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
@@ -34,14 +34,6 @@ class Traffic:
     @staticmethod
     def total(parts: Iterable[Traffic]) -> Traffic:
         return sum(parts, Traffic())
-
-    def to_json(self) -> dict[str, int]:
-        return {
-            "needed": self.needed,
-            "sent_by_controller": self.sent_by_controller,
-            "relayed": self.relayed,
-            "reused": self.reused,
-        }
 
 
 @dataclass(frozen=True)
@@ -140,6 +132,6 @@ class PushOutcome:
             "cluster": self.cluster,
             "ok": self.ok,
             "duration_s": round(self.duration_s, 3),
-            "bytes": self.traffic.to_json(),
+            "bytes": asdict(self.traffic),
             "nodes": [node.to_json() for node in self.nodes],
         }

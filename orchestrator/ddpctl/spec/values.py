@@ -299,3 +299,9 @@ def one_of(*words: str) -> BeforeValidator:
         return str(value)
 
     return BeforeValidator(check)
+
+
+def plural(count: int, word: str) -> str:
+    """``1 host``, ``2 hosts``, ``2 processes``."""
+    ending = "" if count == 1 else "es" if word.endswith("s") else "s"
+    return f"{count} {word}{ending}"

@@ -6,17 +6,58 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Survivors
 from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
 from ddpctl.spec.event import Event, Line, Note, Tell
-from ddpctl.spec.metrics import SAMPLES
+from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
-from ddpctl.stages.metrics import MetricsReader
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
-from ddpctl.stages.up import Wanted, Way, go_up, undo
-from ddpctl.transport.base import Fleet
+from ddpctl.stages.up import Up
+from ddpctl.transport.base import Fleet, Transport
+
+READ_TIMEOUT_S = 30.0
+MOST_LINES = 100_000  # of a rank: a job that writes more in a benchmark writes a line a step of a microsecond
+
+
+class MetricsReader:
+    """``lines`` grows with each ``read``: the lines of every rank so far, by host and rank."""
+
+    def __init__(self, run: RunStatus, fleet: Fleet) -> None:
+        self._run, self._fleet = run, fleet
+        self._offsets: dict[str, dict[str, int]] = {}
+        self.lines: dict[tuple[str, str], list[Values]] = {}
+
+    def read(self) -> bool:
+        """Take in what was written since the last time; whether there was anything.
+
+        Raises:
+            HostsFailed: a node did not answer.
+        """
+
+        def ask(transport: Transport) -> dict[str, Any]:
+            request = {"run": self._run.run, "offsets": self._offsets.get(transport.host, {})}
+            found: dict[str, Any] = transport.call("metrics", request, timeout=READ_TIMEOUT_S)["ranks"]
+            return found
+
+        outcome = self._fleet.map(ask, self._run.hosts)
+        if outcome.errors:
+            raise HostsFailed(f"the metrics of {self._run.run} could not be read", outcome.errors)
+        came = [self._take(host, ranks) for host, ranks in outcome.results.items()]
+        return any(came)
+
+    def _take(self, host: str, ranks: dict[str, Any]) -> bool:
+        for rank, found in ranks.items():
+            self._offsets.setdefault(host, {})[rank] = int(found["offset"])
+            if found["lines"]:
+                kept = self.lines.setdefault((host, rank), [])
+                kept.extend(found["lines"][: MOST_LINES - len(kept)])
+        return any(found["lines"] for found in ranks.values())
+
 
 POLL_S = 1.0
 GRACE_S = 5.0
@@ -29,24 +70,24 @@ HOW_TO_REPORT = (
 )
 
 
-def measure(wanted: Wanted, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
+def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
     """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
 
     Raises:
         JobFailed: it failed by itself, or wrote no samples_per_s.
         PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
-    with running(wanted, fleet, tell, by) as run:
+    with running(launch, fleet, tell, by) as run:
         reader = MetricsReader(run, fleet)
         end = _watch(run, reader, fleet, seconds)
     _raise_for(end)
     found = measured(reader.lines)
     if found is None:
-        raise JobFailed(f"{wanted.job.name} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
+        raise JobFailed(f"{run.job} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
     return run, found
 
 
-def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
+def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
     """Run a job to its end; what its rank 0 wrote on stdout, line by line.
 
     Raises:
@@ -60,7 +101,7 @@ def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tu
         elif event.rank == 0 and event.stream == "stdout":
             lines.append(event.text)
 
-    with running(wanted, fleet, tell, by) as run:
+    with running(launch, fleet, tell, by) as run:
         follow(run.run, run.hosts, fleet, take)
         end = read_run(fleet, run)
     _raise_for(end)
@@ -68,21 +109,17 @@ def output_of_rank_0(wanted: Wanted, fleet: Fleet, tell: Tell, *, by: str) -> tu
 
 
 @contextlib.contextmanager
-def running(wanted: Wanted, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
+def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
     """Brings a run up with a folder of its own for checkpoints; whatever happens then, nothing of it is left.
 
     Raises:
         Survivors: something is left.
     """
-    way = Way()
-    plan = wanted.plan
-    wanted = replace(wanted, plan=lambda facts: plan(facts).with_own_checkpoints())
+    up = Up(replace(launch, own_checkpoints=True), fleet, _warnings_only(tell), Options(reuse=True))
     try:
-        go_up(wanted, fleet, _warnings_only(tell), way=way)
-        assert way.status is not None
-        yield way.status
+        yield up.run()
     finally:
-        outcome = undo(way, fleet, by=by, grace=GRACE_S)
+        outcome = up.undo(by=by, grace=GRACE_S)
         if outcome is not None and outcome.survivors:
             left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
             raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")

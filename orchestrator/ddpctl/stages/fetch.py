@@ -14,7 +14,7 @@ from typing import IO
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
-from ddpctl.transport.frames import garbled
+from ddpctl.transport.pipe import garbled
 
 FETCH_TIMEOUT_S = 24 * 3600.0
 

@@ -38,8 +38,6 @@ GIVE_UP_FAILED_S = 2.0
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
-AGAIN = "; trying again"
-
 Save = Callable[[Mapping[str, int]], None]
 
 
@@ -47,6 +45,32 @@ Save = Callable[[Mapping[str, int]], None]
 class _Batch:
     host: str
     lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """No connection; it is tried again."""
+
+    host: str
+    error: ConnectError
+
+    @property
+    def note(self) -> Note:
+        return Note(f"{self.error}; trying again", "warning", self.host)
+
+
+@dataclass(frozen=True)
+class _Stale:
+    """The host answers, but its supervisor does not."""
+
+    host: str
+    age: float | None  # of its heartbeat, seconds
+
+    @property
+    def note(self) -> Note:
+        since = "" if self.age is None else f" for {self.age:.0f} s"
+        what = f"the job's supervisor there has not answered{since}"
+        return Note(f"{what}; `ddpctl kill` ends the job if it does not come back", "warning", self.host)
 
 
 @dataclass(frozen=True)
@@ -63,7 +87,7 @@ class _Ended:
     failed: bool = False
 
 
-_Item = _Batch | _Well | _Ended | Note
+_Item = _Batch | _Cut | _Stale | _Well | _Ended
 
 
 @dataclass
@@ -111,7 +135,7 @@ class _Stream:
                 if not self.follow:
                     raise
                 if not self.warned:
-                    self.out.put(Note(f"{error}{AGAIN}", "warning", self.host))
+                    self.out.put(_Cut(self.host, error))
                     self.warned = True
                 if self.cancelled.wait(self.pause):
                     raise
@@ -132,7 +156,7 @@ class _Stream:
     def _frame(self, frame: Frame) -> None:
         self.warned, self.pause = False, RETRY_FIRST_S
         if frame.data.get("state") == contract.STALE:
-            self.out.put(Note(_stale(frame.data.get("heartbeat_age_s")), "warning", self.host))
+            self.out.put(_Stale(self.host, frame.data.get("heartbeat_age_s")))
         elif "state" in frame.data:
             self.out.put(_Well(self.host))
         data = frame.data.get("lines")
@@ -141,11 +165,6 @@ class _Stream:
         lines = tuple(_line(self.host, one) for one in data)
         self.offset = lines[-1].offset
         self.out.put(_Batch(self.host, lines))
-
-
-def _stale(age: float | None) -> str:
-    since = "" if age is None else f" for {age:.0f} s"
-    return f"the job's supervisor there has not answered{since}; `ddpctl kill` ends the job if it does not come back"
 
 
 def _line(host: str, data: Mapping[str, Any]) -> Line:
@@ -204,7 +223,7 @@ def _drain(
     follow: bool,
 ) -> dict[str, DdpctlError]:
     errors: dict[str, DdpctlError] = {}
-    broken: dict[str, Note] = {}
+    broken: dict[str, _Cut | _Stale] = {}
     total = len(waiting)
     last_news, patience = time.monotonic(), GIVE_UP_S
     while waiting:
@@ -214,14 +233,16 @@ def _drain(
             item = out.get(timeout=0.2)
         except queue.Empty:
             # Every host that is left is out of reach or hangs, the others are over: do not wait for ever.
-            left = waiting <= set(broken) and (len(waiting) < total or any(_is_cut(broken[host]) for host in waiting))
+            left = waiting <= set(broken) and (
+                len(waiting) < total or any(isinstance(broken[host], _Cut) for host in waiting)
+            )
             if left and time.monotonic() - last_news > patience:
                 return errors | {host: _unreachable(broken[host]) for host in waiting}
             continue
         last_news = time.monotonic()
-        if isinstance(item, Note):
-            broken[item.host or ""] = item
-            tell(item)
+        if isinstance(item, (_Cut, _Stale)):
+            broken[item.host] = item
+            tell(item.note)
         elif isinstance(item, _Well):
             broken.pop(item.host, None)
         elif isinstance(item, _Ended):
@@ -241,14 +262,11 @@ def _drain(
     return errors
 
 
-def _is_cut(note: Note) -> bool:
-    """No connection; otherwise there is one, and it is the supervisor behind it that says nothing."""
-    return note.message.endswith(AGAIN)
-
-
-def _unreachable(note: Note) -> DdpctlError:
-    kind = Unreachable if _is_cut(note) else ConnectError
-    return kind(note.message.removeprefix(f"{note.host}: ").removesuffix(AGAIN))
+def _unreachable(broken: _Cut | _Stale) -> DdpctlError:
+    """Unreachable without a connection: another try would cost seconds. Else it is the supervisor that says nothing."""
+    if isinstance(broken, _Stale):
+        return ConnectError(broken.note.message, host=broken.host)
+    return Unreachable(broken.error.message, hint=broken.error.hint, host=broken.host)
 
 
 def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Item]) -> None:

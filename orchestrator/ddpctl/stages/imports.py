@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ddpctl.checks import judge
@@ -10,16 +10,13 @@ from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.job_imports import IMPORTS, script_imports
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.host import Host
-from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.job import JobSpec
 from ddpctl.spec.push import EnvironmentOutcome
-from ddpctl.spec.question import Answer, Question, as_answers, as_request
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl.spec.question import Question
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.probe import probe
+from ddpctl.transport.base import Fleet
 
 STAGE = "imports"
-SLACK_S = 30.0  # connecting, and the way back, on top of the question's own deadline
 
 
 def with_script_on_nodes(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
@@ -28,18 +25,11 @@ def with_script_on_nodes(view: View, checks: Sequence[Check], fleet: Fleet, tell
     return view if found is None else _asked(replace(view, want=replace(view.want, imports=found)), checks, fleet, tell)
 
 
-def try_imports(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec,
-    imports: Imports | None,
-    environment: EnvironmentOutcome,
-    fleet: Fleet,
-    tell: Tell,
-) -> tuple[Finding, ...]:
-    """The verdict on the script's imports in a managed environment which stands on all ``hosts``."""
+def try_imports(launch: Launch, environment: EnvironmentOutcome, fleet: Fleet, tell: Tell) -> tuple[Finding, ...]:
+    """The verdict on the script's imports in a managed environment which stands on all hosts of ``launch``."""
+    hosts, job = launch.hosts, launch.job
     targets = tuple(replace(target, environment=environment.python(target.name)) for target in Target.all(hosts, job))
-    want = Want.of(inventory.environment, job, hosts, imports)
+    want = Want.of(launch.inventory.environment, job, hosts, launch.imports)
     view = View(targets, want, {host.name: {} for host in hosts})
     return judge.verdicts((IMPORTS,), _asked(view, (IMPORTS,), fleet, tell))
 
@@ -55,14 +45,7 @@ def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> Vie
     if not questions:
         return view
     tell(StageStarted(STAGE, len(questions)))
-
-    def ask(transport: Transport) -> Mapping[str, Answer]:
-        own = questions[transport.host]
-        deadline = max(question.deadline for question in own)
-        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + SLACK_S)
-        return as_answers(reply)
-
-    outcome = fleet.map(ask, list(questions), on_done=counting(STAGE, len(questions), tell))
-    tell(StageEnded(STAGE, outcome.ok))
-    answers = {host: {**told, **outcome.results.get(host, {})} for host, told in view.answers.items()}
-    return replace(view, answers=answers, errors={**view.errors, **outcome.errors})
+    probed = probe(questions, fleet, on_done=counting(STAGE, len(questions), tell))
+    tell(StageEnded(STAGE, not probed.errors))
+    answers = {host: {**told, **probed.answers.get(host, {})} for host, told in view.answers.items()}
+    return replace(view, answers=answers, errors={**view.errors, **probed.errors})

@@ -1,57 +1,115 @@
-"""Start every node of a plan; all or nothing."""
+"""A launch as one value: the job, its hosts, its code and its secrets. Nothing is contacted to make one."""
 
 from __future__ import annotations
 
-import secrets as random_source
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
-from ddpctl.errors import HostsFailed
-from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.outcome import RunStatus, merge_runs
-from ddpctl.spec.plan import NodePlan, Plan
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl import files
+from ddpctl.code import CodeArchive, code_imports, pack
+from ddpctl.spec.imports import Imports
+from ddpctl.spec.inventory import Host, Inventory, job_hosts
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.plan import CodeRef, Facts, Identity, Plan
+from ddpctl.spec.planning import make_plan
 
-START_TIMEOUT_S = 60.0
+
+@dataclass(frozen=True)
+class Launch:
+    """A job on its hosts, as the command line and the files say it; every stage takes what it needs from here.
+
+    ``job`` is None where hosts are checked or provided for any job at all. A plan needs it, and an ``identity``.
+    """
+
+    inventory: Inventory
+    job: JobSpec | None
+    hosts: tuple[Host, ...]  # node rank order, the master first
+    nproc: int | None = None  # processes per node, where the command line overrides the job
+    identity: Identity | None = None
+    archive: CodeArchive | None = None
+    local_rank_arg: str | None = None  # as the script parses it
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    own_checkpoints: bool = False  # a folder of the run's own, not the job's
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts' names in node rank order."""
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def managed(self) -> bool:
+        """Whether ddpctl builds the environment."""
+        return self.inventory.environment.mode == "managed"
+
+    @cached_property
+    def imports(self) -> Imports | None:
+        """What the job's script imports; None where its text is not here."""
+        return code_imports(self.archive, self.job) if self.job is not None else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before it starts."""
+        words = self.archive.notes if self.archive is not None else ()
+        if self.job is not None and self.job.elastic is not None and self.job.rendezvous == "static":
+            words = (*words, "`elastic` is ignored with static rendezvous; use c10d or etcd-v2")
+        return words
+
+    def plan(self, facts: Facts | None = None) -> Plan:
+        """The plan of the run, as far as ``facts`` go.
+
+        Raises:
+            UsageError: the job cannot be planned on these hosts.
+        """
+        assert self.job is not None
+        assert self.identity is not None
+        archive = self.archive
+        plan = make_plan(
+            self.inventory,
+            self.job,
+            self.hosts,
+            self.identity,
+            facts=facts,
+            code=CodeRef(archive.sha256, archive.size, archive.git_commit, archive.dirty) if archive else None,
+            local_rank_arg=self.local_rank_arg,
+            secret_names=sorted(self.secrets),
+            nproc=self.nproc,
+        )
+        return plan.with_own_checkpoints() if self.own_checkpoints else plan
 
 
-def launch(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | None = None) -> RunStatus:
-    """Start the launcher on every node and return once each has confirmed a durable start.
-
-    Whatever it raises, some nodes may have started: that is for the caller to undo.
-
-    ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down.
+def launch_of(
+    inventory: Inventory, job: JobSpec, identity: Identity, *, nodes: int | None = None, nproc: int | None = None
+) -> Launch:
+    """The launch of a job of the inventory.
 
     Raises:
-        HostsFailed: some node could not be started.
+        UsageError: not that many hosts, no such script, an unreadable env_file.
     """
-    gang_key = random_source.token_hex(32)
-    tell(StageStarted("launch", len(plan.nodes)))
-
-    def start(transport: Transport) -> dict[str, Any]:
-        request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key)
-        return transport.call("start", request, timeout=START_TIMEOUT_S)
-
-    outcome = fleet.map(start, plan.hosts, on_done=counting("launch", len(plan.nodes), tell))
-    tell(StageEnded("launch", outcome.ok))
-    if not outcome.ok:
-        tell(Note("not every node could be started: stopping the others", level="warning"))
-        message = (
-            f"{len(outcome.errors)} of {len(plan.nodes)} hosts could not be started; the run was ended on the others"
-        )
-        raise HostsFailed(message, outcome.errors)
-    return merge_runs({host: [answer["status"]] for host, answer in outcome.results.items()})[0]
+    hosts = job_hosts(inventory, job, nodes)
+    script = files.inspect_script(job)
+    return Launch(
+        inventory=inventory,
+        job=job,
+        hosts=hosts,
+        nproc=nproc,
+        identity=identity,
+        archive=_packed(job),
+        local_rank_arg=script.local_rank_arg if script else None,
+        secrets=files.read_env_file(Path(job.env_file)) if job.env_file else {},
+    )
 
 
-def start_request(plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_key: str) -> dict[str, Any]:
-    """What the worker's ``start`` verb is given."""
-    return {
-        "run": plan.record(node),
-        "argv": list(node.command.argv),
-        "cwd": node.command.cwd,
-        "env": dict(node.command.env),
-        "token_env": list(node.token_env),
-        "secrets": {name: secrets[name] for name in node.secret_names},
-        "gang_key": gang_key,
-        "python_exec": True,
-    }
+def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
+    """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
+    if job is None:
+        return Launch(inventory, None, inventory.hosts)
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=_packed(job))
+
+
+def _packed(job: JobSpec) -> CodeArchive | None:
+    """The job's code; its secrets travel on their own, never inside it."""
+    if job.code is None:
+        return None
+    return pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpctl.checks import deep, judge
-from ddpctl.checks.base import Check, Target, Timing, View, Want
+from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.catalogue import CATALOGUE, MESH_IDS
 from ddpctl.checks.fabric import network_of
 from ddpctl.checks.gpu.use import devices
@@ -21,32 +21,30 @@ from ddpctl.checks.job import script_question
 from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read
 from ddpctl.checks.python import live_question, versions_question
-from ddpctl.errors import ConnectError, DdpctlError
+from ddpctl.errors import ConnectError
+from ddpctl.render.groups import counted
 from ddpctl.spec.autofix import Applied
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.host import Host
-from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
-from ddpctl.spec.question import Answer, Question, as_answers, as_request
+from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
 from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import read_closed
 from ddpctl.stages.imports import with_script_on_nodes
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.mesh import MeshPlan, run_mesh
+from ddpctl.stages.probe import Probed, probe
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl.transport.frames import is_garbled
+from ddpctl.transport.pipe import is_garbled
 from ddpctl_worker.contract import USUAL_PORTS
 
 STAGE = "preflight"
-SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
 FREE_PORT_S = 30.0
 JOB_SLOTS = 245  # pairs of ports up to 29989, a few left to move on to
 FIREWALL_S = 20.0
@@ -73,29 +71,15 @@ class Options:
         return self.reuse and self.full and not self.deep
 
 
-@dataclass
-class _Asked:
-    """What the first round brought: each host is in ``answers`` or in ``errors``."""
-
-    answers: dict[str, Mapping[str, Answer]] = field(default_factory=dict)
-    timings: dict[str, Timing] = field(default_factory=dict)
-    errors: dict[str, DdpctlError] = field(default_factory=dict)
-    ports: tuple[int, ...] = ()
-
-
 def run_preflight(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec | None,
+    launch: Launch,
     fleet: Fleet,
     tell: Tell,
     *,
     options: Options | None = None,
-    imports: Imports | None = None,
-    nproc: int | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> PreflightReport:
-    """Check ``hosts`` (node rank order, the master first) for ``job``, or for any job at all when it is None.
+    """Check the hosts of ``launch`` for its job, or for any job at all where it has none.
 
     ``meanwhile`` is called before a remembered result is confirmed: by all that is known the hosts are fine, and what
     does no harm if they are not may begin. Never raises for what it finds: a host that cannot be reached is a finding.
@@ -104,60 +88,56 @@ def run_preflight(
         UsageError: ``only`` or ``skip`` names a check that there is not; nothing was contacted.
     """
     options = options or Options()
-    key = key_of(inventory, hosts, job, imports, nproc)
+    key = key_of(launch)
     known = remembered(key) if options.may_reuse else None
     if known is not None:
         meanwhile()
-        if still_holds(known, hosts[0].name, fleet):
+        if still_holds(known, launch.names[0], fleet):
             return replace(known, reused=True)
-    report = _measure(inventory, hosts, job, fleet, tell, options, imports, nproc)
+    report = _measure(launch, fleet, tell, options)
     if options.full:
         remember(key, report)
     return report
 
 
-def _measure(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec | None,
-    fleet: Fleet,
-    tell: Tell,
-    options: Options,
-    imports: Imports | None,
-    nproc: int | None,
-) -> PreflightReport:
+def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> PreflightReport:
     begin = time.monotonic()
+    cluster = launch.inventory.cluster
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
-    targets = Target.all(hosts, job, nproc)
-    want = Want.of(inventory.environment, job, hosts, imports)
-    asked = _ask(checks, targets, want, inventory.cluster, fleet, tell)
-    view = View(targets, want, asked.answers, asked.errors, asked.timings)
+    targets = Target.all(launch.hosts, launch.job, launch.nproc)
+    want = Want.of(launch.inventory.environment, launch.job, launch.hosts, launch.imports)
+    tell(StageStarted(STAGE, len(targets)))
+    probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
+    view = View(targets, want, probed.answers, probed.errors, probed.timings)
     view = with_script_on_nodes(view, checks, fleet, tell)
     networks = tuple(network for network in map(network_of(view), targets) if network is not None)
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
-    if wants_mesh and len(networks) > 1 and asked.ports:
-        view = _with_mesh(view, networks, asked.ports, inventory.cluster, fleet, tell, options.sudo)
+    if wants_mesh and len(networks) > 1 and ports:
+        view = _with_mesh(view, networks, ports, cluster, fleet, tell, options.sudo)
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
-    facts = _facts(view, fabric, want, asked.ports)
+    facts = _facts(view, fabric, want, ports)
     findings = judge.verdicts(checks, view, left_out)
     if options.deep and deep.REHEARSAL in checks:
         reason = _no_rehearsal(findings, want)
         if reason:
             findings += (Finding(deep.REHEARSAL.id, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
-            told = run_rehearsal(inventory, hosts, job, facts, fleet, tell, nproc=nproc)
+            told = run_rehearsal(launch, facts, fleet, tell)
             findings += judge.verdicts(deep.CHECKS, replace(view, rehearsal=told))
-    return PreflightReport(
-        cluster=inventory.cluster,
-        hosts=tuple(target.name for target in targets),
-        findings=sorted_findings(findings, tuple(target.name for target in targets)),
+    report = PreflightReport(
+        cluster=cluster,
+        hosts=launch.names,
+        findings=sorted_findings(findings, launch.names),
         duration_s=time.monotonic() - begin,
         mesh=view.mesh,
         facts=facts,
         fabric=fabric,
         open_ports=_open_ports(view.mesh),
-        unreachable=tuple(host for host, error in asked.errors.items() if isinstance(error, ConnectError)),
+        unreachable=tuple(host for host, error in probed.errors.items() if isinstance(error, ConnectError)),
     )
+    errors = report.count(Severity.ERROR)
+    tell(StageEnded(STAGE, not errors, result=counted(errors, 0)))
+    return report
 
 
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
@@ -174,11 +154,11 @@ def with_findings(report: PreflightReport, checks: Collection[str], findings: Se
 
 
 def second_look(
-    report: PreflightReport, done: Sequence[Applied], look: Callable[..., PreflightReport], options: Options
+    report: PreflightReport, done: Sequence[Applied], launch: Launch, fleet: Fleet, tell: Tell, options: Options
 ) -> PreflightReport:
-    """``report`` with the checks of the fixes that were run made again, by ``look`` with these options."""
+    """``report`` with the checks of the fixes that were run made again."""
     checks = tuple(dict.fromkeys(one.fix.check for one in done))
-    again = look(options=replace(options, only=checks, skip=()))
+    again = run_preflight(launch, fleet, tell, options=replace(options, only=checks, skip=()))
     now = replace(
         report,
         duration_s=report.duration_s + again.duration_s,
@@ -199,31 +179,26 @@ def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
 # --- round one -------------------------------------------------------------------------------------------------------
 
 
-def _ask(
+def _probe(
     checks: Sequence[Check], targets: Sequence[Target], want: Want, cluster: str, fleet: Fleet, tell: Tell
-) -> _Asked:
-    """One call a host answers the questions of all checks; the master also picks the ports."""
-    by_name = {target.name: target for target in targets}
-    asked = _Asked()
-    tell(StageStarted(STAGE, len(targets)))
+) -> tuple[Probed, tuple[int, ...]]:
+    """The answers to the questions of all checks, and the ports that the master picked (none where it did not)."""
+    questions = {target.name: _questions(checks, target, want) for target in targets}
+    ports: list[int] = []
 
-    def ask(transport: Transport) -> Mapping[str, Answer]:
-        target = by_name[transport.host]
-        questions = [*judge.questions(checks, target, want)]
-        known = {question.key for question in questions}
-        questions += [question for question in _facts_questions(target, want) if question.key not in known]
-        deadline = max((question.deadline for question in questions), default=0.0)
-        start = time.time()
-        reply = transport.call("probe", {"questions": as_request(questions)}, timeout=deadline + SLACK_S)
-        asked.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
-        if target.name == want.master:
-            asked.ports = _pick_ports(transport, want, cluster)
-        return as_answers(reply)
+    def pick(transport: Transport) -> None:
+        if transport.host == want.master:
+            ports.extend(_pick_ports(transport, want, cluster))
 
-    outcome = fleet.map(ask, list(by_name), on_done=counting(STAGE, len(targets), tell))
-    asked.answers, asked.errors = dict(outcome.results), dict(outcome.errors)
-    tell(StageEnded(STAGE, outcome.ok))
-    return asked
+    probed = probe(questions, fleet, on_done=counting(STAGE, len(targets), tell), also=pick)
+    return probed, tuple(ports)
+
+
+def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Question]:
+    """Those of the checks, and those of the plan."""
+    asked = judge.questions(checks, target, want)
+    known = {question.key for question in asked}
+    return [*asked, *(question for question in _facts_questions(target, want) if question.key not in known)]
 
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:

@@ -1,4 +1,4 @@
-"""Environment and code onto every node, nothing started."""
+"""The environment and the code of a job onto every node, nothing started."""
 
 from __future__ import annotations
 
@@ -11,27 +11,19 @@ from ddpctl.environment.blobs import Source
 from ddpctl.environment.spread import Addresses, bring
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell
-from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.spec.inventory import Host
 from ddpctl.spec.plan import Facts
-from ddpctl.spec.push import Delivery, EnvironmentOutcome, PushedNode, PushOutcome
-from ddpctl.spec.question import Question, as_answers, as_request
-from ddpctl.stages.provision import provision
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl.spec.push import Delivery, EnvironmentOutcome, NodeEnvironment, PushedNode, PushOutcome
+from ddpctl.spec.question import Question
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.probe import probe
+from ddpctl.transport.base import Fleet
 
 VERSIONS = Question("versions")
-SLACK_S = 10.0
 
 
-def push(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    archive: Source | None,
-    fleet: Fleet,
-    tell: Tell,
-    *,
-    locked: bool = False,
-) -> PushOutcome:
-    """The inventory's environment and, where there is one, the code ``archive`` onto ``hosts``.
+def push(launch: Launch, fleet: Fleet, tell: Tell, *, locked: bool = False) -> PushOutcome:
+    """The inventory's environment and, where the launch has any, its code onto its hosts.
 
     Every host finishes, then every host is reported.
 
@@ -39,31 +31,56 @@ def push(
         ProvisionError: no environment can be made for these hosts at all.
     """
     begun = time.monotonic()
-    environment = provision(inventory, hosts, Facts(), fleet, tell, locked=locked)
-    ready = [host.name for host in hosts if host.name not in environment.errors]
+    archive = launch.archive
+    environment = provision(launch, Facts(), fleet, tell, locked=locked)
+    ready = [host for host in launch.names if host not in environment.errors]
     code = push_code(archive, fleet, tell, ready) if archive is not None and ready else Delivery()
     if environment.mode == "existing":
         environment = _with_versions(environment, fleet, [name for name in ready if name not in code.errors])
     return PushOutcome(
-        cluster=inventory.cluster,
+        cluster=launch.inventory.cluster,
         duration_s=time.monotonic() - begun,
         traffic=environment.traffic + code.traffic,
-        nodes=tuple(_node(host, environment, code, archive) for host in hosts),
+        nodes=tuple(_node(host, environment, code, archive) for host in launch.hosts),
     )
+
+
+def provision(
+    launch: Launch,
+    facts: Facts,
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    locked: bool = False,
+    open_ports: Mapping[str, Sequence[int]] | None = None,
+) -> EnvironmentOutcome:
+    """Put the inventory's environment on the hosts; in existing mode nothing is touched and nobody is asked.
+
+    ``facts`` gives the addresses that the nodes use among themselves, ``open_ports`` the ports that preflight proved
+    open on each. With ``locked`` the lock of the last push is used as it is.
+
+    Raises:
+        ProvisionError: nothing that can be installed on these nodes was found (uv's explanation is in it). What goes
+        wrong on single hosts is in the outcome's ``errors`` instead.
+    """
+    if not launch.managed:
+        nodes = {host.name: NodeEnvironment(host.name, host.python) for host in launch.hosts}
+        return EnvironmentOutcome("existing", nodes)
+    # Only a managed environment pays for the resolver's and the downloader's libraries.
+    from ddpctl.environment.managed import build
+
+    begun = time.monotonic()
+    outcome = build(launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
+    return replace(outcome, duration_s=time.monotonic() - begun)
 
 
 def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequence[str]) -> EnvironmentOutcome:
     """What lies on ``hosts`` already, read and not imported: torch, torchvision, CUDA and NCCL where there are any."""
-
-    def ask(transport: Transport) -> dict[str, str]:
-        request = {"questions": as_request([VERSIONS])}
-        answer = as_answers(transport.call("probe", request, timeout=VERSIONS.deadline + SLACK_S))[VERSIONS.key]
-        return installed(answer.value) if answer.ok else {}
-
-    found = fleet.map(ask, hosts)
+    found = probe({host: [VERSIONS] for host in hosts}, fleet)
     nodes = dict(environment.nodes)
-    for host, versions in found.results.items():
-        nodes[host] = replace(nodes[host], versions=versions)
+    for host, answers in found.answers.items():
+        answer = answers[VERSIONS.key]
+        nodes[host] = replace(nodes[host], versions=installed(answer.value) if answer.ok else {})
     return replace(environment, nodes=nodes, errors={**environment.errors, **found.errors})
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import ddpctl
 from ddpctl.errors import DdpctlError
-from ddpctl.files.preflights import recent_preflight, save_preflight
-from ddpctl.spec.host import Host
-from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.job import JobSpec
+from ddpctl.files.records import recent_preflight, save_preflight
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
+from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet
 
 FRESH_S = 60.0
@@ -23,18 +19,16 @@ PORTS_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-def key_of(
-    inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, imports: Imports | None, nproc: int | None
-) -> str:
+def key_of(launch: Launch) -> str:
     """The same for the same question only: inventory, hosts in their order, job, imports, processes, this ddpctl."""
-    document = inventory.model_dump(mode="json", exclude={"jobs", "file"})
+    job, imports = launch.job, launch.imports
     asked = {
         "ddpctl": ddpctl.__version__,
-        "inventory": document,
-        "hosts": [host.model_dump(mode="json") for host in hosts],
+        "inventory": launch.inventory.model_dump(mode="json", exclude={"jobs", "file"}),
+        "hosts": [host.model_dump(mode="json") for host in launch.hosts],
         "job": job.model_dump(mode="json") if job else None,
         "imports": asdict(imports) if imports is not None else None,
-        "nproc": nproc,
+        "nproc": launch.nproc,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.files.shipped import shipped_jobs
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.host import Host
-from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.plan import Facts, Identity, NodePlan, Plan
-from ddpctl.spec.planning import make_plan
+from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "rehearsal"
@@ -25,22 +23,13 @@ TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # what netw
 SLACK_S = 40.0  # connecting, and ending whatever is left
 
 
-def run_rehearsal(
-    inventory: Inventory,
-    hosts: Sequence[Host],
-    job: JobSpec | None,
-    facts: Facts,
-    fleet: Fleet,
-    tell: Tell,
-    *,
-    nproc: int | None = None,
-) -> dict[str, dict[str, Any]]:
+def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dict[str, dict[str, Any]]:
     """What each host says about it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
 
     Raises:
         UsageError: the job cannot be planned on these hosts.
     """
-    plan = _plan(inventory, hosts, job, facts, nproc)
+    plan = _rehearsal_of(launch).plan(facts)
     script = (shipped_jobs() / SCRIPT).read_text(encoding="utf-8")
     tell(StageStarted(STAGE, len(plan.nodes)))
     done = counting(STAGE, len(plan.nodes), tell)
@@ -74,14 +63,15 @@ def _told(node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping
     return told | {"error": str(errors[node.host].message), "hint": errors[node.host].hint}
 
 
-def _plan(inventory: Inventory, hosts: Sequence[Host], job: JobSpec | None, facts: Facts, nproc: int | None) -> Plan:
-    """The plan of a job like this one, but with our own program."""
+def _rehearsal_of(launch: Launch) -> Launch:
+    """The launch of a job like this one, but with our own program."""
+    job = launch.job
     keys: dict[str, Any] = {"name": "rehearsal", "script": SCRIPT, "args": ("--timeout", str(PHASE_S)), "code": None}
     keys["env"] = {**(job.env if job is not None else {}), **TALKATIVE}
     if job is not None:
         keys |= {"nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
     identity = Identity("rehearsal", "", "", "")
-    return make_plan(inventory, JobSpec(**keys), list(hosts), identity, facts=facts, nproc=nproc)
+    return Launch(launch.inventory, JobSpec(**keys), launch.hosts, nproc=launch.nproc, identity=identity)
 
 
 def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ddpctl import files
 from ddpctl.errors import HostsFailed, NoSuchJob
 from ddpctl.spec.outcome import End, RunStatus, current, merge_runs
+from ddpctl.spec.values import plural
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker import contract
 
@@ -79,7 +80,9 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
         return runs
     if outcome.errors:
         raise HostsFailed(f"no host that answered knows {job!r}, and {len(outcome.errors)} did not", outcome.errors)
-    raise NoSuchJob(f"no job or run {job!r} on {len(fleet.hosts)} hosts", hint="`ddpctl ps --all` lists what there is")
+    raise NoSuchJob(
+        f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists what there is"
+    )
 
 
 def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
@@ -91,7 +94,7 @@ def _settled(run: RunStatus) -> RunStatus:
     """The run with the end that was seen before, where its nodes cannot all report it now."""
     if run.end is not None:
         with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know
-            files.save_end(run.run, run.end.to_json())
+            files.save_end(run.run, asdict(run.end))
         return run
     seen = files.last_end(run.run)
     return replace(run, seen=End.from_json(seen)) if seen and "state" in seen else run

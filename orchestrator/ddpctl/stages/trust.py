@@ -14,12 +14,11 @@ from filelock import FileLock, Timeout
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.transport import known_hosts
-from ddpctl.transport.banners import Say
 from ddpctl.transport.fan import fan_out
 from ddpctl.transport.fleet import open_connector, routes, with_jumps
 from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
 from ddpctl.transport.limits import DIALS
-from ddpctl.transport.prompter import Prompter
+from ddpctl.transport.prompts import Prompter, Say
 from ddpctl.transport.route import Hop
 from ddpctl.transport.ssh import Connector
 

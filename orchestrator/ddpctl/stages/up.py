@@ -2,104 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.job_imports import IMPORTS
-from ddpctl.code import CodeArchive
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
-from ddpctl.spec.event import Tell
+from ddpctl.spec.event import Event, Tell
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Host, Inventory
-from ddpctl.spec.job import JobSpec
 from ddpctl.spec.outcome import KillOutcome, RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import Delivery, EnvironmentOutcome
-from ddpctl.stages.ahead import Ahead
 from ddpctl.stages.imports import try_imports
-from ddpctl.stages.launch import launch
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
-from ddpctl.stages.provision import provision
-from ddpctl.stages.push import push_code
+from ddpctl.stages.push import provision, push_code
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.start import start
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Fleet
+
+T = TypeVar("T")
 
 # What is asked even with --skip-preflight: addresses, interfaces, GPUs and free ports are no opinion but facts.
 FACTS_ONLY = Options(only=("ssh",), mesh=False)
 UNDO_GRACE_S = 2.0  # of a run that has only just begun
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is to run: everything that is known before a host is contacted.
+class Up:
+    """One launch on its way up.
 
-    ``plan`` makes the launch from what the nodes tell; ``imports`` is what the job's script imports.
+    Each step keeps what it found, for the steps after it and for the caller: who sees how far an interrupted one came,
+    and must call ``undo`` whatever ``run`` raises.
     """
 
-    inventory: Inventory
-    job: JobSpec
-    hosts: tuple[Host, ...]
-    archive: CodeArchive | None
-    plan: Callable[[Facts], Plan]
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    options: Options = field(default_factory=Options)
-    imports: Imports | None = None
-    nproc: int | None = None
-    locked: bool = False
+    def __init__(self, launch: Launch, fleet: Fleet, tell: Tell, options: Options | None = None) -> None:
+        self._launch, self._fleet, self._tell = launch, fleet, tell
+        self._options = options or Options()
+        self._sending: Background[Delivery] | None = None  # the code, where it did not wait for its turn
+        self.facts = Facts()
+        self.report: PreflightReport | None = None
+        self.environment: EnvironmentOutcome | None = None
+        self.plan: Plan | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(host.name for host in self.hosts)
+    def run(self) -> RunStatus:
+        """All steps in order; the run as every node has confirmed its start.
 
+        Raises:
+            PreflightFailed, HostsFailed: a step failed.
+        """
+        report = self._check()
+        environment = self._provide_environment(report)
+        if self._launch.managed:  # what had to wait for the environment
+            report = self._try_imports(report, environment)
+            self._rehearse(report)
+        self._provide_code()
+        return self.start()
 
-@dataclass
-class Way:
-    """How far it has come."""
+    def undo(self, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
+        """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
+        if self.plan is None:
+            return None
+        return stop_run(self.plan.job, self.plan.run, self.plan.hosts, self._fleet, grace=grace, by=by)
 
-    report: PreflightReport | None = None
-    environment: EnvironmentOutcome | None = None
-    facts: Facts = field(default_factory=Facts)
-    sending: Ahead[Delivery] | None = None  # the code, where it did not wait for its turn
-    plan: Plan | None = None
-    status: RunStatus | None = None
+    def _check(self) -> PreflightReport:
+        """Raises PreflightFailed: with the exit code of the report (4 where a host could not be reached)."""
+        report = run_preflight(
+            self._launch, self._fleet, self._tell, options=self._options, meanwhile=self._begin_sending
+        )
+        self.facts = report.facts
+        return self._passed(report)
 
+    def _passed(self, report: PreflightReport) -> PreflightReport:
+        """Keeps the report; raises PreflightFailed where it has errors."""
+        self.report = report
+        if report.exit_code:
+            raise refusal(report)
+        return report
 
-Step = Callable[[Wanted, Way, Fleet, Tell], None]
-
-
-def check(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """Preflight; an error ends the way.
-
-    Raises:
-        PreflightFailed: with the exit code of the report (4 where a host could not be reached).
-    """
-
-    def send_code() -> None:
-        # These hosts were fine a moment ago, so they are asked for the code while that is confirmed. Code is stored by
-        # its hash: a copy that is not used in the end does no harm.
-        archive = wanted.archive
+    def _begin_sending(self) -> None:
+        """These hosts were fine a moment ago, so they are asked for the code while that is confirmed. Code is stored by
+        its hash: a copy that is not used in the end does no harm."""
+        archive = self._launch.archive
         if archive is not None:
-            way.sending = Ahead(lambda tell: push_code(archive, fleet, tell, wanted.names))
+            self._sending = Background(lambda tell: push_code(archive, self._fleet, tell, self._launch.names))
 
-    way.report = run_preflight(
-        wanted.inventory,
-        wanted.hosts,
-        wanted.job,
-        fleet,
-        tell,
-        options=wanted.options,
-        imports=wanted.imports,
-        nproc=wanted.nproc,
-        meanwhile=send_code,
-    )
-    way.facts = way.report.facts
-    if way.report.exit_code:
-        raise refusal(way.report)
+    def _provide_environment(self, report: PreflightReport) -> EnvironmentOutcome:
+        environment = provision(self._launch, self.facts, self._fleet, self._tell, open_ports=report.open_ports)
+        self._raise_for(environment.errors, "could not get the environment")
+        self.environment = environment
+        self.facts = with_environment(self.facts, environment)
+        return environment
+
+    def _try_imports(self, report: PreflightReport, environment: EnvironmentOutcome) -> PreflightReport:
+        """Raises PreflightFailed: an import of the script fails on some host."""
+        checks, _ = judge.chosen(CATALOGUE, self._options.only, self._options.skip)
+        if IMPORTS not in checks:
+            return report
+        found = try_imports(self._launch, environment, self._fleet, self._tell)
+        return self._passed(with_findings(report, {IMPORTS.id}, found))
+
+    def _rehearse(self, report: PreflightReport) -> None:
+        """Raises PreflightFailed: some rank did not get through."""
+        if self._options.deep:
+            told = run_rehearsal(self._launch, self.facts, self._fleet, self._tell)
+            self._passed(with_rehearsal(report, told))
+
+    def _provide_code(self) -> None:
+        archive = self._launch.archive
+        if archive is None:
+            return
+        if self._sending is not None:
+            delivery = self._sending.result(self._tell)
+        else:
+            delivery = push_code(archive, self._fleet, self._tell, self._launch.names)
+        self._raise_for(delivery.errors, "could not get the code")
+
+    def start(self) -> RunStatus:
+        """The plan, now without open questions, and every launcher.
+
+        Raises:
+            PreflightFailed: what the plan needs could not be found out. HostsFailed: a node could not be started.
+        """
+        plan = self._launch.plan(self.facts)
+        if plan.unknown:
+            raise PreflightFailed(
+                f"nothing was started: not known: {', '.join(plan.unknown)}",
+                hint="run `ddpctl preflight`, or write it into the inventory: fabric_address, slots, master_port",
+            )
+        self.plan = plan
+        return start(plan, self._fleet, self._tell, self._launch.secrets)
+
+    def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:
+        if errors:
+            total = len(self._launch.hosts)
+            raise HostsFailed(f"{len(errors)} of {total} hosts {what}; nothing was started", errors)
 
 
 def refusal(report: PreflightReport, what: str = "nothing was started") -> PreflightFailed:
@@ -114,51 +155,6 @@ def refusal(report: PreflightReport, what: str = "nothing was started") -> Prefl
     return error
 
 
-def provide_environment(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """A managed environment on every node; in existing mode nothing."""
-    way.environment = provision(
-        wanted.inventory, wanted.hosts, way.facts, fleet, tell, locked=wanted.locked, open_ports=_open_ports(way)
-    )
-    _raise_for(way.environment.errors, len(wanted.hosts), "could not get the environment")
-    way.facts = with_environment(way.facts, way.environment)
-
-
-def rehearse(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """The deep part of the preflight in a managed environment, which only now stands; an error ends the way.
-
-    Raises:
-        PreflightFailed: some rank did not get through.
-    """
-    if not (wanted.options.deep and wanted.inventory.environment.mode == "managed"):
-        return
-    assert way.report is not None
-    told = run_rehearsal(wanted.inventory, wanted.hosts, wanted.job, way.facts, fleet, tell, nproc=wanted.nproc)
-    way.report = with_rehearsal(way.report, told)
-    if way.report.exit_code:
-        raise refusal(way.report)
-
-
-def try_out(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """What the script imports, in a managed environment, which only now stands; an error ends the way.
-
-    Raises:
-        PreflightFailed: an import fails on some host.
-    """
-    checks, _ = judge.chosen(CATALOGUE, wanted.options.only, wanted.options.skip)
-    if wanted.inventory.environment.mode != "managed" or IMPORTS not in checks:
-        return
-    assert way.report is not None
-    assert way.environment is not None
-    found = try_imports(wanted.inventory, wanted.hosts, wanted.job, wanted.imports, way.environment, fleet, tell)
-    way.report = with_findings(way.report, {IMPORTS.id}, found)
-    if way.report.exit_code:
-        raise refusal(way.report)
-
-
-def _open_ports(way: Way) -> Mapping[str, Sequence[int]]:
-    return way.report.open_ports if way.report else {}
-
-
 def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
     """The facts once the environment stands: its interpreter, and its torch instead of the one found before."""
     nodes: dict[str, NodeFacts] = dict(facts.nodes)
@@ -171,54 +167,32 @@ def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
     return replace(facts, nodes=nodes)
 
 
-def provide_code(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """The job's code, where it is sent at all."""
-    if wanted.archive is None:
-        return
-    delivery = way.sending.result(tell) if way.sending else push_code(wanted.archive, fleet, tell, wanted.names)
-    _raise_for(delivery.errors, len(wanted.hosts), "could not get the code")
+class Background(Generic[T]):
+    """``work`` in a thread of its own, begun before its turn has come.
 
-
-def start(wanted: Wanted, way: Way, fleet: Fleet, tell: Tell) -> None:
-    """The plan, now without open questions, and every launcher.
-
-    Raises:
-        PreflightFailed: what the plan needs could not be found out.
+    What it tells is kept until its result is wanted: a person reads one step after the other. A caller that never asks
+    for the result leaves the thread to end with the fleet's connections.
     """
-    plan = wanted.plan(way.facts)
-    if plan.unknown:
-        raise PreflightFailed(
-            f"nothing was started: not known: {', '.join(plan.unknown)}",
-            hint="run `ddpctl preflight`, or write it into the inventory: fabric_address, slots, master_port",
-        )
-    way.plan = plan
-    way.status = launch(plan, fleet, tell, wanted.secrets)
 
+    def __init__(self, work: Callable[[Tell], T]) -> None:
+        self._work = work
+        self._told: list[Event] = []
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="ddpctl-background", daemon=True)
+        self._thread.start()
 
-STEPS: tuple[Step, ...] = (check, provide_environment, try_out, rehearse, provide_code, start)
+    def result(self, tell: Tell) -> T:
+        """Wait for it, and tell what it told; raises what it raised."""
+        self._thread.join()
+        for event in self._told:
+            tell(event)
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
 
-
-def go_up(wanted: Wanted, fleet: Fleet, tell: Tell, *, way: Way | None = None) -> Way:
-    """All steps in order. ``way`` is filled as they go, so that the caller sees how far an interrupted one came.
-
-    Whatever it raises, the caller calls ``undo``.
-
-    Raises:
-        PreflightFailed, HostsFailed: a step failed.
-    """
-    way = way or Way()
-    for step in STEPS:
-        step(wanted, way, fleet, tell)
-    return way
-
-
-def undo(way: Way, fleet: Fleet, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
-    """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
-    if way.plan is None:
-        return None
-    return stop_run(way.plan.job, way.plan.run, way.plan.hosts, fleet, grace=grace, by=by)
-
-
-def _raise_for(errors: Mapping[str, DdpctlError], total: int, what: str) -> None:
-    if errors:
-        raise HostsFailed(f"{len(errors)} of {total} hosts {what}; nothing was started", errors)
+    def _run(self) -> None:
+        try:
+            self._found.append(self._work(self._told.append))
+        except BaseException as error:  # raised where the result is wanted
+            self._error = error

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddpctl.transport.base import Frame
-from ddpctl.transport.frames import garbled
+from ddpctl.transport.pipe import garbled
 from ddpctl.transport.shapes import environment, preflight, runs
 from ddpctl.transport.shapes.words import adapter, first_fault
 

@@ -15,10 +15,9 @@ from typing import Any
 from ddpctl.errors import DdpctlError, LinkLost, RemoteError, ShellBroken
 from ddpctl.transport import answers, bootstrap
 from ddpctl.transport.base import Frame, OnFrame
-from ddpctl.transport.frames import FrameReader, garbled
 from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, READY_S
 from ddpctl.transport.payload import Payload
-from ddpctl.transport.pipe import Pipe
+from ddpctl.transport.pipe import FrameReader, Pipe, garbled
 from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker import contract
 

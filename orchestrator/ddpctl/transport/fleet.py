@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError, Interrupted, UsageError
 from ddpctl.transport import ssh_config
-from ddpctl.transport.banners import Say
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.fan import fan_out
 from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
 from ddpctl.transport.local import LocalTransport
-from ddpctl.transport.prompter import Prompter
+from ddpctl.transport.prompts import Prompter, Say
 from ddpctl.transport.route import Hop, resolve
 from ddpctl.transport.ssh import Connector, SSHTransport
 

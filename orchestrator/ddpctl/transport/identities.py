@@ -15,8 +15,7 @@ import paramiko
 from ddpctl.errors import AgentSilent
 from ddpctl.transport import certificates
 from ddpctl.transport.agent import Agent, AgentKey
-from ddpctl.transport.passwords import Passwords
-from ddpctl.transport.prompter import Prompter
+from ddpctl.transport.prompts import Passwords, Prompter
 from ddpctl.transport.route import Hop
 
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")

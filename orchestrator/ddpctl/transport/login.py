@@ -12,12 +12,12 @@ import paramiko
 from ddpctl.errors import AuthRefused, ConnectError, HostKeyChanged, HostKeyUnknown, LinkLost, Unreachable
 from ddpctl.transport import certificates
 from ddpctl.transport.agent import AgentRefused
-from ddpctl.transport.connection import Connection
 from ddpctl.transport.dial import Dropped
 from ddpctl.transport.identities import Identity, KeyRing
 from ddpctl.transport.known_hosts import SSH_PORT, Key, KnownHosts, Verdict, forget
 from ddpctl.transport.limits import AUTH_S, CHANNEL_S, FIRST_BYTE_S, HANDSHAKE_S
-from ddpctl.transport.passwords import PasswordNeeded
+from ddpctl.transport.link import Connection
+from ddpctl.transport.prompts import PasswordNeeded
 from ddpctl.transport.route import Hop
 from ddpctl.transport.userauth import Answer, NoAnswer, Userauth
 

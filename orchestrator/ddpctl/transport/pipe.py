@@ -1,10 +1,105 @@
-"""A running command on some machine, as the conversation sees it: bytes in, bytes out, an exit status."""
+"""What goes over the pipe to a worker: bytes in both directions, and the frames that they make up."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import json
+from typing import Any, Protocol
 
-from ddpctl.transport.limits import STDERR_BYTES
+from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.transport.base import Frame
+from ddpctl.transport.limits import LINE_BYTES, RAW_BYTES, STDERR_BYTES
+
+PROTOCOL = "protocol"
+HINT = (
+    "see whether its `python:` is a wrapper that changes what is printed, or its disk is damaged; "
+    "ddpctl preflight --only host.worker --debug shows more"
+)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
+class FrameReader:
+    """One JSON object a line; ``"raw": n`` in it announces n raw bytes after the line."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0  # no line ends before this position
+        self._open: dict[str, Any] | None = None  # a line whose raw bytes are still coming
+        self._missing = 0
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that ``data`` completes.
+
+        Raises:
+            RemoteError: the stream is not ours (kind ``protocol``).
+        """
+        self._buffer += data
+        frames: list[Frame] = []
+        while True:
+            frame = self._raw() if self._open is not None else self._line()
+            if frame is not None:
+                frames.append(frame)
+            elif self._open is None or len(self._buffer) < self._missing:
+                return frames
+
+    @property
+    def clean(self) -> bool:
+        """True between two frames: an end of the stream here cuts nothing in half."""
+        return not self._buffer and self._open is None
+
+    def _line(self) -> Frame | None:
+        end = self._buffer.find(b"\n", self._scanned)
+        if end < 0:
+            self._scanned = len(self._buffer)
+        if max(end, self._scanned) > LINE_BYTES:
+            raise garbled(f"a line of more than {LINE_BYTES >> 20} MiB")
+        if end < 0:
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._scanned = 0
+        data = parse(line)
+        size = data.pop("raw", 0)
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= RAW_BYTES:
+            raise garbled(f"a frame of {size!r} raw bytes")
+        if size == 0:
+            return Frame(data)
+        self._open, self._missing = data, size
+        return self._raw()
+
+    def _raw(self) -> Frame | None:
+        if self._open is None or len(self._buffer) < self._missing:
+            return None
+        frame = Frame(self._open, bytes(self._buffer[: self._missing]))
+        del self._buffer[: self._missing]
+        self._open, self._missing = None, 0
+        return frame
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """The object on one line."""
+    try:
+        data = _JSON.decode(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise garbled(repr(line[:60])) from None
+    if not isinstance(data, dict):
+        raise garbled(repr(line[:60]))
+    return data
+
+
+def garbled(what: str) -> RemoteError:
+    """The error of a host whose answer nothing can be done with."""
+    return RemoteError(f"the worker's answer is garbled: {what}", kind=PROTOCOL, hint=HINT)
+
+
+def is_garbled(error: DdpctlError) -> bool:
+    """Whether a host's answer was none."""
+    return isinstance(error, RemoteError) and error.kind == PROTOCOL
 
 
 class Pipe(Protocol):

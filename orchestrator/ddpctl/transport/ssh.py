@@ -15,7 +15,6 @@ from ddpctl.errors import ConnectError, DdpctlError, LinkLost, RemoteError, Unre
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.agent import AgentBusy
-from ddpctl.transport.banners import Banners, Say
 from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Names, dial
@@ -32,8 +31,8 @@ from ddpctl.transport.limits import (
 )
 from ddpctl.transport.link import ChannelPipe, Link
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
-from ddpctl.transport.passwords import PasswordNeeded
 from ddpctl.transport.payload import payload
+from ddpctl.transport.prompts import Banners, PasswordNeeded, Say
 from ddpctl.transport.route import Hop
 from ddpctl.transport.watch import Watch
 

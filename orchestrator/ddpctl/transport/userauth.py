@@ -25,8 +25,8 @@ from paramiko.common import (
 )
 
 from ddpctl.transport.certificates import TAIL
-from ddpctl.transport.connection import Connection
 from ddpctl.transport.identities import Identity
+from ddpctl.transport.link import Connection
 
 _PK_OK = MSG_USERAUTH_INFO_REQUEST  # the same number, by the method that was asked for
 _LOOK_S = 0.5  # how often a login looks whether its connection was closed

@@ -8,7 +8,7 @@ import pytest
 
 from ddpctl.errors import ConnectError
 from ddpctl.spec.event import Event, Note, Tell
-from ddpctl.stages.ahead import Ahead
+from ddpctl.stages.up import Background
 
 
 def test_it_works_before_it_is_asked_and_tells_afterwards() -> None:
@@ -19,10 +19,10 @@ def test_it_works_before_it_is_asked_and_tells_afterwards() -> None:
         worked.set()
         return 7
 
-    ahead = Ahead(work)
+    early = Background(work)
     assert worked.wait(10)
     told: list[Event] = []
-    assert ahead.result(told.append) == 7
+    assert early.result(told.append) == 7
     assert told == [Note("at work")]
 
 
@@ -31,8 +31,8 @@ def test_its_error_is_raised_where_the_result_is_wanted() -> None:
         tell(Note("trying"))
         raise ConnectError("node1: gone")
 
-    ahead = Ahead(work)
+    early = Background(work)
     told: list[Event] = []
     with pytest.raises(ConnectError, match="gone"):
-        ahead.result(told.append)
+        early.result(told.append)
     assert told == [Note("trying")]

@@ -1,14 +1,47 @@
-"""Passwords, each for one account on one server, asked for when that server has said that it takes one."""
+"""What is said to the person at the terminal, and asked of them: banners, passphrases, passwords."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
 
 from ddpctl.errors import AuthRefused
 from ddpctl.transport.limits import PASSWORD_TRIES
-from ddpctl.transport.prompter import Prompter
 from ddpctl.transport.route import Hop
+
+Say = Callable[[str], None]
+
+
+class Banners:
+    """Each text once, without what would steer the terminal."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._shown: set[str] = set()
+        self._lock = threading.Lock()
+
+    def heard(self, hop: Hop, banner: str) -> None:
+        lines = (line.rstrip() for line in banner.expandtabs().splitlines())
+        text = "\n".join("".join(letter for letter in line if letter.isprintable()) for line in lines).strip("\n")
+        with self._lock:
+            if not text or text in self._shown:
+                return
+            self._shown.add(text)
+        self._say("\n".join(f"{hop.label} | {line}" for line in text.split("\n")))
+
+
+class Prompter(Protocol):
+    """Asks a person; None means: no answer, go on without. Called by one thread at a time."""
+
+    def passphrase(self, path: str) -> str | None:
+        """The passphrase of a key file; before any connection."""
+        ...
+
+    def password(self, account: str, same_as: str) -> str | None:
+        """The password of an account; an empty answer means the one given for ``same_as``, where that is an account."""
+        ...
 
 
 class PasswordNeeded(Exception):
