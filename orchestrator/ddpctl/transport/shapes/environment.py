@@ -10,57 +10,57 @@ from typing_extensions import NotRequired, TypedDict
 from ddpctl.transport.shapes.words import IP, Count, File, Hash, Name, Number, Place, Port, Short, as_tuple
 
 
-class Nothing(TypedDict):
+class NothingDict(TypedDict):
     """An answer of which nothing is read."""
 
 
-class Holdings(TypedDict):
+class HoldingsDict(TypedDict):
     sizes: dict[Hash, Count]
     partial: dict[Hash, Count]
     free: Count
 
 
-class Joined(TypedDict):
+class JoinedDict(TypedDict):
     listening: Port
     addresses: list[IP]
     have: list[Hash]
     done: Count
 
 
-class Passed(TypedDict):
+class PassedDict(TypedDict):
     progress: Count
 
 
-class Wanted(TypedDict):
+class WantedDict(TypedDict):
     want: list[Annotated[tuple[Hash, Count], BeforeValidator(as_tuple)]]
 
 
-class Left(TypedDict):
+class LeftDict(TypedDict):
     left: Name
     why: Short
 
 
-class Complete(TypedDict):
+class CompleteDict(TypedDict):
     complete: Literal[True]
 
 
-class Spread(TypedDict):
+class SpreadDict(TypedDict):
     found: Count
     relayed: Count
 
 
-class Installed(TypedDict):
+class InstalledDict(TypedDict):
     python: File
     env: Name
     versions: dict[Short, Short | None]
     seconds: Number
 
 
-class Piece(TypedDict):
+class PieceDict(TypedDict):
     piece: Count
 
 
-class Built(TypedDict):
+class BuiltDict(TypedDict):
     """A wheel, sent before it; or what its build needs besides."""
 
     needs: NotRequired[list[Short]]
@@ -69,12 +69,12 @@ class Built(TypedDict):
     size: NotRequired[Count]
 
 
-class Item(TypedDict):
+class ItemDict(TypedDict):
     kind: Short
     name: Short
     bytes: Count
     age_s: Number
 
 
-class Collected(TypedDict):
-    items: list[Item]
+class CollectedDict(TypedDict):
+    items: list[ItemDict]

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.transport.shapes.runs import Survivor
+from ddpctl.transport.shapes.runs import SurvivorDict
 from ddpctl.transport.shapes.words import (
     IP,
     Count,
@@ -39,12 +39,12 @@ from ddpctl.transport.shapes.words import (
 )
 
 
-def _interface(value: Address) -> Address:
+def _interface(value: AddressDict) -> AddressDict:
     ipaddress.ip_interface(f"{value['address']}/{value['prefix']}")
     return value
 
 
-class Address(TypedDict):
+class AddressDict(TypedDict):
     address: str
     interface: Label
     family: Literal[4, 6]
@@ -57,14 +57,14 @@ class Address(TypedDict):
     bridge: NotRequired[bool]
 
 
-class Neighbours(TypedDict):
+class NeighboursDict(TypedDict):
     limit: Count
     entries: Count
     overflows: Count
 
 
-class Network(TypedDict):
-    addresses: list[Annotated[Address, AfterValidator(_interface)]]
+class NetworkDict(TypedDict):
+    addresses: list[Annotated[AddressDict, AfterValidator(_interface)]]
     ssh_address: IP | None
     port_range: Annotated[list[Port], Field(min_length=2, max_length=2)]
     hostname: Short
@@ -72,10 +72,10 @@ class Network(TypedDict):
     cores: Small | None
     uid: Count
     names: dict[str, list[IP]]
-    neighbours: Neighbours | None
+    neighbours: NeighboursDict | None
 
 
-class Module(TypedDict):
+class ModuleDict(TypedDict):
     version: Short | None
     cuda: Short | None
     hip: Short | None
@@ -83,23 +83,23 @@ class Module(TypedDict):
     path: Short
 
 
-class Versions(TypedDict):
-    torch: Module | None
-    torchvision: Module | None
+class VersionsDict(TypedDict):
+    torch: ModuleDict | None
+    torchvision: ModuleDict | None
     nccl: Short | None
     has_launch: bool
     packages: dict[Short, Short]
     folders: list[Short]
 
 
-class Script(TypedDict):
+class ScriptDict(TypedDict):
     path: Short
     exists: bool
     sha256: Hash | None
     text: Text | None
 
 
-class Python(TypedDict):
+class PythonDict(TypedDict):
     version: Short
     info: Annotated[list[Small], Field(min_length=3, max_length=3)]
     executable: Short
@@ -113,7 +113,7 @@ class Python(TypedDict):
     kernel: Short
 
 
-class Driver(TypedDict):
+class DriverDict(TypedDict):
     """What CUDA's or HIP's own library sees."""
 
     api: Literal["cuda", "hip"] | None
@@ -124,14 +124,14 @@ class Driver(TypedDict):
 
 
 @with_config(ConfigDict(extra="allow"))  # the rest is for checks alone
-class Imported(TypedDict):
+class ImportedDict(TypedDict):
     torch: Short | None
     error: Short | None
     devices: NotRequired[Small]
-    live: NotRequired[Driver | None]
+    live: NotRequired[DriverDict | None]
 
 
-class Ran(TypedDict):
+class RanDict(TypedDict):
     code: Whole | None
     stdout: Text
     stderr: Text
@@ -139,23 +139,23 @@ class Ran(TypedDict):
     seconds: Number
 
 
-class App(TypedDict):
+class AppDict(TypedDict):
     pid: Count
     user: Short | None
     command: Short | None
     job: Short | None
 
 
-class NvidiaSmi(TypedDict):
-    gpu: Ran
-    apps: Ran | None
-    remapped: Ran | None
-    list: Ran | None
-    processes: list[App]
+class NvidiaSmiDict(TypedDict):
+    gpu: RanDict
+    apps: RanDict | None
+    remapped: RanDict | None
+    list: RanDict | None
+    processes: list[AppDict]
     program: NotRequired[Short | None]
 
 
-class AmdGpu(TypedDict):
+class AmdGpuDict(TypedDict):
     bus: Label
     gfx: Count
     render: Short
@@ -163,8 +163,8 @@ class AmdGpu(TypedDict):
     used: Count | None
 
 
-class AmdGpus(TypedDict):
-    gpus: list[AmdGpu]
+class AmdGpusDict(TypedDict):
+    gpus: list[AmdGpuDict]
     pci: list[Label]
     missing: list[Short]
     closed: list[Short]
@@ -174,18 +174,18 @@ class AmdGpus(TypedDict):
 
 # What plans and environments are made from. The other questions are read by checks alone: see checks.judge.
 FACTS: Mapping[str, Any] = {
-    "network": Network,
-    "versions": Versions,
-    "script": Script,
-    "python": Python,
-    "torch_import": Imported,
-    "gpu_devices": Driver,
-    "nvidia_smi": NvidiaSmi | None,
-    "amd_gpus": AmdGpus,
+    "network": NetworkDict,
+    "versions": VersionsDict,
+    "script": ScriptDict,
+    "python": PythonDict,
+    "torch_import": ImportedDict,
+    "gpu_devices": DriverDict,
+    "nvidia_smi": NvidiaSmiDict | None,
+    "amd_gpus": AmdGpusDict,
 }
 
 
-class Answer(TypedDict):
+class AnswerDict(TypedDict):
     ok: bool
     value: Plain
     error: Short | None
@@ -193,7 +193,7 @@ class Answer(TypedDict):
     seconds: Number
 
 
-def _answers(found: dict[str, Answer], info: ValidationInfo) -> dict[str, Answer]:
+def _answers(found: dict[str, AnswerDict], info: ValidationInfo) -> dict[str, AnswerDict]:
     """Every question has its answer, and nothing else has one."""
     wanted = [str(one["id"]) for one in asked(info).get("questions", ())]
     lacking = [name for name in wanted if name not in found]
@@ -202,7 +202,7 @@ def _answers(found: dict[str, Answer], info: ValidationInfo) -> dict[str, Answer
     return {name: _fact(name, found[name]) for name in wanted}
 
 
-def _fact(name: str, answer: Answer) -> Answer:
+def _fact(name: str, answer: AnswerDict) -> AnswerDict:
     shape = FACTS.get(name.partition(":")[0])
     if not answer["ok"] or shape is None:
         return answer
@@ -212,8 +212,8 @@ def _fact(name: str, answer: Answer) -> Answer:
         raise ValueError(f"{name}: {first_fault(error)}") from None
 
 
-class Probed(TypedDict):
-    answers: Annotated[dict[str, Answer], AfterValidator(_answers)]
+class ProbedDict(TypedDict):
+    answers: Annotated[dict[str, AnswerDict], AfterValidator(_answers)]
     received: Number
     sent: Number
 
@@ -225,21 +225,21 @@ def _all_ports(found: list[int], info: ValidationInfo) -> list[int]:
     return found
 
 
-class FreePorts(TypedDict):
+class FreePortsDict(TypedDict):
     ports: Annotated[list[Port], AfterValidator(_all_ports)]
 
 
-class Taken(TypedDict):
+class TakenDict(TypedDict):
     port: Port
 
 
-class Listening(TypedDict):
+class ListeningDict(TypedDict):
     listening: list[Port]
     samples: list[Port]
-    taken: list[Taken]
+    taken: list[TakenDict]
 
 
-class Link(TypedDict):
+class LinkDict(TypedDict):
     peer: Name
     address: str
     port: Port
@@ -255,7 +255,7 @@ Transfer = Literal["ok", "slow", "stalled", "failed"]
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 
 
-class Speed(TypedDict):
+class SpeedDict(TypedDict):
     peer: Name
     address: str
     rtt_ms: NotRequired[Rate | None]
@@ -269,14 +269,14 @@ class Speed(TypedDict):
 Open = Annotated[tuple[Name, str, Short | None, Label | None, list[Port]], BeforeValidator(as_tuple)]
 
 
-class Dials(TypedDict):
+class DialsDict(TypedDict):
     open: list[Open]
-    links: list[Link]
-    speeds: list[Speed]
-    neighbours: Neighbours | None
+    links: list[LinkDict]
+    speeds: list[SpeedDict]
+    neighbours: NeighboursDict | None
 
 
-def _dialled(found: Dials, info: ValidationInfo) -> Dials:
+def _dialled(found: DialsDict, info: ValidationInfo) -> DialsDict:
     """What was asked for and nothing else; a speed is that of a connection which was made."""
     targets = asked(info).get("targets", ())
     wanted = {(one["peer"], one["address"], port) for one in targets for port in one["ports"]}
@@ -289,40 +289,40 @@ def _dialled(found: Dials, info: ValidationInfo) -> Dials:
     return found
 
 
-Dialled = Annotated[Dials, AfterValidator(_dialled)]
+Dialled = Annotated[DialsDict, AfterValidator(_dialled)]
 
 
-class Rules(TypedDict):
+class RulesDict(TypedDict):
     """With the text of the rules as raw bytes."""
 
     tool: Literal["nft", "iptables", "ip6tables"]
 
 
-class Firewall(TypedDict):
+class FirewallDict(TypedDict):
     uid: Count
     ufw: bool
     firewalld: bool
     errors: dict[Short, Short]
 
 
-class Report(TypedDict):
+class ReportDict(TypedDict):
     ok: NotRequired[bool]
     error: NotRequired[Short | None]
     backend: NotRequired[Short | None]
     mb_per_s: NotRequired[Number | None]
 
 
-class RehearsedRank(TypedDict):
+class RehearsedRankDict(TypedDict):
     phase: Short | None
-    report: Report | None
+    report: ReportDict | None
 
 
-class Rehearsed(TypedDict):
+class RehearsedDict(TypedDict):
     exit_code: Whole | None
     timed_out: bool
     seconds: Number
-    ranks: dict[Digits, RehearsedRank]
+    ranks: dict[Digits, RehearsedRankDict]
     tail: list[Short]
     nccl: list[Short]
     met: bool
-    survivors: list[Survivor]
+    survivors: list[SurvivorDict]

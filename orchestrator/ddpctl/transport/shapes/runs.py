@@ -34,7 +34,7 @@ def _this_run(value: str, info: ValidationInfo) -> str:
     return value
 
 
-class Cause(TypedDict):
+class CauseDict(TypedDict):
     host: Name
     rank: NotRequired[Small | None]
     exit_code: NotRequired[Whole | None]
@@ -45,25 +45,25 @@ class Cause(TypedDict):
     time: Moment
 
 
-class Timeouts(TypedDict):
+class TimeoutsDict(TypedDict):
     stop: NotRequired[Annotated[float, Field(ge=0, le=1e6)] | None]
 
 
-class Record(TypedDict):
+class RecordDict(TypedDict):
     """A run.json, as far as anybody here reads it."""
 
     hosts: NotRequired[Annotated[list[Name], Field(max_length=10_000)] | None]
     world_size: NotRequired[Small | None]
-    timeouts: NotRequired[Timeouts | None]
+    timeouts: NotRequired[TimeoutsDict | None]
     user: NotRequired[Short | None]
 
 
-class Survivor(TypedDict):
+class SurvivorDict(TypedDict):
     pid: Count
     cmd: Short
 
 
-class Status(TypedDict):
+class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
     cluster: Name
@@ -77,48 +77,48 @@ class Status(TypedDict):
     attempt: NotRequired[Small | None]
     started: NotRequired[Short | None]
     ended: NotRequired[Short | None]
-    cause: NotRequired[Cause | None]
-    candidates: NotRequired[list[Cause] | None]
+    cause: NotRequired[CauseDict | None]
+    candidates: NotRequired[list[CauseDict] | None]
     last_output_age_s: NotRequired[Number | None]
     dropped_lines: NotRequired[Count | None]
     metrics: NotRequired[dict[Digits, dict[Short, Figure]]]
     note: NotRequired[Short | None]
-    record: Record
+    record: RecordDict
 
 
-def _of_job(runs: list[Status], info: ValidationInfo) -> list[Status]:
+def _of_job(runs: list[StatusDict], info: ValidationInfo) -> list[StatusDict]:
     job = asked(info).get("job")
     if job is not None and any(job not in (one["job"], one["run"]) for one in runs):
         raise ValueError("it speaks of another job")
     return runs
 
 
-class Runs(TypedDict):
-    runs: Annotated[list[Status], AfterValidator(_of_job)]
+class RunsDict(TypedDict):
+    runs: Annotated[list[StatusDict], AfterValidator(_of_job)]
     left_out: NotRequired[Count]
 
 
-class Started(TypedDict):
-    status: Status
+class StartedDict(TypedDict):
+    status: StatusDict
 
 
-class Stopped(TypedDict):
+class StoppedDict(TypedDict):
     signalled: Count
     forced: Count
-    survivors: list[Survivor]
-    status: Status
+    survivors: list[SurvivorDict]
+    status: StatusDict
 
 
-class RankMetrics(TypedDict):
+class RankMetricsDict(TypedDict):
     offset: Count
     lines: list[dict[Short, Figure]]
 
 
-class Metrics(TypedDict):
-    ranks: dict[Digits, RankMetrics]
+class MetricsDict(TypedDict):
+    ranks: dict[Digits, RankMetricsDict]
 
 
-class Line(TypedDict):
+class LineDict(TypedDict):
     rank: Small | None
     stream: Literal["stdout", "stderr"]
     time: Moment
@@ -127,33 +127,33 @@ class Line(TypedDict):
     offset: Count
 
 
-class Lines(TypedDict):
-    lines: list[Line]
+class LinesDict(TypedDict):
+    lines: list[LineDict]
 
 
-class Standing(TypedDict):
+class StandingDict(TypedDict):
     state: NodeState
     heartbeat_age_s: NotRequired[Number | None]
 
 
-class Tailed(TypedDict):
+class TailedDict(TypedDict):
     offset: Count
     state: NodeState
 
 
-class FileInfo(TypedDict):
+class FileInfoDict(TypedDict):
     path: Place
     size: Count
     mode: NotRequired[Annotated[int, Field(ge=0, le=0o7777)]]
 
 
-class FileFrame(TypedDict):
-    file: FileInfo
+class FileFrameDict(TypedDict):
+    file: FileInfoDict
 
 
-class Chunk(TypedDict):
+class ChunkDict(TypedDict):
     chunk: Literal[True]
 
 
-class Fetched(TypedDict):
+class FetchedDict(TypedDict):
     missing: list[Short]
