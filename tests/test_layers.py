@@ -113,3 +113,13 @@ def test_the_pure_layers_do_no_io(layer: str) -> None:
             continue
         tops = {name.split(".")[0] for name in imports(path)}
         assert not tops & forbidden, f"{path.relative_to(ORCHESTRATOR)} imports {sorted(tops & forbidden)}"
+
+
+def test_a_public_class_has_its_name_alone() -> None:
+    """Two things of one name are two places to look, and one of them the wrong one."""
+    places: dict[str, list[str]] = {}
+    for path in [*modules(ORCHESTRATOR), *modules(WORKER)]:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ddpctl.environment.kept import locks_for
-from ddpctl.environment.lock import Request
+from ddpctl.environment.lock import LockRequest
 from ddpctl.environment.managed import ask_platforms
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.tool import uv_for
@@ -28,7 +28,7 @@ def all_of(folder: Path) -> Sequence[Row]:
     environment = Environment(mode="managed", packages=PACKAGES, torch_backend="cpu")
     where = local_inventory(folder, 1, environment)
     sources = origins(environment, os.environ, pip_settings(os.environ))
-    request = Request(environment, sources, folder)
+    request = LockRequest(environment, sources, folder)
     with fleet_of(where) as fleet:
         platforms = ask_platforms(fleet, ["n0"]).results
         target, lock = next(iter(locks_for(request, platforms, folder / "locks", locked=False).items()))

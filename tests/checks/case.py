@@ -34,7 +34,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Speed
 from ddpctl.spec.question import Answer
-from ddpctl.spec.source import Fault
+from ddpctl.spec.source import SourceFault
 
 CASES = Path(__file__).with_name("cases")
 
@@ -140,7 +140,7 @@ def _imports(given: dict[str, Any]) -> Imports:
     faults = [{**one, "below": tuple(one["below"]) if one.get("below") else None} for one in given.get("faults", [])]
     return Imports(
         tuple(Import(text, place[0], int(place[2]), *guard) for place, text, *guard in statements),
-        tuple(Fault(**one) for one in faults),
+        tuple(SourceFault(**one) for one in faults),
         given.get("certain", True),
         tuple(given.get("unread", [])),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from packaging.tags import parse_tag
 
-from ddpctl.environment.platforms import NodePlatform, Target, read_platform, same_python, targets
+from ddpctl.environment.platforms import NodePlatform, Platform, read_platform, same_python, targets
 from ddpctl.errors import ProvisionError
 
 SMI = (
@@ -72,19 +72,19 @@ def test_nodes_share_a_lock_by_machine_and_python_and_the_oldest_c_library_count
         }
     )
     assert groups == {
-        Target("x86_64", (3, 11), 28): ["a", "b"],
-        Target("aarch64", (3, 11), 39): ["c"],
-        Target("x86_64", (3, 12), 39): ["d"],
+        Platform("x86_64", (3, 11), 28): ["a", "b"],
+        Platform("aarch64", (3, 11), 39): ["c"],
+        Platform("x86_64", (3, 12), 39): ["d"],
     }
     assert "3.12 on d" in str(same_python(groups))
-    assert same_python({Target("x86_64", (3, 11), 28): ["a"]}) is None
+    assert same_python({Platform("x86_64", (3, 11), 28): ["a"]}) is None
 
 
 @pytest.mark.parametrize(
     ("glibc", "platform"), [(17, "2_17"), (27, "2_17"), (28, "2_28"), (30, "2_28"), (36, "2_36"), (55, "2_40")]
 )
 def test_uvs_platform_is_the_newest_that_the_c_library_allows(glibc: int, platform: str) -> None:
-    assert Target("x86_64", (3, 11), glibc).uv_platform == f"x86_64-manylinux_{platform}"
+    assert Platform("x86_64", (3, 11), glibc).uv_platform == f"x86_64-manylinux_{platform}"
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_uvs_platform_is_the_newest_that_the_c_library_allows(glibc: int, platfo
     ],
 )
 def test_the_tags_of_a_target(tag: str, fits: bool) -> None:
-    assert bool(parse_tag(tag) & set(Target("x86_64", (3, 11), 36).tags)) is fits
+    assert bool(parse_tag(tag) & set(Platform("x86_64", (3, 11), 36).tags)) is fits

@@ -8,7 +8,7 @@ import pytest
 
 from ddpctl.errors import PreflightFailed
 from ddpctl.files.inventory import load_text
-from ddpctl.spec.plan import Facts, Identity, NodeFacts
+from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet
@@ -23,7 +23,7 @@ KNOWN = {name: NodeFacts(fabric_address=f"10.0.0.{number}") for number, name in 
 
 def launch(text: str) -> Launch:
     inventory = load_text(text.encode(), "i.yaml")
-    return Launch(inventory, inventory.job(), inventory.hosts, identity=Identity("r", "me", "here", ""))
+    return Launch(inventory, inventory.job(), inventory.hosts, identity=RunIdentity("r", "me", "here", ""))
 
 
 def up(text: str, facts: Facts) -> Up:

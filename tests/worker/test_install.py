@@ -18,12 +18,12 @@ import pytest
 import uv
 
 from ddpctl.environment.locked import Lock, Wheel
-from ddpctl.environment.platforms import Target
+from ddpctl.environment.platforms import Platform
 from tests.environment.support import make_wheel
 
 pytestmark = pytest.mark.slow
 
-HERE = Target("x86_64", (sys.version_info[0], sys.version_info[1]), 36)
+HERE = Platform("x86_64", (sys.version_info[0], sys.version_info[1]), 36)
 
 
 WORKER = Path(__file__).parents[2] / "worker"

@@ -14,7 +14,7 @@ from ddpctl.checks.python import PYTHON, python_command
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports, read_imports
 from ddpctl.spec.question import Question
-from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, Fault
+from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, SourceFault
 
 DEADLINE_S = 120.0
 # Packages that are not named as their module is.
@@ -94,7 +94,7 @@ def _one_for_all(hosts: list[str], of: Mapping[str, Any]) -> list[str] | list[No
     return [None] if hosts and len(hosts) == len(of) else hosts
 
 
-def _syntax(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
+def _syntax(fault: SourceFault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
     own = fault.below is not None and not fault.newer_unknown  # a matter of the node's Python
     where = f", and {_has(host, pythons)}" if own else ""
     newer = ", or name a newer interpreter (`python:`)" if own else ""
@@ -107,7 +107,7 @@ def _syntax(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int
     )
 
 
-def _unseen(fault: Fault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
+def _unseen(fault: SourceFault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
     message = f"not looked at: {fault.where} {fault.message}, and {_has(host, pythons)}, which may accept it"
     evidence = {"file": fault.file, "line": fault.line, **({} if host else {"hosts": list(pythons)})}
     return report.unknown(host, message, evidence=evidence)

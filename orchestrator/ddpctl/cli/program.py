@@ -60,7 +60,7 @@ KNOWN_AS = {
 }
 
 
-class Command(typer.core.TyperCommand):
+class FlagCommand(typer.core.TyperCommand):
     """A command whose help shows a flag as a flag: ``--json``, not ``--json <bool>``."""
 
     def get_params(self, ctx: Any) -> Any:
@@ -111,10 +111,10 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
         command = getattr(importlib.import_module(f"ddpctl.cli.{name}"), name)
         if isinstance(command, typer.Typer):  # it has commands of its own
             for below in command.registered_commands:
-                below.cls = Command
+                below.cls = FlagCommand
             app.add_typer(command, name=name, cls=Commands)
         else:
-            app.command(name, cls=Command)(command)
+            app.command(name, cls=FlagCommand)(command)
     return app
 
 

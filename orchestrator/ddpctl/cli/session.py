@@ -22,7 +22,7 @@ from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import quiet
 from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.plan import Identity
+from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, split
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
@@ -132,11 +132,11 @@ def me() -> str:
     return f"{user_name()}@{socket.gethostname()}"
 
 
-def new_identity() -> Identity:
+def new_identity() -> RunIdentity:
     """A fresh run: its id sorts by time and is unique without asking anybody."""
     now = datetime.now(timezone.utc)
     run = f"{now:%Y%m%dT%H%M%S}Z-{secrets.token_hex(3)}"
-    return Identity(run, user_name(), socket.gethostname(), now.isoformat(timespec="seconds"))
+    return RunIdentity(run, user_name(), socket.gethostname(), now.isoformat(timespec="seconds"))
 
 
 def user_name() -> str:

@@ -15,7 +15,7 @@ from typing import IO
 
 import platformdirs
 
-from ddpctl.code.listing import IGNORE_FILE, Entry, Listing, list_code
+from ddpctl.code.listing import IGNORE_FILE, Listing, Member, list_code
 from ddpctl.errors import ProvisionError, UsageError
 
 MAX_BYTES = 512 << 20
@@ -106,7 +106,7 @@ def _pack(root: Path, listing: Listing, cache: Path) -> CodeArchive:
     )
 
 
-def _check_size(root: Path, entries: Sequence[Entry], limit: int) -> None:
+def _check_size(root: Path, entries: Sequence[Member], limit: int) -> None:
     total = sum(entry.size for entry in entries)
     if total <= limit:
         return
@@ -122,7 +122,7 @@ def _check_size(root: Path, entries: Sequence[Entry], limit: int) -> None:
     )
 
 
-def _digest(root: Path, entry: Entry) -> bytes:
+def _digest(root: Path, entry: Member) -> bytes:
     """SHA-256 of a file's bytes; of a link's target."""
     if entry.kind != "file":
         return hashlib.sha256(os.fsencode(entry.target)).digest()
@@ -133,7 +133,7 @@ def _digest(root: Path, entry: Entry) -> bytes:
     return sha.digest()
 
 
-def _open(root: Path, entry: Entry) -> IO[bytes]:
+def _open(root: Path, entry: Member) -> IO[bytes]:
     path = root / entry.name
     try:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -144,7 +144,7 @@ def _open(root: Path, entry: Entry) -> IO[bytes]:
         raise ProvisionError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
-def _exactly(stream: IO[bytes], entry: Entry) -> Iterator[bytes]:
+def _exactly(stream: IO[bytes], entry: Member) -> Iterator[bytes]:
     """The bytes of a file that must be as long as it was listed."""
     left = entry.size
     while left and (piece := stream.read(min(_CHUNK, left))):
@@ -154,7 +154,7 @@ def _exactly(stream: IO[bytes], entry: Entry) -> Iterator[bytes]:
         raise _Changed(entry.name)
 
 
-def _content_hash(entries: Sequence[Entry], digests: Sequence[bytes]) -> str:
+def _content_hash(entries: Sequence[Member], digests: Sequence[bytes]) -> str:
     """Names what goes into an archive, before it is made."""
     sha = hashlib.sha256(b"ddpctl code 1\0")
     for entry, digest in zip(entries, digests, strict=True):
@@ -184,7 +184,7 @@ def _hash_file(path: Path) -> str:
     return sha.hexdigest()
 
 
-def _write(root: Path, entries: Sequence[Entry], digests: Sequence[bytes], cache: Path, content: str) -> Path:
+def _write(root: Path, entries: Sequence[Member], digests: Sequence[bytes], cache: Path, content: str) -> Path:
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=cache)  # mode 0600
     try:
@@ -207,7 +207,7 @@ def _write(root: Path, entries: Sequence[Entry], digests: Sequence[bytes], cache
     return final
 
 
-def _add(tar: tarfile.TarFile, root: Path, entry: Entry, digest: bytes) -> None:
+def _add(tar: tarfile.TarFile, root: Path, entry: Member, digest: bytes) -> None:
     info = tarfile.TarInfo(entry.name)  # owner 0, time 0
     info.mode = 0o755 if entry.executable or entry.kind == "folder" else 0o644
     if entry.kind == "file":

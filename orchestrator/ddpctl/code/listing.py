@@ -35,7 +35,7 @@ BUILTIN = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class Member:
     """One member of the archive; ``name`` is relative to the folder and keeps bytes that are not UTF-8."""
 
     name: str
@@ -49,7 +49,7 @@ class Entry:
 class Listing:
     """The members in archive order, and what git says; ``notes`` are things a person should know."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Member, ...]
     git: git.GitState | None
     notes: tuple[str, ...]
 
@@ -123,7 +123,7 @@ def _behind_link(folder: Path, name: str) -> bool:
     return any((folder / parent).is_symlink() for parent in Path(name).parents)
 
 
-def _entry(folder: Path, name: str) -> Entry | None:
+def _entry(folder: Path, name: str) -> Member | None:
     """What is there under ``name``; None for what is tracked but deleted."""
     path = folder / name
     try:
@@ -133,13 +133,13 @@ def _entry(folder: Path, name: str) -> Entry | None:
     except OSError as error:
         raise ProvisionError(f"{path} cannot be read: {error.strerror}", hint=_leave_out(name)) from None
     if stat.S_ISREG(info.st_mode):
-        return Entry(name, "file", info.st_size, bool(info.st_mode & 0o100))
+        return Member(name, "file", info.st_size, bool(info.st_mode & 0o100))
     if stat.S_ISLNK(info.st_mode):
         target = os.readlink(path)  # noqa: PTH115 (a Path would tidy the target up)
         _check_link(folder, name, target)
-        return Entry(name, "link", target=target)
+        return Member(name, "link", target=target)
     if stat.S_ISDIR(info.st_mode):
-        return Entry(name.rstrip("/"), "folder")
+        return Member(name.rstrip("/"), "folder")
     raise ProvisionError(f"{path} is a socket, a pipe or a device, not code", hint=_leave_out(name))
 
 

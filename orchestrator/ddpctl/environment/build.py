@@ -24,8 +24,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ddpctl.environment.blobs import FileSource, hash_file
 from ddpctl.environment.direct import as_provision_error, holdings, send_missing
-from ddpctl.environment.lock import Request, resolve_one
-from ddpctl.environment.locked import Lock, Source, Wheel, built_before
+from ddpctl.environment.lock import LockRequest, resolve_one
+from ddpctl.environment.locked import Lock, SourcePackage, Wheel, built_before
 from ddpctl.environment.material import (
     BUILD_S,
     EPOCH,
@@ -37,7 +37,7 @@ from ddpctl.environment.material import (
     last_lines,
     obtain,
 )
-from ddpctl.environment.platforms import Target
+from ddpctl.environment.platforms import Platform
 from ddpctl.environment.tool import Tool
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ConnectError, ProvisionError, RemoteError
@@ -56,7 +56,7 @@ _ANYWHERE = "any"
 class Builder:
     """``folder`` is where builds are remembered; ``traffic`` is what they sent to the nodes."""
 
-    request: Request
+    request: LockRequest
     backends: Sequence[str]
     fleet: Fleet
     tell: Tell
@@ -92,7 +92,7 @@ class Builder:
             self.tell(StageEnded(STAGE, True, f"{fresh} built: {', '.join(wheel.filename for wheel in built)}"))
         return lock.completed(built)
 
-    def _checked(self, source: Source, wheel: Wheel, lock: Lock) -> Wheel:
+    def _checked(self, source: SourcePackage, wheel: Wheel, lock: Lock) -> Wheel:
         """The lock is for this very package; ``--locked`` is for this very wheel, unless it is made of files here."""
         if wheel.name != source.name or source.version not in ("", wheel.version):
             raise ProvisionError(
@@ -134,7 +134,13 @@ class Builder:
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _build(
-        self, source: Source, identity: str, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+        self,
+        source: SourcePackage,
+        identity: str,
+        lock: Lock,
+        tool: Tool,
+        hosts: Sequence[str],
+        within: tuple[str, ...],
     ) -> Wheel:
         if source.name in within:
             chain = " needs ".join([*within[within.index(source.name) :], source.name])
@@ -164,7 +170,7 @@ class Builder:
             return self._remember(identity, lock, made)
 
     def _on_a_node(
-        self, source: Source, sdist: Path, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+        self, source: SourcePackage, sdist: Path, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
     ) -> Path:
         """On the first of ``hosts`` that can be reached."""
         system = build_system(sdist)
@@ -193,7 +199,7 @@ class Builder:
         return self.complete(needed, tool, hosts, within)
 
     def _ask(
-        self, source: Source, sdist: Path, system: BuildSystem, needed: Lock, tool: Tool, hosts: Sequence[str]
+        self, source: SourcePackage, sdist: Path, system: BuildSystem, needed: Lock, tool: Tool, hosts: Sequence[str]
     ) -> Path | list[str]:
         """The wheel from a node, or what its backend asks for besides."""
         files = list(self.wheelhouse.fetch([*needed.wheels, *([tool.wheel] if tool.wheel else [])]).values())
@@ -232,7 +238,7 @@ class Builder:
         raise error  # none of them could be reached
 
     def _failure(
-        self, source: Source, lines: Sequence[str], host: str | None, hint: str | None = None
+        self, source: SourcePackage, lines: Sequence[str], host: str | None, hint: str | None = None
     ) -> ProvisionError:
         """As an error of one line; the end of what the build said is told before it."""
         self.tell(StageEnded(STAGE, False, f"{source} on {host or 'this machine'}"))
@@ -279,11 +285,11 @@ def _pure(filename: str) -> bool:
     return all(tag.platform == "any" and tag.abi == "none" for tag in parse_wheel_filename(filename)[3])
 
 
-def _fits(filename: str, target: Target) -> bool:
+def _fits(filename: str, target: Platform) -> bool:
     return not parse_wheel_filename(filename)[3].isdisjoint(target.tags)
 
 
-def _no_newer_than(target: Target) -> bool:
+def _no_newer_than(target: Platform) -> bool:
     """Whether what is compiled here finds its C library there."""
     version = re.match(r"2\.(\d+)", platform.libc_ver()[1])
     return sys.platform == "linux" and version is not None and int(version[1]) <= target.glibc

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddpctl.environment.backend import candidates
-from ddpctl.environment.lock import Request, resolve_one
+from ddpctl.environment.lock import LockRequest, resolve_one
 from ddpctl.environment.locked import Lock, read_lock, same_versions
-from ddpctl.environment.platforms import NodePlatform, Target, targets
+from ddpctl.environment.platforms import NodePlatform, Platform, targets
 from ddpctl.environment.requirements import metadata_of
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.inventory import Inventory
@@ -27,15 +27,15 @@ def lock_folder(inventory: Inventory, root: Path) -> Path:
 
 
 def locks_for(
-    request: Request, platforms: Mapping[str, NodePlatform], folder: Path, *, locked: bool
-) -> dict[Target, Lock]:
+    request: LockRequest, platforms: Mapping[str, NodePlatform], folder: Path, *, locked: bool
+) -> dict[Platform, Lock]:
     """A lock for each kind of node: the kept one while nothing that it was made from has changed, else a new one.
 
     Raises:
         ProvisionError: nothing fits, or with ``locked`` there is no kept lock or it is out of date.
     """
     backends = candidates(request.environment.torch_backend, platforms.values())
-    locks: dict[Target, Lock] = {}
+    locks: dict[Platform, Lock] = {}
     for target in targets(platforms):
         inputs = request.inputs(target, backends)
         kept = _read(_path(folder, target), target, inputs, locked)
@@ -62,11 +62,11 @@ def keep_built(folder: Path, lock: Lock) -> None:
         _write(path, made_from[1], lock.text)
 
 
-def _path(folder: Path, target: Target) -> Path:
+def _path(folder: Path, target: Platform) -> Path:
     return folder / f"pylock.{target.label.replace('.', '_')}.toml"
 
 
-def _check(lock: Lock, request: Request) -> None:
+def _check(lock: Lock, request: LockRequest) -> None:
     """Raises ProvisionError for a lock that nothing may be installed from."""
     if lock.version("torch") is None:
         raise ProvisionError(
@@ -87,7 +87,7 @@ def _all_inputs(inputs: str, lock: Lock) -> str:
     return hashlib.sha256(f"{inputs} {metadata_of(folders)}".encode()).hexdigest() if folders else inputs
 
 
-def _read(path: Path, target: Target, inputs: str, locked: bool) -> Lock | None:
+def _read(path: Path, target: Platform, inputs: str, locked: bool) -> Lock | None:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -19,7 +19,7 @@ import uv
 from ddpctl.environment.backend import CPU, is_build
 from ddpctl.environment.locked import Lock, addresses_in, anchored, read_lock, scrubbed
 from ddpctl.environment.origins import Origins
-from ddpctl.environment.platforms import NodePlatform, Target
+from ddpctl.environment.platforms import NodePlatform, Platform
 from ddpctl.environment.requirements import read_requirements, refuse_ignored, uv_settings
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.command import REDACTED
@@ -32,7 +32,7 @@ FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
 
 
 @dataclass(frozen=True)
-class Request:
+class LockRequest:
     """What is wanted: requirement lines, or a file of them, or a lock that somebody made already; and a project.
 
     ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
@@ -59,7 +59,7 @@ class Request:
         project = self.environment.project
         return "".join(f"{line}\n" for line in (*self.environment.packages, *([_address(project)] if project else ())))
 
-    def inputs(self, target: Target, backends: Sequence[str]) -> str:
+    def inputs(self, target: Platform, backends: Sequence[str]) -> str:
         """SHA-256 of everything that a lock for ``target`` depends on and that is written down on this machine."""
         known = {
             "packages": list(self.environment.packages),
@@ -85,7 +85,7 @@ def _address(project: str) -> str:
     return folder.as_uri()
 
 
-def resolve_one(request: Request, target: Target, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:
+def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:
     """The lock for one kind of node. ``backends`` are tried in order; ``pins`` hold versions fixed."""
     if request.pylock is not None:
         text = read_requirements(str(request.pylock))[0][1]
@@ -136,7 +136,7 @@ def strangers(lock: Lock) -> str | None:
     return "; ".join(f"{' and '.join(names)} from {place}" for place, names in places.items())
 
 
-def _compile(request: Request, target: Target, backend: str | None, pins: Sequence[str]) -> Lock:
+def _compile(request: LockRequest, target: Platform, backend: str | None, pins: Sequence[str]) -> Lock:
     """One run of uv's resolver."""
     with tempfile.TemporaryDirectory(prefix="ddpctl-lock-") as name:
         folder = Path(name).resolve()  # uv writes paths that count from it
@@ -202,7 +202,7 @@ def explanation(text: str, origins: Origins) -> str:
     return " ".join(words[first:]) or "uv gave no reason"
 
 
-def backend_note(locks: Mapping[Target, Lock], platforms: Mapping[str, NodePlatform]) -> str | None:
+def backend_note(locks: Mapping[Platform, Lock], platforms: Mapping[str, NodePlatform]) -> str | None:
     """A sentence when GPUs will stay unused, because some node cannot run what the others could."""
     with_driver = [host for host, platform in platforms.items() if platform.driver is not None]
     without = [host for host, platform in platforms.items() if platform.driver is None]

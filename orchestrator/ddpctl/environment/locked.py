@@ -17,7 +17,7 @@ from packaging.pylock import PackageArchive, PackageDirectory, PackageSdist, Pac
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from ddpctl.environment.origins import without_login
-from ddpctl.environment.platforms import Target
+from ddpctl.environment.platforms import Platform
 from ddpctl.errors import ProvisionError
 
 if sys.version_info >= (3, 11):
@@ -40,7 +40,7 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourcePackage:
     """A package without a wheel for the target. ``what`` it is built from: a ``file`` (source distribution), a
     ``folder`` of this machine, or a ``git`` repository at a commit."""
 
@@ -60,17 +60,17 @@ class Source:
 class Lock:
     """What exactly is installed on the nodes of ``target``. It can be installed once ``sources`` is empty."""
 
-    target: Target
+    target: Platform
     wheels: tuple[Wheel, ...]
     text: str = field(repr=False)  # the whole pylock.toml, without logins
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourcePackage, ...] = ()
 
     @property
     def names(self) -> list[str]:
         return [*(wheel.name for wheel in self.wheels), *(source.name for source in self.sources)]
 
     def version(self, name: str) -> str | None:
-        packages: tuple[Wheel | Source, ...] = (*self.wheels, *self.sources)
+        packages: tuple[Wheel | SourcePackage, ...] = (*self.wheels, *self.sources)
         return next((package.version for package in packages if package.name == name and package.version), None)
 
     @property
@@ -110,7 +110,7 @@ class Lock:
         return hashlib.sha256(self.node_text.encode()).hexdigest()
 
 
-def read_lock(text: str, target: Target, source: str) -> Lock:
+def read_lock(text: str, target: Platform, source: str) -> Lock:
     """What a pylock.toml has for ``target``, its paths absolute (``anchored``). ``source`` names it in messages.
 
     Raises:
@@ -122,12 +122,12 @@ def read_lock(text: str, target: Target, source: str) -> Lock:
     except (tomllib.TOMLDecodeError, ValueError, KeyError, TypeError) as error:
         raise ProvisionError(f"{source} cannot be used for {target.label}: {error}") from error
     wheels: list[Wheel] = []
-    sources: list[Source] = []
+    sources: list[SourcePackage] = []
     problems: list[str] = []
     for package, chosen_file in chosen:
         name, version = str(package.name), str(package.version or "")
         if isinstance(chosen_file, PackageDirectory):
-            sources.append(Source(name, version, folder=chosen_file.path, inside=chosen_file.subdirectory or ""))
+            sources.append(SourcePackage(name, version, folder=chosen_file.path, inside=chosen_file.subdirectory or ""))
         elif isinstance(chosen_file, PackageVcs):
             sources.append(_repository(name, version, chosen_file))
         elif (file := _file(name, version, chosen_file, problems)) is None:
@@ -136,7 +136,7 @@ def read_lock(text: str, target: Target, source: str) -> Lock:
             wheels.append(file)
         else:
             inside = chosen_file.subdirectory if isinstance(chosen_file, PackageArchive) else None
-            sources.append(Source(name, version, file, inside=inside or ""))
+            sources.append(SourcePackage(name, version, file, inside=inside or ""))
     if problems:
         raise ProvisionError(
             f"no usable file (with a SHA-256) for {target.label} of: {', '.join(problems)}",
@@ -145,10 +145,12 @@ def read_lock(text: str, target: Target, source: str) -> Lock:
     return Lock(target, tuple(wheels), text, tuple(sources))
 
 
-def _repository(name: str, version: str, vcs: PackageVcs) -> Source:
+def _repository(name: str, version: str, vcs: PackageVcs) -> SourcePackage:
     if vcs.type != "git":
         raise ProvisionError(f"{name} comes from a {vcs.type} repository", hint="only git is supported: fork it there")
-    return Source(name, version, git=vcs.url or vcs.path or "", commit=vcs.commit_id, inside=vcs.subdirectory or "")
+    return SourcePackage(
+        name, version, git=vcs.url or vcs.path or "", commit=vcs.commit_id, inside=vcs.subdirectory or ""
+    )
 
 
 def _file(

@@ -14,7 +14,7 @@ from ddpctl.environment.blobs import FileSource
 from ddpctl.environment.build import Builder
 from ddpctl.environment.direct import Holdings, as_provision_error, holdings
 from ddpctl.environment.kept import keep_built, lock_folder, locks_for
-from ddpctl.environment.lock import FAMILY, Request, backend_note
+from ddpctl.environment.lock import FAMILY, LockRequest, backend_note
 from ddpctl.environment.locked import Lock
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.platforms import QUESTIONS, NodePlatform, read_platform, same_python, targets
@@ -63,7 +63,7 @@ def build(
     cache = platformdirs.user_cache_path("ddpctl")
     asked = ask_platforms(fleet, names)
     sources = origins(inventory.environment, os.environ, pip_settings(os.environ))
-    request = Request(inventory.environment, sources, Path(inventory.file).resolve().parent)
+    request = LockRequest(inventory.environment, sources, Path(inventory.file).resolve().parent)
     state = _Build(
         fleet,
         tell,

@@ -15,7 +15,7 @@ import uv
 
 from ddpctl.code import pack
 from ddpctl.environment.lock import explanation, uv_environment
-from ddpctl.environment.locked import Source
+from ddpctl.environment.locked import SourcePackage
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ProvisionError
@@ -50,7 +50,7 @@ class BuildFailed(Exception):
         super().__init__(self.lines[-1])
 
 
-def content_id(source: Source) -> str:
+def content_id(source: SourcePackage) -> str:
     """The same for the same content: what a build is remembered by."""
     if source.file:
         return f"{source.file.sha256} {source.inside}"
@@ -59,11 +59,11 @@ def content_id(source: Source) -> str:
     return pack(_folder(source)).sha256
 
 
-def _folder(source: Source) -> Path:
+def _folder(source: SourcePackage) -> Path:
     return Path(source.folder) / source.inside
 
 
-def obtain(source: Source, wheelhouse: Wheelhouse, scratch: Path) -> Path:
+def obtain(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) -> Path:
     """The source distribution, or a folder that a build may write into; below ``scratch``, which is empty.
 
     Raises:
@@ -94,7 +94,7 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
     archive.extractall(folder)
 
 
-def _clone(source: Source, folder: Path) -> None:
+def _clone(source: SourcePackage, folder: Path) -> None:
     """The repository at the commit of the lock: its name is the hash of what comes."""
     url = source.git.removeprefix("git+")
     for words in (

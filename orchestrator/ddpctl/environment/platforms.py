@@ -33,7 +33,7 @@ class NodePlatform:
 
 
 @dataclass(frozen=True, order=True)
-class Target:
+class Platform:
     """What one lock is for: nodes with the same machine and Python; ``glibc`` is the oldest among them."""
 
     machine: str
@@ -158,18 +158,18 @@ def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
     return [text for row in rows if (text := row.get(name))]
 
 
-def targets(platforms: Mapping[str, NodePlatform]) -> dict[Target, list[str]]:
+def targets(platforms: Mapping[str, NodePlatform]) -> dict[Platform, list[str]]:
     """Which hosts share a lock, in the order of the hosts."""
     groups: dict[tuple[str, tuple[int, int]], list[str]] = {}
     for host, platform in platforms.items():
         groups.setdefault((platform.machine, platform.python), []).append(host)
     return {
-        Target(machine, python, min(platforms[host].glibc for host in hosts)): hosts
+        Platform(machine, python, min(platforms[host].glibc for host in hosts)): hosts
         for (machine, python), hosts in groups.items()
     }
 
 
-def same_python(groups: Mapping[Target, Sequence[str]]) -> str | None:
+def same_python(groups: Mapping[Platform, Sequence[str]]) -> str | None:
     """A warning when the nodes' Pythons differ; None when all is well."""
     by_version: dict[str, list[str]] = {}
     for target, hosts in groups.items():

@@ -11,9 +11,9 @@ from pathlib import Path
 import uv
 
 from ddpctl.environment.blobs import FileSource, hash_file
-from ddpctl.environment.lock import Request, resolve_one
+from ddpctl.environment.lock import LockRequest, resolve_one
 from ddpctl.environment.locked import Wheel
-from ddpctl.environment.platforms import Target
+from ddpctl.environment.platforms import Platform
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Tool:
     wheel: Wheel | None  # ... or one to fetch
 
 
-def uv_for(target: Target, request: Request) -> Tool:
+def uv_for(target: Platform, request: LockRequest) -> Tool:
     """The tool for ``target``.
 
     Raises:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ddpctl.spec.source import GUARDS, NEEDED, OPTIONAL, Fault, changes_path, imports_of, parse
+from ddpctl.spec.source import GUARDS, NEEDED, OPTIONAL, SourceFault, changes_path, imports_of, parse
 
 MAX_FILES = 1000
 # Modules of the standard library that some Python of a node lacks: removed, added, or built only where a library was.
@@ -52,7 +52,7 @@ class Imports:
     what is not found may still be found when it runs. ``unread`` are files of it whose imports are not known."""
 
     statements: tuple[Import, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SourceFault, ...] = ()
     certain: bool = True
     unread: tuple[str, ...] = ()
 
@@ -81,7 +81,7 @@ def read_imports(
     program.roots = ["" if root == "." else root for root in program.roots]
     if script and names is not None and posixpath.normpath(script) not in names:
         fix = "take it out of .ddpctlignore and .gitignore, or correct `script:`"
-        return Imports(faults=(Fault(script, 1, "is not in the code folder as it is sent", fix=fix),))
+        return Imports(faults=(SourceFault(script, 1, "is not in the code folder as it is sent", fix=fix),))
     try:
         if script:
             program.visit(posixpath.normpath(script), NEEDED, main=True, is_script=True)
@@ -101,7 +101,7 @@ class _Program:
     roots: list[str] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
     statements: dict[str, Import] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[SourceFault] = field(default_factory=list)
     certain: bool = True
     unread: dict[str, None] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class _Program:
             elif is_script and own == NEEDED:
                 fix = "run it as a module (`module:` instead of `script:`), or import by the full name"
                 what, sure = "has a relative import, which fails in a script", b"__package__" not in text
-                self.faults.append(Fault(file, node.lineno, what, certain=sure, fix=fix))
+                self.faults.append(SourceFault(file, node.lineno, what, certain=sure, fix=fix))
             elif not is_script:
                 self._relative(file, node, own)
 
@@ -195,7 +195,7 @@ class _Program:
     def _lacks(self, file: str, line: int, module: str) -> None:
         what = f"imports {module}, which is not in the code folder as it is sent"
         fix = "add the file, or take it out of .ddpctlignore and .gitignore"
-        self.faults.append(Fault(file, line, what, certain=False, fix=fix))
+        self.faults.append(SourceFault(file, line, what, certain=False, fix=fix))
 
     def _files(self, parts: Sequence[str], root: str) -> list[str] | None:
         """The files that an import of this module runs, as far as there are any; None: it is not in the folder.

@@ -202,7 +202,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """Who starts the run and when: the parts of a plan that are not in any file. ``created`` is ISO 8601 in UTC."""
 
     run: str

@@ -11,7 +11,7 @@ from ddpctl.errors import UsageError
 from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
-from ddpctl.spec.plan import AUTO, CodeRef, Facts, Identity, NodeFacts, NodePlan, Plan
+from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
 from ddpctl_worker import contract
 
 LAUNCH = "torch.distributed.launch"
@@ -24,7 +24,7 @@ def make_plan(
     inventory: Inventory,
     job: JobSpec,
     hosts: Sequence[Host],
-    identity: Identity,
+    identity: RunIdentity,
     *,
     facts: Facts | None = None,
     code: CodeRef | None = None,

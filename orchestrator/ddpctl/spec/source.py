@@ -20,7 +20,7 @@ _PATH = re.compile(rb"\b(sys|site)\b")  # most files have neither: a look at the
 
 
 @dataclass(frozen=True)
-class Fault:
+class SourceFault:
     """Why a file of the program cannot be run.
 
     ``below``: Pythons below this one refuse it (None: all); ``newer_unknown``: whether later ones take it was not seen.
@@ -40,7 +40,7 @@ class Fault:
         return f"{self.file}:{self.line}"
 
 
-def parse(file: str, text: bytes) -> tuple[ast.Module | None, Fault | None]:
+def parse(file: str, text: bytes) -> tuple[ast.Module | None, SourceFault | None]:
     """The file as this Python reads it, or why it does not; a fault too where an older Python would refuse it."""
     here = sys.version_info[:2]
     fault = None
@@ -56,22 +56,22 @@ def parse(file: str, text: bytes) -> tuple[ast.Module | None, Fault | None]:
     except SyntaxError as error:
         newer = (here[0], here[1] + 1)
         message = f"is no valid Python {here[0]}.{here[1]}: {error.msg}"
-        return None, Fault(file, error.lineno or 1, message, below=newer, newer_unknown=True)
+        return None, SourceFault(file, error.lineno or 1, message, below=newer, newer_unknown=True)
     except ValueError as error:  # a null byte
-        return None, Fault(file, 1, f"is no valid Python: {error}")
+        return None, SourceFault(file, 1, f"is no valid Python: {error}")
     except (RecursionError, MemoryError):
         return None, None
     return tree, fault
 
 
-def _too_new(file: str, text: bytes) -> Fault | None:
+def _too_new(file: str, text: bytes) -> SourceFault | None:
     """Which Python it needs, as far as the parser knows versions apart."""
     fault = None
     for minor in range(OLDEST[1], sys.version_info[1]):
         try:
             ast.parse(text, feature_version=(3, minor))
         except SyntaxError as error:
-            fault = Fault(file, error.lineno or 1, f"needs Python 3.{minor + 1} or newer", below=(3, minor + 1))
+            fault = SourceFault(file, error.lineno or 1, f"needs Python 3.{minor + 1} or newer", below=(3, minor + 1))
         else:
             return fault
     return fault

@@ -12,7 +12,7 @@ from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.plan import CodeRef, Facts, Identity, Plan
+from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 
 
@@ -27,7 +27,7 @@ class Launch:
     job: JobSpec | None
     hosts: tuple[Host, ...]  # node rank order, the master first
     nproc: int | None = None  # processes per node, where the command line overrides the job
-    identity: Identity | None = None
+    identity: RunIdentity | None = None
     archive: CodeArchive | None = None
     local_rank_arg: str | None = None  # as the script parses it
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -80,7 +80,7 @@ class Launch:
 
 
 def launch_of(
-    inventory: Inventory, job: JobSpec, identity: Identity, *, nodes: int | None = None, nproc: int | None = None
+    inventory: Inventory, job: JobSpec, identity: RunIdentity, *, nodes: int | None = None, nproc: int | None = None
 ) -> Launch:
     """The launch of a job of the inventory.
 

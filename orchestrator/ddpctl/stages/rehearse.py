@@ -10,7 +10,7 @@ from ddpctl.errors import DdpctlError
 from ddpctl.files.shipped import shipped_jobs
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.plan import Facts, Identity, NodePlan, Plan
+from ddpctl.spec.plan import Facts, NodePlan, Plan, RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet, Transport
 
@@ -70,7 +70,7 @@ def _rehearsal_of(launch: Launch) -> Launch:
     keys["env"] = {**(job.env if job is not None else {}), **TALKATIVE}
     if job is not None:
         keys |= {"nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
-    identity = Identity("rehearsal", "", "", "")
+    identity = RunIdentity("rehearsal", "", "", "")
     return Launch(launch.inventory, JobSpec(**keys), launch.hosts, nproc=launch.nproc, identity=identity)
 
 

@@ -39,7 +39,7 @@ class Dropped(Exception):
         self.said = said
 
 
-class Names:
+class Resolver:
     """The name server: not too many questions at once, and no long waits for one that is dead."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Names:
         return answer[0]
 
 
-def dial(hop: Hop, names: Names) -> socket.socket:
+def dial(hop: Hop, names: Resolver) -> socket.socket:
     """A TCP connection to ``hop`` on which the server has begun to speak.
 
     Raises:

@@ -56,17 +56,17 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownHost:
     """One line."""
 
-    names: Names
+    names: HostPatterns
     key: Key
     revoked: bool
     place: str  # file:line
     authority: bool = False  # a key that signs those of hosts
 
 
-class Names:
+class HostPatterns:
     """Whom a line is about: plain names, patterns, or one hashed name."""
 
     def __init__(self, field: str) -> None:
@@ -94,14 +94,14 @@ class Names:
 class KnownHosts:
     """Several files as one; ``notes`` say which lines could not be used, and why."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KnownHost, ...] = ()
     notes: tuple[str, ...] = ()
-    _found: dict[str, tuple[Entry, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _found: dict[str, tuple[KnownHost, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: KnownHosts) -> KnownHosts:
         return KnownHosts(self.entries + other.entries, self.notes + other.notes)
 
-    def about(self, name: str, port: int) -> tuple[Entry, ...]:
+    def about(self, name: str, port: int) -> tuple[KnownHost, ...]:
         """The lines about a server, revoked ones and authorities too."""
         wanted = entry_name(name, port)
         if wanted not in self._found:  # a hashed name costs a digest a line: once is enough
@@ -111,9 +111,9 @@ class KnownHosts:
         return self._found[wanted]
 
     @cached_property
-    def _index(self) -> tuple[dict[str, list[Entry]], tuple[Entry, ...]]:
+    def _index(self) -> tuple[dict[str, list[KnownHost]], tuple[KnownHost, ...]]:
         """Lines by plain name, and those that have to be asked one by one."""
-        plain: dict[str, list[Entry]] = {}
+        plain: dict[str, list[KnownHost]] = {}
         for entry in self.entries:
             for name in entry.names.plain or ():
                 plain.setdefault(name, []).append(entry)
@@ -126,7 +126,7 @@ class KnownHosts:
         signed = any(entry.authority for entry in mine)
         return (*(wire_types(order(())) if signed else ()), *order([kind for kind in ALGORITHMS if kind in types]))
 
-    def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[Entry, ...]]:
+    def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[KnownHost, ...]]:
         """What to think of ``key``, and the lines that say so (those with another key, where it changed)."""
         near = self._near(name, port)
         signer = key.certificate.authority if key.certificate else b""
@@ -145,11 +145,11 @@ class KnownHosts:
         others = tuple(entry for entry in exact if entry.key.type in ALGORITHMS)
         return (Verdict.CHANGED, others) if others else (Verdict.UNKNOWN, ())
 
-    def authorities(self, name: str, port: int) -> tuple[Entry, ...]:
+    def authorities(self, name: str, port: int) -> tuple[KnownHost, ...]:
         """The lines that name who may sign this server's key."""
         return tuple(entry for entry in self._near(name, port) if entry.authority)
 
-    def _near(self, name: str, port: int) -> tuple[Entry, ...]:
+    def _near(self, name: str, port: int) -> tuple[KnownHost, ...]:
         found = self.about(name, port)
         return found if port == SSH_PORT else found + self.about(name, SSH_PORT)
 
@@ -177,7 +177,7 @@ def line_for(name: str, port: int, key: Key) -> str:
 
 def parse(text: str, source: str) -> KnownHosts:
     """Every usable line; the others become notes, never errors: one bad line must not lock out a cluster."""
-    entries: list[Entry] = []
+    entries: list[KnownHost] = []
     notes: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()
@@ -193,7 +193,9 @@ def parse(text: str, source: str) -> KnownHosts:
             try:
                 key = _key(fields[1], fields[2])
                 entries.append(
-                    Entry(Names(fields[0]), key, marker == "@revoked", place, authority=marker == "@cert-authority")
+                    KnownHost(
+                        HostPatterns(fields[0]), key, marker == "@revoked", place, authority=marker == "@cert-authority"
+                    )
                 )
             except (ValueError, binascii.Error, struct.error):
                 notes.append(f"{place}: the key or the hashed name is damaged")

@@ -117,7 +117,7 @@ class Slots:
             return self._used > 1
 
 
-class Link:
+class Login:
     """A login on ``hop``."""
 
     def __init__(self, hop: Hop, connection: Connection) -> None:
@@ -249,7 +249,7 @@ class Link:
 class ChannelPipe:
     """A command on a channel of a link."""
 
-    def __init__(self, link: Link, channel: paramiko.Channel) -> None:
+    def __init__(self, link: Login, channel: paramiko.Channel) -> None:
         self._link, self._channel = link, channel
         channel.settimeout(POLL_S)
         self._tail = Tail()

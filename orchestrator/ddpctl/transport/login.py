@@ -19,7 +19,7 @@ from ddpctl.transport.limits import AUTH_S, CHANNEL_S, FIRST_BYTE_S, HANDSHAKE_S
 from ddpctl.transport.link import Connection
 from ddpctl.transport.prompts import PasswordNeeded
 from ddpctl.transport.route import Hop
-from ddpctl.transport.userauth import Answer, NoAnswer, Userauth
+from ddpctl.transport.userauth import AuthReply, NoAnswer, Userauth
 
 # Without a handler of its own paramiko's log would be printed on the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -196,20 +196,20 @@ class _Login:
                 raise self._second_factor("the password", "an answer")
         return self._judged(answer, "the password")
 
-    def _begin(self) -> Answer:
+    def _begin(self) -> AuthReply:
         """keyboard-interactive up to its question. Most servers list it, and many of them then have none."""
         answer = self._quiet(self.auth.interactive())
         if answer.prompts not in (None, (False,)):  # a password is one question whose answer is not to be seen
             raise self._second_factor("no password alone", "an answer")
         return answer
 
-    def _quiet(self, answer: Answer) -> Answer:
+    def _quiet(self, answer: AuthReply) -> AuthReply:
         """Past what a server only says."""
         while answer.prompts == ():
             answer = self.auth.respond()
         return answer
 
-    def _judged(self, answer: Answer, label: str) -> bool:
+    def _judged(self, answer: AuthReply, label: str) -> bool:
         if answer.partial:
             raise self._second_factor(label, " or ".join(answer.allowed))
         self._allowed = answer.allowed or self._allowed

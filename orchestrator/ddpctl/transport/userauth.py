@@ -43,7 +43,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class AuthReply:
     """What the server says to a request."""
 
     done: bool = False
@@ -68,15 +68,15 @@ class Userauth:
 
     # -- what a login asks ---------------------------------------------------------------------------------------
 
-    def none(self) -> Answer:
+    def none(self) -> AuthReply:
         """Nothing: to hear what the server takes."""
         return self._request("none")
 
-    def offer(self, identity: Identity) -> Answer:
+    def offer(self, identity: Identity) -> AuthReply:
         """Whether the server wants this key."""
         return self._request("publickey", self._key(identity, signed=False))
 
-    def prove(self, identity: Identity) -> Answer:
+    def prove(self, identity: Identity) -> AuthReply:
         """The same with a signature."""
         body = self._key(identity, signed=True)
         data = paramiko.Message()
@@ -86,18 +86,18 @@ class Userauth:
         signature.add_string(identity.signer.sign_ssh_data(text, self._algorithm(identity).partition(TAIL)[0]))
         return self._request("publickey", lambda message: (body(message), message.add_bytes(signature.asbytes())))
 
-    def password(self, password: str) -> Answer:
+    def password(self, password: str) -> AuthReply:
         def body(message: paramiko.Message) -> None:
             message.add_boolean(False)
             message.add_string(password.encode())
 
         return self._request("password", body)
 
-    def interactive(self) -> Answer:
+    def interactive(self) -> AuthReply:
         """Begin keyboard-interactive."""
         return self._request("keyboard-interactive", lambda message: (message.add_string(""), message.add_string("")))
 
-    def respond(self, *responses: str) -> Answer:
+    def respond(self, *responses: str) -> AuthReply:
         message = paramiko.Message()
         message.add_byte(cMSG_USERAUTH_INFO_RESPONSE)
         message.add_int(len(responses))
@@ -134,7 +134,7 @@ class Userauth:
         body(message)
         return message
 
-    def _request(self, method: str, body: Callable[[paramiko.Message], Any] = lambda _message: None) -> Answer:
+    def _request(self, method: str, body: Callable[[paramiko.Message], Any] = lambda _message: None) -> AuthReply:
         if not self._service:
             opening = paramiko.Message()
             opening.add_byte(cMSG_SERVICE_REQUEST)
@@ -144,19 +144,19 @@ class Userauth:
             self._service = True
         return self._exchange(self._message(method, body), method)
 
-    def _exchange(self, message: paramiko.Message, method: str) -> Answer:
+    def _exchange(self, message: paramiko.Message, method: str) -> AuthReply:
         self._send(message)
         kind, answer = self._wait({MSG_USERAUTH_SUCCESS, MSG_USERAUTH_FAILURE, _PK_OK})
         if kind == MSG_USERAUTH_SUCCESS:
-            return Answer(done=True)
+            return AuthReply(done=True)
         if kind == MSG_USERAUTH_FAILURE:
             allowed = answer.get_string().decode("ascii", "replace").split(",")
-            return Answer(allowed=tuple(allowed), partial=answer.get_boolean())
+            return AuthReply(allowed=tuple(allowed), partial=answer.get_boolean())
         if method == "publickey":
-            return Answer(wanted=True)
+            return AuthReply(wanted=True)
         if method != "keyboard-interactive":
             raise NoAnswer(silent=False)
-        return Answer(prompts=_prompts(answer))
+        return AuthReply(prompts=_prompts(answer))
 
     def _send(self, message: paramiko.Message) -> None:
         try:

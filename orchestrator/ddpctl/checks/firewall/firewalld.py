@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-from ddpctl.checks.firewall.rules import BlockingRule, Chain, Stopped
+from ddpctl.checks.firewall.rules import Blocked, BlockingRule, Chain
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined
 
 
-def zone(verdict: Stopped) -> str | None:
+def zone(verdict: Blocked) -> str | None:
     """The zone whose chain the packet went through (``filter_IN_public``, older: ``IN_public``)."""
     found = (re.fullmatch(r"(?:filter_)?IN_(?!policy_)(.+)", name) for name in verdict.visited)
     return next((match.group(1) for match in found if match), None)
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
     return chain.table == "firewalld" or bool(dump.get("firewalld") and chain.iptables)
 
 

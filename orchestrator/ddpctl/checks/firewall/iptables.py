@@ -12,11 +12,11 @@ from ddpctl.checks.firewall.rules import (
     JUMP,
     REJECT,
     RETURN,
+    Blocked,
     BlockingRule,
     Chain,
     Condition,
     Rule,
-    Stopped,
     networks,
 )
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, portions
@@ -141,7 +141,7 @@ def _span(text: str) -> tuple[int, int]:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
     return chain.iptables
 
 

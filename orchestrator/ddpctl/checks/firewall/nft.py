@@ -12,11 +12,11 @@ from ddpctl.checks.firewall.rules import (
     JUMP,
     REJECT,
     RETURN,
+    Blocked,
     BlockingRule,
     Chain,
     Condition,
     Rule,
-    Stopped,
     networks,
 )
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined
@@ -226,7 +226,7 @@ def _right(right: Any) -> str:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
     return not chain.iptables
 
 

@@ -99,7 +99,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class Blocked:
     """How a walk ended: the deciding rule's words, the chains on the way to it, whether it is certain, and every chain
     that the packet saw."""
 
@@ -144,7 +144,7 @@ class _End:
     path: tuple[str, ...] = ()
 
 
-def walk(chain: Chain, packet: Packet, hook: str, interface: str | None) -> Stopped | None:
+def walk(chain: Chain, packet: Packet, hook: str, interface: str | None) -> Blocked | None:
     """What stops the packet in this chain; None when it passes.
 
     A drop after a rule that may have let the packet through is uncertain, and so is a drop that may or may not apply
@@ -158,9 +158,9 @@ def walk(chain: Chain, packet: Packet, hook: str, interface: str | None) -> Stop
         end = _End(DROP, POLICY, True, (chain.name,)) if chain.policy == DROP else _End(ACCEPT)
     if end.verdict in STOPS:
         certain = all(doubt.verdict in STOPS for doubt in doubts)
-        return Stopped(end.text, certain, end.path, tuple(visited))
+        return Blocked(end.text, certain, end.path, tuple(visited))
     maybe = next((doubt for doubt in doubts if doubt.verdict in STOPS), None)
-    return Stopped(maybe.text, False, maybe.path, tuple(visited)) if maybe else None
+    return Blocked(maybe.text, False, maybe.path, tuple(visited)) if maybe else None
 
 
 def _run(

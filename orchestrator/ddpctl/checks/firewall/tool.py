@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpctl.checks.firewall.rules import BlockingRule, Chain, Stopped
+from ddpctl.checks.firewall.rules import Blocked, BlockingRule, Chain
 
 Dump = Mapping[str, Any]
 Span = tuple[int, int]
@@ -38,7 +38,7 @@ class FirewallTool:
     """
 
     name: str
-    owns: Callable[[Dump, Chain, Stopped], bool]
+    owns: Callable[[Dump, Chain, Blocked], bool]
     lines: Callable[[BlockingRule, Opening], list[str]]
     note: Callable[[BlockingRule, str], str]
     last: str | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpctl.checks.firewall.rules import POLICY, BlockingRule, Chain, Stopped
+from ddpctl.checks.firewall.rules import POLICY, Blocked, BlockingRule, Chain
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, portions
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Stopped) -> bool:
+def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
     """A rule put before ufw's own chains is none of ufw's, and it cannot undo it."""
     own = any(name.startswith(("ufw-", "ufw6-")) for name in verdict.path) or verdict.text == POLICY
     return bool(dump.get("ufw")) and chain.iptables and own
