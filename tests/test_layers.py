@@ -44,13 +44,13 @@ def imports(path: Path) -> Iterator[str]:
                 yield from (f"ddpctl.{alias.name}" for alias in node.names)
 
 
-def worker_imports(path: Path) -> set[str]:
-    """The worker's own modules that one of them imports, also inside a function."""
+def own_imports(path: Path, package: str) -> set[str]:
+    """The modules of ``package`` that one of its own imports, also inside a function."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ddpctl_worker"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found - {"ddpctl_worker"}
+    return found - {package}
 
 
 def layer_of(path: Path) -> str:
@@ -86,16 +86,22 @@ def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
 def test_the_workers_packages_stand_on_its_base_modules(folder: str, allowed: set[str]) -> None:
     packages = {path.parent.name for path in WORKER.glob("*/__init__.py")}
     for path in (WORKER / folder).glob("*.py"):
-        tops = {name.split(".")[1] for name in worker_imports(path)}
+        tops = {name.split(".")[1] for name in own_imports(path, WORKER.name)}
         assert tops & packages <= allowed, f"{path.relative_to(WORKER)} imports {sorted(tops & packages - allowed)}"
 
 
-def test_no_circle_of_imports_in_the_worker() -> None:
+@pytest.mark.parametrize("root", [ORCHESTRATOR, WORKER], ids=lambda root: root.name)
+def test_no_circle_of_imports(root: Path) -> None:
     """Also none that a late import, inside a function, would hide."""
     paths = {
-        ".".join(("ddpctl_worker", *path.relative_to(WORKER).with_suffix("").parts)): path for path in modules(WORKER)
+        ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in modules(root)
     }
-    left = {name.removesuffix(".__init__"): worker_imports(path) for name, path in paths.items()}
+    left = {}
+    for name, path in paths.items():
+        found = own_imports(path, root.name) & paths.keys()
+        # `from package import module` needs that module, and the package only as a place.
+        left[name] = {one for one in found if one != name and not any(other.startswith(f"{one}.") for other in found)}
     while True:  # what needs nothing that is left is in no circle
         done = {name for name, names in left.items() if not names & left.keys()}
         if not done:
