@@ -117,7 +117,7 @@ class Slots:
             return self._used > 1
 
 
-class Login:
+class HopLogin:
     """A login on ``hop``."""
 
     def __init__(self, hop: Hop, connection: Connection) -> None:
@@ -249,7 +249,7 @@ class Login:
 class ChannelPipe:
     """A command on a channel of a link."""
 
-    def __init__(self, link: Login, channel: paramiko.Channel) -> None:
+    def __init__(self, link: HopLogin, channel: paramiko.Channel) -> None:
         self._link, self._channel = link, channel
         channel.settimeout(POLL_S)
         self._tail = Tail()

@@ -25,7 +25,7 @@ from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport.guarded import guarded
 from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S
-from ddpctl.transport.link import Login
+from ddpctl.transport.link import HopLogin
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 
@@ -161,12 +161,12 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
     ``connect`` gives the host's connection, whose owner closes it. ``reclaim``: see ``Slots.take``.
     """
 
-    link: Login
-    _connect: Callable[[], Login] = None  # type: ignore[assignment]  # fabric takes unknown names for configuration
+    link: HopLogin
+    _connect: Callable[[], HopLogin] = None  # type: ignore[assignment]  # fabric takes unknown names for configuration
     _reclaim: Callable[[], None] = None  # type: ignore[assignment]
-    _channels: dict[paramiko.Channel, Login] = {}  # noqa: RUF012  # as above; each instance has its own
+    _channels: dict[paramiko.Channel, HopLogin] = {}  # noqa: RUF012  # as above; each instance has its own
 
-    def __init__(self, hop: Hop, connect: Callable[[], Login], reclaim: Callable[[], None]) -> None:
+    def __init__(self, hop: Hop, connect: Callable[[], HopLogin], reclaim: Callable[[], None]) -> None:
         super().__init__(hop.address, user=hop.user, port=hop.port, config=CONFIG, gateway=False, forward_agent=False)
         self._connect, self._reclaim, self._channels = connect, reclaim, {}
         self._set(link=None)

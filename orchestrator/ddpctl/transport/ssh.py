@@ -29,7 +29,7 @@ from ddpctl.transport.limits import (
     PROXIES,
     TUNNELS,
 )
-from ddpctl.transport.link import ChannelPipe, Login
+from ddpctl.transport.link import ChannelPipe, HopLogin
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
 from ddpctl.transport.payload import payload
 from ddpctl.transport.prompts import Banners, PasswordNeeded, Say
@@ -74,7 +74,7 @@ class _Jump:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.link: Login | None = None
+        self.link: HopLogin | None = None
         self.error: ConnectError | None = None
         self.failed_at = 0.0
 
@@ -91,7 +91,7 @@ class Connector:
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
-    def connect(self, hop: Hop) -> Login:
+    def connect(self, hop: Hop) -> HopLogin:
         """A new login on ``hop``, through its jump hosts; a person may be asked for its password, or by the agent.
 
         While a person is asked no connection is open: sshd gives a login two minutes (LoginGraceTime).
@@ -114,7 +114,7 @@ class Connector:
         """A key exchange without a login, for the host key alone. Jump hosts are logged in to."""
         self._attempt(hop, lambda via: self._key_exchange(hop, via, judge))
 
-    def _attempt(self, hop: Hop, once: Callable[[Login | None], T]) -> T:
+    def _attempt(self, hop: Hop, once: Callable[[HopLogin | None], T]) -> T:
         said = b""
         for number in range(1 + DROPPED_RETRIES):
             if number:
@@ -137,11 +137,11 @@ class Connector:
             hint="raise MaxStartups in sshd_config there, and check that it is an SSH server and lets this machine in",
         )
 
-    def _login(self, hop: Hop, agent: AbstractContextManager[object], via: Login | None) -> Login:
+    def _login(self, hop: Hop, agent: AbstractContextManager[object], via: HopLogin | None) -> HopLogin:
         # The agent's turn is taken once the jump host is there: its login may be what waits for the agent.
         with agent, self._turn(hop, via) as sock:
             connection = handshake(hop, sock, known_hosts.load(hop.known_hosts))
-            link = Login(hop, connection)
+            link = HopLogin(hop, connection)
             try:
                 authenticate(hop, connection, self._ring, self._banners.heard)
             except BaseException:
@@ -149,12 +149,12 @@ class Connector:
                 raise
         return link
 
-    def _key_exchange(self, hop: Hop, via: Login | None, judge: JudgeKey) -> None:
+    def _key_exchange(self, hop: Hop, via: HopLogin | None, judge: JudgeKey) -> None:
         with self._turn(hop, via) as sock:
-            Login(hop, handshake(hop, sock, known_hosts.load(hop.known_hosts), judge)).close()
+            HopLogin(hop, handshake(hop, sock, known_hosts.load(hop.known_hosts), judge)).close()
 
     @contextmanager
-    def _turn(self, hop: Hop, via: Login | None) -> Iterator[Any]:
+    def _turn(self, hop: Hop, via: HopLogin | None) -> Iterator[Any]:
         """A socket on which the server speaks, when it is this login's turn."""
         if hop.proxy_command:  # a process for each: none is started before it can be used
             with self._gates.proxies:
@@ -167,7 +167,7 @@ class Connector:
                 sock = self._reach(hop, via)
             yield sock
 
-    def _reach(self, hop: Hop, via: Login | None) -> Any:
+    def _reach(self, hop: Hop, via: HopLogin | None) -> Any:
         """A socket, or what takes its place, on which the server speaks."""
         if via is not None:
             with self._gates.tunnels(via.hop):
@@ -179,7 +179,7 @@ class Connector:
         with self._gates.dials:
             return dial(hop, self._names)
 
-    def _via(self, hop: Hop) -> Login | None:
+    def _via(self, hop: Hop) -> HopLogin | None:
         """The connection to the jump host, made once for all that are behind it."""
         if hop.via is None:
             return None
@@ -213,7 +213,7 @@ class SSHTransport:
     def __init__(self, host: Host, hop: Hop, connector: Connector) -> None:
         self._host, self._hop, self._connector = host, hop, connector
         self._lock = threading.Lock()
-        self._link: Login | None = None
+        self._link: HopLogin | None = None
         self._line = command_line(host.python)
         self._waiting = conversation.Waiting()
         self._node: NodeConnection | None = None
@@ -230,7 +230,7 @@ class SSHTransport:
         """
         self._connected()
 
-    def _connected(self) -> tuple[Login, bool]:
+    def _connected(self) -> tuple[HopLogin, bool]:
         """The connection, and whether it is new."""
         with self._lock:
             if self._link is not None and self._link.alive:

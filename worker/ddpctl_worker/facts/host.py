@@ -25,7 +25,7 @@ _NOEXEC = getattr(os, "ST_NOEXEC", 8)
 
 
 def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """ProcessId, cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
+    """Its names, the cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
     return {
         "hostname": os.uname().nodename,
         "boot_id": boot_id(),
