@@ -111,19 +111,30 @@ def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) 
 
 def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end(node: Node, tmp_path: Path) -> None:
     """The victim is reported before the launcher has ended; what is known by then is looked at again."""
-    flag = str(tmp_path / "flag")
-    early = f"open({flag!r}, 'w').close()"
+    go, flag = tmp_path / "go", str(tmp_path / "flag")
+    early = (
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nopen({flag!r}, 'w').close()"
+    )
     request = node.request(both(early, VICTIM.format(flag=flag, later=0.3)))
     slow = Path(request["argv"][1]).with_name("slow.py")
     slow.write_text(
         Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(2)")
     )
     request["argv"][1] = str(slow)
-    node.started.append(request["run"]["run"])
+    run = request["run"]["run"]
+    node.started.append(run)
     node.call("start", **request)
-    cause = node.wait_state(request["run"]["run"])["cause"]
+    eventually(lambda: ranks_seen(node, run) == {"0", "1"}, "the supervisor knows both ranks")
+    go.touch()
+    cause = node.wait_state(run)["cause"]
     assert (cause["rank"], cause["exit_code"]) == (0, 0), cause
     assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
+
+
+def ranks_seen(node: Node, run: str) -> set[str]:
+    """The ranks whose processes the supervisor has found and written down."""
+    path = node.folder(run) / "processes.json"
+    return set(json.loads(path.read_text())["ranks"]) if path.exists() else set()
 
 
 # A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from somebody.
