@@ -54,6 +54,7 @@ def refused(text: str | bytes) -> InventoryError:
         ("hosts: []\n", "c.yaml:1:1: hosts: is empty; add at least one host"),
         ("hosts:\n", "c.yaml:1:1: hosts: has no value; give it one, or remove the key"),
         ("hosts: a\n", "c.yaml:1:8: hosts: must be a list"),
+        ("hosts: ['']\n", "c.yaml:1:9: hosts[0].name: is empty"),
         ("hosts: [[a]]\n", "c.yaml:1:9: hosts[0]: must be a host's name or a mapping with a name"),
         ("hosts: ['@all']\n", "c.yaml:1:9: hosts[0].name: is not a valid host name"),
         # what ssh_config would put into a command line
@@ -66,6 +67,12 @@ def refused(text: str | bytes) -> InventoryError:
             JOB + "    launcher: torchrn\n",
             "c.yaml:5:15: jobs.train.launcher: must be one of: auto, launch, torchrun; did you mean torchrun?",
         ),
+        (
+            "hosts: [{name: a, connection: locl}]\n",
+            "hosts[0].connection: must be one of: ssh, local; did you mean local?",
+        ),
+        (JOB + '    launcher: "\\ud800"\n', "c.yaml:5:15: jobs.train.launcher: must be one of: auto, launch, torchrun"),
+        (JOB + "    env: [A]\n", "c.yaml:5:5: jobs.train.env: must be a mapping"),
         (
             JOB + "    nproc_per_node: lots\n",
             "c.yaml:5:21: jobs.train.nproc_per_node: must be auto or a whole number from 1 to 1024",

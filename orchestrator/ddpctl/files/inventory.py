@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -23,6 +23,14 @@ from ddpctl.spec.values import Fault
 
 DEFAULT_FILE = "inventory.yaml"
 VARIABLE = "DDPCTL_INVENTORY"
+
+# Message and hint for a value of the wrong type, by pydantic's name for the error.
+_MAPPING = ("must be a mapping", "write its keys below it, indented")
+_TYPES = {
+    "bool_type": ("must be true or false", None),
+    "tuple_type": ("must be a list", "write [one, two], or one item per line after '- '"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _MAPPING),
+}
 
 
 def find_inventory(argument: Path | None = None, option: Path | None = None, *, job: str | None = None) -> Path:
@@ -169,11 +177,18 @@ def _fault(root: Node, detail: ErrorDetails) -> Fault:
             return Fault(path, "is missing", "add it")
         case "fault":
             return _with_value(root, Fault(path, context["message"], context["hint"], at_key))
-        case "choice":
-            return _choice(root, path, context["words"].split(", "))
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return _with_value(root, Fault(path, "must be a mapping", "write its keys below it, indented"))
+        case "literal_error" | "string_unicode":  # half a surrogate pair is no word of the list either
+            return _choice(root, path, _words_at(path))
+        case kind if kind in _TYPES:
+            return _with_value(root, Fault(path, *_TYPES[kind]))
     return Fault(path, detail["msg"][:1].lower() + detail["msg"][1:], at_key=at_key)
+
+
+def _words_at(path: Sequence[str | int]) -> list[str]:
+    """The words that the model allows at ``path``."""
+    model = model_at(path[:-1])
+    kind = model.model_fields[str(path[-1])].annotation if model else None
+    return [word for one in (kind, *get_args(kind)) if get_origin(one) is Literal for word in get_args(one)]
 
 
 def _with_value(root: Node, fault: Fault) -> Fault:

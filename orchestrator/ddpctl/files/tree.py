@@ -1,13 +1,13 @@
 """A strict YAML reader: one document as a tree that knows the line and column of everything in it.
 
-Works on ruamel.yaml's event stream, so that what a composed document hides (aliases, anchors, tags, a key that is
-a duplicate key, a second document) is seen, and a deeply nested file costs nothing.
+It reads ruamel.yaml's events. Composed nodes have positions too, but hide what is refused here: where an alias is,
+directives, and a second document; and ruamel's composer goes as deep as the file does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
-    DocumentStartEvent,
-    Event,
     MappingEndEvent,
-    MappingStartEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
+    StreamEndEvent,
 )
 
 from ddpctl.errors import InventoryError
@@ -33,6 +31,7 @@ _TAB_INDENT = re.compile(r"(?m)^ *\t")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
 Path = tuple[str | int, ...]
+Place = tuple[int | None, int | None]  # line and column, from 1
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Node:
     line: int | None
     column: int | None
     value: Scalar | list[Node] | dict[str, Node] = None
-    key_at: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    key_at: dict[str, Place] = field(default_factory=dict)
 
     def plain(self) -> Any:
         """The value as plain Python, without positions."""
@@ -90,21 +89,7 @@ def parse(text: str, file: str, *, placed: bool = True) -> Node:
     Raises:
         InventoryError: not YAML, or YAML that means different things to different readers.
     """
-    builder = _Builder(file, placed)
-    try:
-        for event in _events(text):
-            builder.add(event)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise builder.fault(f"is not valid YAML: {error.problem or 'cannot be read'}", mark) from None
-    except (YAMLError, ValueError, OverflowError, IndexError) as error:
-        raise builder.fault(f"is not valid YAML ({type(error).__name__})", None) from None
-    return builder.root or Node(file, 1 if placed else None, 1 if placed else None, None)
-
-
-def _events(text: str) -> Iterator[Event]:
-    yaml = YAML(typ="safe", pure=True)
-    yield from yaml.parse(text)
+    return _Reader(text, file, placed).document()
 
 
 def _joined(text: str) -> str:
@@ -122,120 +107,107 @@ def _place(before: str) -> tuple[int, int]:
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
-class _Builder:
-    """Turns events into nodes, without recursion."""
+class _Reader:
+    """Turns the events of one document into nodes; ``path`` is where in the document it is, for messages."""
 
-    def __init__(self, file: str, placed: bool) -> None:
-        self.file = file
-        self.root: Node | None = None
+    def __init__(self, text: str, file: str, placed: bool) -> None:
+        self._file = file
         self._placed = placed
-        self._open: list[Node] = []
-        self._key: list[str | None] = []  # the key that waits for its value, one for every open node
-        self._documents = 0
+        self._events = YAML(typ="safe", pure=True).parse(text)
 
-    def fault(self, message: str, mark: Any, hint: str | None = None, path: Path | None = None) -> InventoryError:
-        line, column = self._at(mark) if mark is not None else (None, None)
-        shown = shown_path(self._path() if path is None else path) or None
-        return InventoryError(message, file=self.file, line=line, column=column, path=shown, hint=hint)
+    def document(self) -> Node:
+        self._next(())  # the stream's start
+        start = self._next(())
+        if isinstance(start, StreamEndEvent):
+            return Node(self._file, *((1, 1) if self._placed else (None, None)))
+        if start.version or start.tags:
+            raise self._fault((), "YAML directives are not allowed", start, "remove the line that starts with %")
+        root = self._node(self._next(()), ())
+        self._next(())  # the document's end
+        end = self._next(())
+        if not isinstance(end, StreamEndEvent):
+            raise self._fault((), "a second YAML document starts here", end, "keep one document in the file")
+        return root
 
-    def add(self, event: Event) -> None:
-        mark = event.start_mark
-        if isinstance(event, AliasEvent):
-            raise self.fault("YAML aliases are not allowed", mark, "write the value out")
-        if isinstance(event, DocumentStartEvent):
-            self._start_document(event, mark)
-        elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
-            self._close()
-        elif isinstance(event, (ScalarEvent, MappingStartEvent, SequenceStartEvent)):
-            self._check_node(event, mark)
-            if isinstance(event, ScalarEvent):
-                self._scalar(event, mark)
-            else:
-                self._collection({} if isinstance(event, MappingStartEvent) else [], mark)
+    def _next(self, path: Path) -> Any:
+        try:
+            return next(self._events)
+        except MarkedYAMLError as error:
+            place = self._at(error.problem_mark or error.context_mark)
+            message = f"is not valid YAML: {error.problem or 'cannot be read'}"
+        except (YAMLError, ValueError, OverflowError, IndexError) as error:
+            place = (None, None)
+            message = f"is not valid YAML ({type(error).__name__})"
+        raise self._error(path, message, place)
 
-    def _close(self) -> None:
-        self._open.pop()
-        self._key.pop()
-        if self._key:
-            self._key[-1] = None  # the collection was the value of this key
-
-    def _start_document(self, event: DocumentStartEvent, mark: Any) -> None:
-        self._documents += 1
-        if self._documents > 1:
-            raise self.fault("a second YAML document starts here", mark, "keep one document in the file")
-        if event.version or event.tags:
-            raise self.fault("YAML directives are not allowed", mark, "remove the line that starts with %")
-
-    def _check_node(self, event: Any, mark: Any) -> None:
-        if event.anchor is not None:
-            raise self.fault("YAML anchors are not allowed", mark, "remove it and write values out")
-        if event.ctag is not None:
-            raise self.fault("YAML tags are not allowed", mark, "remove what starts with '!', or quote it")
-
-    def _scalar(self, event: ScalarEvent, mark: Any) -> None:
-        text = _joined(event.value)
-        awaits_key = bool(self._open) and isinstance(self._open[-1].value, dict) and self._key[-1] is None
-        value: Scalar = text
-        if event.style is None:
-            try:
-                value = plain_scalar(text)
-            except LookAlike as error:
-                raise self.fault(f"{self._named(text, awaits_key)}{error}", mark, error.hint) from None
-        if awaits_key:
-            self._take_key(value, text, mark)
+    def _node(self, event: Any, path: Path) -> Node:
+        self._refuse_references(event, path)
+        node = Node(self._file, *self._at(event.start_mark))
+        if isinstance(event, ScalarEvent):
+            # A value below env may be a secret and is not repeated.
+            node.value = self._scalar(event, path, repeat="env" not in path)
+        elif len(path) >= MAX_DEPTH:
+            raise self._fault(path, f"is nested more than {MAX_DEPTH} levels deep", event)
+        elif isinstance(event, SequenceStartEvent):
+            node.value = self._items(path)
         else:
-            line, column = self._at(mark)
-            self._place_node(Node(self.file, line, column, value))
+            node.value = self._mapping(path, node.key_at)
+        return node
 
-    def _named(self, text: str, is_key: bool) -> str:
-        """The scalar itself, for a message; a value below ``env`` may be a secret and is not repeated."""
-        return f"{text!r} " if is_key or "env" not in self._path() else ""
+    def _items(self, path: Path) -> list[Node]:
+        items: list[Node] = []
+        while not isinstance(event := self._next((*path, len(items))), SequenceEndEvent):
+            items.append(self._node(event, (*path, len(items))))
+        return items
 
-    def _take_key(self, value: Scalar, text: str, mark: Any) -> None:
-        if not isinstance(value, str):
-            raise self.fault(f"the key {text!r} is not text", mark, "quote it")
-        items = self._open[-1]
-        if value in items.key_at:
-            first = items.key_at[value][0]
-            where = f" (first in line {first})" if first is not None else ""
-            raise self.fault("is given twice" + where, mark, "remove one of the two", path=(*self._path(), value))
-        items.key_at[value] = self._at(mark)
-        self._key[-1] = value
+    def _mapping(self, path: Path, key_at: dict[str, Place]) -> dict[str, Node]:
+        items: dict[str, Node] = {}
+        while not isinstance(event := self._next(path), MappingEndEvent):
+            key = self._key(event, path)
+            inner = (*path, key)
+            if key in key_at:
+                first = key_at[key][0]
+                where = f" (first in line {first})" if first is not None else ""
+                raise self._fault(inner, f"is given twice{where}", event, "remove one of the two")
+            key_at[key] = self._at(event.start_mark)
+            items[key] = self._node(self._next(inner), inner)
+        return items
 
-    def _collection(self, value: list[Node] | dict[str, Node], mark: Any) -> None:
-        if self._open and isinstance(self._open[-1].value, dict) and self._key[-1] is None:
-            raise self.fault("a key must be text", mark)
-        if len(self._open) >= MAX_DEPTH:
-            raise self.fault(f"is nested more than {MAX_DEPTH} levels deep", mark)
-        line, column = self._at(mark)
-        node = Node(self.file, line, column, value)
-        self._place_node(node)
-        self._open.append(node)
-        self._key.append(None)
+    def _key(self, event: Any, path: Path) -> str:
+        self._refuse_references(event, path)
+        if not isinstance(event, ScalarEvent):
+            raise self._fault(path, "a key must be text", event)
+        key = self._scalar(event, path, repeat=True)
+        if not isinstance(key, str):
+            raise self._fault(path, f"the key {event.value!r} is not text", event, "quote it")
+        return key
 
-    def _place_node(self, node: Node) -> None:
-        if not self._open:
-            self.root = node
-            return
-        parent = self._open[-1].value
-        if isinstance(parent, list):
-            parent.append(node)
-        elif isinstance(parent, dict):
-            key = self._key[-1]
-            assert key is not None
-            parent[key] = node
-            if not isinstance(node.value, (list, dict)):
-                self._key[-1] = None
+    def _refuse_references(self, event: Any, path: Path) -> None:
+        if isinstance(event, AliasEvent):
+            raise self._fault(path, "YAML aliases are not allowed", event, "write the value out")
+        if event.anchor is not None:
+            raise self._fault(path, "YAML anchors are not allowed", event, "remove it and write values out")
+        if event.ctag is not None:
+            raise self._fault(path, "YAML tags are not allowed", event, "remove what starts with '!', or quote it")
 
-    def _path(self) -> Path:
-        """Where the builder stands now."""
-        path: list[str | int] = []
-        for node, key in zip(self._open, self._key, strict=True):
-            if isinstance(node.value, list):
-                path.append(len(node.value) - (0 if node is self._open[-1] else 1))
-            elif key is not None:
-                path.append(key)
-        return tuple(path)
+    def _scalar(self, event: ScalarEvent, path: Path, *, repeat: bool) -> Scalar:
+        text = _joined(event.value)
+        if event.style is not None:
+            return text
+        try:
+            return plain_scalar(text)
+        except LookAlike as error:
+            shown = f"{text!r} " if repeat else ""
+            raise self._fault(path, f"{shown}{error}", event, error.hint) from None
 
-    def _at(self, mark: Any) -> tuple[int | None, int | None]:
-        return (mark.line + 1, mark.column + 1) if self._placed else (None, None)
+    def _fault(self, path: Path, message: str, event: Any, hint: str | None = None) -> InventoryError:
+        return self._error(path, message, self._at(event.start_mark), hint)
+
+    def _error(self, path: Path, message: str, place: Place, hint: str | None = None) -> InventoryError:
+        line, column = place
+        return InventoryError(
+            message, file=self._file, line=line, column=column, path=shown_path(path) or None, hint=hint
+        )
+
+    def _at(self, mark: Any) -> Place:
+        return (mark.line + 1, mark.column + 1) if self._placed and mark is not None else (None, None)

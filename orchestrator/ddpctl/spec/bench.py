@@ -174,9 +174,6 @@ class Slow:
     hosts: tuple[str, ...]
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        return {"hosts": list(self.hosts), "why": self.why}
-
 
 @dataclass(frozen=True)
 class NetworkReport:
@@ -209,7 +206,7 @@ class NetworkReport:
             "hosts": list(self.hosts),
             "pairs": [one.to_json() for one in self.pairs],
             "whole": [one.to_json() for one in self.whole],
-            "slow": [one.to_json() for one in self.slow],
+            "slow": [asdict(one) for one in self.slow],
         }
 
 

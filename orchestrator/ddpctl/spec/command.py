@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 REDACTED = "********"
@@ -63,10 +63,4 @@ class Ran:
 
     def to_json(self, host: str) -> dict[str, Any]:
         """As the contract fixes it."""
-        return {
-            "host": host,
-            "exit_code": self.exit_code,
-            "stdout": self.stdout,
-            "stderr": self.stderr,
-            "error": self.error,
-        }
+        return {"host": host, **asdict(self)}

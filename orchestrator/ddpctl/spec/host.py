@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -24,13 +24,12 @@ from ddpctl.spec.values import (
     Strict,
     Word,
     is_name,
-    one_of,
 )
 
 DEFAULT_BASE_DIR = "~/.local/state/ddpctl"
 DEFAULT_PYTHON = "python3"
 
-Connection = Annotated[Literal["ssh", "local"], one_of("ssh", "local")]
+Connection = Literal["ssh", "local"]
 RangeText = Annotated[Filled, WithJsonSchema({"type": "string", "pattern": r"^[A-Za-z0-9\[][A-Za-z0-9._,/\[\]-]*$"})]
 
 
@@ -72,23 +71,15 @@ class HostEntry(HostKeys):
     name: RangeText = Field(description="The host's name, or a range: node[01-16], node[1-3,7].")
 
 
-class Host(Strict):
+class Host(HostKeys):
     """One machine, complete: ``None`` means that ssh_config or preflight decides."""
 
     name: Name
     address: Address
-    fabric_address: Address | None = None
-    interface: Word | None = None
-    port: Port | None = None
-    user: Login | None = None
-    identity_file: PathText | None = None
-    jump: Jump | None = None
     slots: AutoCount = "auto"
     connection: Connection = "ssh"
     python: PathText = DEFAULT_PYTHON
     base_dir: PathText = DEFAULT_BASE_DIR
-    env: Env = Field(default={}, repr=False)
-    labels: Labels = Field(default={})
 
     @property
     def local(self) -> bool:
@@ -124,14 +115,17 @@ def _expand_entry(defaults: HostKeys, entry: HostEntry) -> Iterator[Host]:
     for name in names:
         if not is_name(name):
             raise RangeFault(f"is not a valid host name: {NAME_RULE}")
+    merged = _merge(defaults, entry)
     addresses = _spread(entry.address, names, "address")
     fabrics = _spread(entry.fabric_address, names, "fabric_address")
     for name, address, fabric in zip(names, addresses, fabrics, strict=True):
-        merged = _merge(defaults, entry)
-        merged["fabric_address"] = fabric or defaults.fabric_address
         fallback = "localhost" if merged.get("connection") == "local" else name
-        merged["address"] = address or defaults.address or fallback
-        yield Host(name=name, **merged)
+        own: dict[str, Any] = {
+            "name": name,
+            "address": address or defaults.address or fallback,
+            "fabric_address": fabric or defaults.fabric_address,
+        }
+        yield Host(**merged | own)
 
 
 def _spread(value: str | None, names: tuple[str, ...], key: str) -> tuple[str | None, ...]:
@@ -144,13 +138,7 @@ def _spread(value: str | None, names: tuple[str, ...], key: str) -> tuple[str | 
     return addresses
 
 
-def _merge(defaults: HostKeys, keys: HostKeys) -> dict[str, Any]:
+def _merge(defaults: HostKeys, entry: HostEntry) -> dict[str, Any]:
     """The host's own keys over the defaults; ``env`` and ``labels`` name by name."""
-    merged: dict[str, Any] = {}
-    for field in HostKeys.model_fields:
-        own, default = getattr(keys, field), getattr(defaults, field)
-        if isinstance(default, Mapping):
-            merged[field] = {**default, **own}
-        elif own is not None or default is not None:
-            merged[field] = own if own is not None else default
-    return merged
+    merged = {key: value for keys in (defaults, entry) for key, value in keys if value is not None}
+    return merged | {"env": {**defaults.env, **entry.env}, "labels": {**defaults.labels, **entry.labels}}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -17,6 +17,7 @@ from ddpctl.spec.job import JobKeys, JobSpec
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import (
     NAME_PATTERN,
+    AsTuple,
     Fault,
     Filled,
     KeyPattern,
@@ -24,14 +25,11 @@ from ddpctl.spec.values import (
     PathText,
     Strict,
     Words,
-    as_mapping,
-    as_tuple,
     bad,
-    one_of,
+    says,
 )
 
 _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
-_BACKEND = re.compile(r"auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*")
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
@@ -55,21 +53,11 @@ def suggestion(word: str, words: Iterable[str]) -> str | None:
     return f"there is: {', '.join(known[:12])}{more}"
 
 
-def _backend(value: Any) -> str:
-    if not isinstance(value, str) or not _BACKEND.fullmatch(value):
-        raise bad("must be auto, cpu, or a build such as cu126, rocm6.3 or xpu")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise bad("must be true or false")
-    return value
-
-
 Mode = Literal["existing", "managed"]
 Backend = Annotated[
-    str, BeforeValidator(_backend), WithJsonSchema({"type": "string", "pattern": f"^({_BACKEND.pattern})$"})
+    str,
+    Field(pattern=r"^(auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*)$"),
+    says("must be auto, cpu, or a build such as cu126, rocm6.3 or xpu"),
 ]
 
 
@@ -91,13 +79,13 @@ def _requirement_hint(value: str) -> str:
     return "write for instance torch==2.13.0 or torch>=2.4,<3"
 
 
-Requirements = Annotated[tuple[Annotated[Filled, AfterValidator(_requirement)], ...], BeforeValidator(as_tuple)]
+Requirements = Annotated[tuple[Annotated[Filled, AfterValidator(_requirement)], ...], AsTuple]
 
 
 class Environment(Strict):
     """The python packages of the nodes. An index address may hold a password, so it never shows in a repr."""
 
-    mode: Annotated[Mode, one_of("existing", "managed")] = Field(
+    mode: Mode = Field(
         default="existing", description="existing: each host's python, checked only; managed: ddpctl builds it."
     )
     packages: Requirements = Field(default=(), description="Requirement strings, for instance torch==2.13.0.")
@@ -107,7 +95,7 @@ class Environment(Strict):
     torch_backend: Backend = Field(
         default="auto", description="auto (what every driver here supports), cpu, cu126, ..."
     )
-    build: Annotated[bool, BeforeValidator(_flag)] = Field(
+    build: bool = Field(
         default=True, description="A package that has no wheel is built once; false: it is refused by name."
     )
     project: PathText | None = Field(
@@ -144,8 +132,7 @@ def _host_entry(value: Any) -> Any:
     return value
 
 
-def _entries(value: Any) -> Any:
-    entries = as_tuple(value)
+def _not_empty(entries: tuple[HostEntry, ...]) -> tuple[HostEntry, ...]:
     if not entries:
         raise bad("is empty", "add at least one host")
     return entries
@@ -160,8 +147,9 @@ class _OrName:
 
 
 Entry = Annotated[HostEntry, BeforeValidator(_host_entry), _OrName()]
-Entries = Annotated[tuple[Entry, ...], BeforeValidator(_entries), Field(json_schema_extra={"minItems": 1})]
-Jobs = Annotated[Mapping[Name, JobKeys], KeyPattern(NAME_PATTERN), BeforeValidator(as_mapping)]
+# Not Field(min_length=1): pydantic counts valid items only, and would call a list of one bad item empty.
+Entries = Annotated[tuple[Entry, ...], AsTuple, AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})]
+Jobs = Annotated[Mapping[Name, JobKeys], KeyPattern(NAME_PATTERN)]
 
 
 class InventoryFile(Strict):

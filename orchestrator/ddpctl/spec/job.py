@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ddpctl.spec.values import (
+    AsTuple,
     AutoCount,
     AutoPort,
     Env,
+    Filled,
     LiteralTexts,
     Name,
     Paths,
@@ -19,9 +21,7 @@ from ddpctl.spec.values import (
     Seconds,
     Strict,
     bad,
-    one_of,
-    whole,
-    whole_schema,
+    says,
 )
 from ddpctl_worker.contract import STOP_GRACE_S
 
@@ -40,33 +40,18 @@ def _module(value: Any) -> str:
     return value
 
 
-def _nodes(value: Any) -> int | str | tuple[str, ...]:
-    """``all``, a number of nodes, or names and ranges (one text stands for a list of one)."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return whole(1, MAX_NODES)(value)
-    names = (value,) if isinstance(value, str) else value
-    if value == "all":
-        return "all"
-    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
-        raise bad("must be all, a number of 1 or more, or names of hosts", "write [node0, 'node[2-3]']")
-    return tuple(names)
+def _as_names(value: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]:
+    """One name or range stands for a list of one."""
+    return (value,) if isinstance(value, str) and value != "all" else value
 
 
-_Count = Annotated[int, BeforeValidator(whole(1, MAX_NODES)), WithJsonSchema(whole_schema(1, MAX_NODES))]
-_Restarts = Annotated[int, BeforeValidator(whole(0, 1000)), WithJsonSchema(whole_schema(0, 1000))]
-Module = Annotated[str, BeforeValidator(_module), WithJsonSchema({"type": "string"})]
+_Count = Annotated[int, Field(ge=1, le=MAX_NODES), says(f"must be a whole number from 1 to {MAX_NODES}")]
+_Restarts = Annotated[int, Field(ge=0, le=1000), says("must be a whole number from 0 to 1000")]
+Module = Annotated[str, BeforeValidator(_module)]
 Nodes = Annotated[
-    int | str | tuple[str, ...],
-    BeforeValidator(_nodes),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                whole_schema(1, MAX_NODES),
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-            ]
-        }
-    ),
+    Annotated[int, Field(ge=1, le=MAX_NODES)] | Filled | Annotated[tuple[Filled, ...], AsTuple, Field(min_length=1)],
+    AfterValidator(_as_names),
+    says(f"must be all, a number from 1 to {MAX_NODES}, or names of hosts", "write [node0, 'node[2-3]']"),
 ]
 
 
@@ -119,18 +104,16 @@ class JobKeys(Strict):
     nproc_per_node: AutoCount = Field(default="auto", description="Processes a node runs; auto: the host's slots.")
     master: Name | None = Field(default=None, description="The host that gets node rank 0; default: the first one.")
     master_port: AutoPort = Field(default="auto", description="auto: a free port picked on the master node.")
-    launcher: Annotated[Launcher, one_of("auto", "launch", "torchrun")] = Field(
+    launcher: Launcher = Field(
         default="auto",
         description="launch: python -m torch.distributed.launch; torchrun: python -m torch.distributed.run; "
         "auto: what this torch has.",
     )
-    local_rank_arg: Annotated[LocalRankArg, one_of("auto", "none", "--local_rank", "--local-rank")] = Field(
+    local_rank_arg: LocalRankArg = Field(
         default="auto",
         description="How the script takes its local rank; auto: read from the script; none: environment.",
     )
-    rendezvous: Annotated[RendezvousBackend, one_of("static", "c10d", "etcd-v2")] = Field(
-        default="static", description="How the nodes find each other."
-    )
+    rendezvous: RendezvousBackend = Field(default="static", description="How the nodes find each other.")
     elastic: Elastic | None = Field(default=None, description="Let the job lose and gain nodes.")
     env: Env = Field(default={}, description="Environment of the job's processes.", repr=False)
     env_file: PathText | None = Field(

@@ -6,9 +6,9 @@ An offending value is never part of a message here: any of them may be a secret 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +17,10 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -77,6 +80,20 @@ def bad(message: str, hint: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("fault", "{message}", {"message": message, "hint": hint})
 
 
+def says(message: str, hint: str | None = None) -> WrapValidator:
+    """One message for everything that pydantic finds wrong with a value; a validator's own :func:`bad` stays."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "fault":
+                raise
+            raise bad(message, hint) from None
+
+    return WrapValidator(check)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise bad("must be text", "quote it")
@@ -107,13 +124,6 @@ def _literal_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return _text(value)
-
-
-def _name(value: Any) -> str:
-    text = _text(value)
-    if not is_name(text):
-        raise bad(f"is not a valid name: {NAME_RULE}")
-    return text
 
 
 def _word(value: Any) -> str:
@@ -165,13 +175,6 @@ def _without(text: str, letters: frozenset[str]) -> str:
     return text
 
 
-def _path(value: Any) -> str:
-    text = _filled(value)
-    if text.startswith("-"):
-        raise bad("must not start with '-'", "write ./ before it")
-    return text
-
-
 def _env_name(value: Any) -> str:
     text = _text(value)
     if not is_env_name(text):
@@ -179,66 +182,6 @@ def _env_name(value: Any) -> str:
     if text in LAUNCHER_OWNED or text.startswith(("DDPCTL_", "PET_")):
         raise bad("is set by the launcher in every process and cannot be chosen here", "remove it")
     return text
-
-
-def whole(minimum: int, maximum: int) -> Callable[[Any], int]:
-    """A validator for whole numbers in a range, both ends included."""
-
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise bad(f"must be a whole number from {minimum} to {maximum}")
-        return value
-
-    return check
-
-
-def auto_or(minimum: int, maximum: int) -> Callable[[Any], Any]:
-    """A validator for ``auto`` or a whole number in a range."""
-
-    def check(value: Any) -> Any:
-        if value == "auto":
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise bad(f"must be auto or a whole number from {minimum} to {maximum}")
-        return value
-
-    return check
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 10_000_000:
-        raise bad("must be a number of seconds, 0 or more")
-    return float(value)
-
-
-def _positive_seconds(value: Any) -> float:
-    if _seconds(value) == 0:
-        raise bad("must be more than 0 seconds")
-    return float(value)
-
-
-def whole_schema(minimum: int, maximum: int) -> dict[str, Any]:
-    """The JSON Schema of :func:`whole`."""
-    return {"type": "integer", "minimum": minimum, "maximum": maximum}
-
-
-def auto_schema(minimum: int, maximum: int) -> dict[str, Any]:
-    """The JSON Schema of :func:`auto_or`."""
-    return {"anyOf": [{"const": "auto"}, whole_schema(minimum, maximum)]}
-
-
-def as_tuple(value: Any) -> Any:
-    """A list as a tuple; anything else that is not a list is refused with words a YAML writer knows."""
-    if not isinstance(value, (list, tuple)):
-        raise bad("must be a list", "write [one, two], or one item per line after '- '")
-    return tuple(value)
-
-
-def as_mapping(value: Any) -> Any:
-    """A mapping with text keys."""
-    if not isinstance(value, Mapping):
-        raise bad("must be a mapping of names to values", "write {NAME: value}, or one name a line")
-    return value
 
 
 @dataclass(frozen=True)
@@ -251,54 +194,35 @@ class KeyPattern:
         return {**handler(core), "propertyNames": {"pattern": f"^{self.pattern}$"}}
 
 
-_TEXT_SCHEMA = {"type": "string"}
-_LITERAL_SCHEMA = {"type": ["string", "number"]}
-_NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
-
-Text = Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT_SCHEMA)]
-Filled = Annotated[str, BeforeValidator(_filled), WithJsonSchema({"type": "string", "minLength": 1})]
-LiteralText = Annotated[str, BeforeValidator(_literal_text), WithJsonSchema(_LITERAL_SCHEMA)]
-Name = Annotated[str, BeforeValidator(_name), WithJsonSchema(_NAME_SCHEMA)]
-Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
-Address = Annotated[str, BeforeValidator(_address), WithJsonSchema({"type": "string", "pattern": r"^[^\s@-][^\s@]*$"})]
-Login = Annotated[str, BeforeValidator(_login), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
-Jump = Annotated[str, BeforeValidator(_jump), WithJsonSchema({"type": "string", "pattern": r"^[^\s-]\S*$"})]
-PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "pattern": r"^[^-]"})]
-EnvName = Annotated[str, BeforeValidator(_env_name), WithJsonSchema({"pattern": f"^{ENV_NAME_PATTERN}$"})]
-Seconds = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "number", "minimum": 0})]
-PositiveSeconds = Annotated[
-    float, BeforeValidator(_positive_seconds), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+Text = Annotated[str, BeforeValidator(_text)]
+Filled = Annotated[str, Field(min_length=1), BeforeValidator(_filled)]
+LiteralText = Annotated[str, BeforeValidator(_literal_text), WithJsonSchema({"type": ["string", "number"]})]
+Name = Annotated[
+    str, Field(pattern=f"^{NAME_PATTERN}$"), BeforeValidator(_text), says(f"is not a valid name: {NAME_RULE}")
 ]
-Port = Annotated[int, BeforeValidator(whole(1, 65535)), WithJsonSchema(whole_schema(1, 65535))]
+Word = Annotated[str, Field(pattern=r"^[^\s-]\S*$"), BeforeValidator(_word)]
+Address = Annotated[str, Field(pattern=r"^[^\s@-][^\s@]*$"), BeforeValidator(_address)]
+Login = Annotated[str, Field(pattern=r"^[^\s-]\S*$"), BeforeValidator(_login)]
+Jump = Annotated[str, Field(pattern=r"^[^\s-]\S*$"), BeforeValidator(_jump)]
+PathText = Annotated[
+    str, Field(pattern=r"^[^-]"), BeforeValidator(_filled), says("must not start with '-'", "write ./ before it")
+]
+EnvName = Annotated[str, Field(pattern=f"^{ENV_NAME_PATTERN}$"), BeforeValidator(_env_name)]
+Seconds = Annotated[float, Field(ge=0, le=10_000_000), says("must be a number of seconds, 0 or more")]
+PositiveSeconds = Annotated[float, Field(gt=0, le=10_000_000), says("must be a number of seconds, more than 0")]
+Port = Annotated[int, Field(ge=1, le=65535), says("must be a whole number from 1 to 65535")]
+AutoPort = Annotated[Literal["auto"] | Port, says("must be auto or a whole number from 1 to 65535")]
 AutoCount = Annotated[
-    int | str, BeforeValidator(auto_or(1, MAX_COUNT)), WithJsonSchema(auto_schema(1, MAX_COUNT), mode="validation")
-]
-AutoPort = Annotated[int | str, BeforeValidator(auto_or(1, 65535)), WithJsonSchema(auto_schema(1, 65535))]
-
-Words = Annotated[tuple[Word, ...], BeforeValidator(as_tuple)]
-Paths = Annotated[tuple[PathText, ...], BeforeValidator(as_tuple)]
-LiteralTexts = Annotated[tuple[LiteralText, ...], BeforeValidator(as_tuple)]
-Env = Annotated[
-    Mapping[EnvName, LiteralText],
-    KeyPattern(ENV_NAME_PATTERN),
-    BeforeValidator(as_mapping),
-    AfterValidator(dict),
-    Field(repr=False),
-]
-Labels = Annotated[
-    Mapping[Name, LiteralText], KeyPattern(NAME_PATTERN), BeforeValidator(as_mapping), AfterValidator(dict)
+    Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_COUNT)],
+    says(f"must be auto or a whole number from 1 to {MAX_COUNT}"),
 ]
 
-
-def one_of(*words: str) -> BeforeValidator:
-    """A validator for one of a few words; the nearest one is offered by the reader of the file."""
-
-    def check(value: Any) -> str:
-        if value not in words:
-            raise PydanticCustomError("choice", "must be one of: {words}", {"words": ", ".join(words)})
-        return str(value)
-
-    return BeforeValidator(check)
+AsTuple = Field(strict=False)  # the file has lists; a tuple is all that they become
+Words = Annotated[tuple[Word, ...], AsTuple]
+Paths = Annotated[tuple[PathText, ...], AsTuple]
+LiteralTexts = Annotated[tuple[LiteralText, ...], AsTuple]
+Env = Annotated[Mapping[EnvName, LiteralText], KeyPattern(ENV_NAME_PATTERN), AfterValidator(dict), Field(repr=False)]
+Labels = Annotated[Mapping[Name, LiteralText], KeyPattern(NAME_PATTERN), AfterValidator(dict)]
 
 
 def plural(count: int, word: str) -> str:
