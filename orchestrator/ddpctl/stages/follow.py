@@ -25,12 +25,11 @@ from ddpctl.errors import (
 )
 from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.transport.base import Fleet, Frame
+from ddpctl.transport.limits import RETRY_FIRST_S, RETRY_MOST_S
 from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
 
-RETRY_FIRST_S = 0.5
-RETRY_MOST_S = 5.0
 # How long a host that cannot be reached is waited for once all others are over.
 GIVE_UP_S = 30.0
 # ... and when one of those has failed: the run is over, and what this host says last can be read later.
@@ -251,7 +250,7 @@ def _drain(
             if item.error is not None:
                 errors[item.host] = item.error
                 if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
-                    tell(Note(f"{item.error}; its output is not followed any more", "warning", item.host))
+                    tell(Note(f"{item.error}; its output is no longer followed", "warning", item.host))
         else:
             broken.pop(item.host, None)
             for line in item.lines:

@@ -103,12 +103,12 @@ class KnownHosts:
 
     def about(self, name: str, port: int) -> tuple[KnownHost, ...]:
         """The lines about a server, revoked ones and authorities too."""
-        wanted = entry_name(name, port)
-        if wanted not in self._found:  # a hashed name costs a digest a line: once is enough
+        entry_for = entry_name(name, port)
+        if entry_for not in self._found:  # a hashed name costs a digest a line: once is enough
             plain, others = self._index
-            hashed = (entry for entry in others if entry.names.match(wanted))
-            self._found[wanted] = (*plain.get(wanted.lower(), ()), *hashed)
-        return self._found[wanted]
+            hashed = (entry for entry in others if entry.names.match(entry_for))
+            self._found[entry_for] = (*plain.get(entry_for.lower(), ()), *hashed)
+        return self._found[entry_for]
 
     @cached_property
     def _index(self) -> tuple[dict[str, list[KnownHost]], tuple[KnownHost, ...]]:

@@ -177,7 +177,9 @@ class _Parser:
 
     def blocks(self, text: str, source: str, depth: int) -> list[Block]:
         if depth > _MAX_DEPTH:
-            raise UsageError(f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for a circle")
+            raise UsageError(
+                f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for files that include each other"
+            )
         found = [Block(lambda _asked: True)]
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
@@ -259,7 +261,8 @@ def _exec(command: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"Match exec `{command}` of ssh_config does not end within {MATCH_EXEC_S:g} s", hint="try it by hand"
+            f"Match exec `{command}` of ssh_config does not end within {MATCH_EXEC_S:g} s",
+            hint="run it by hand to see why",
         ) from None
     except OSError as error:
         raise UsageError(f"Match exec `{command}` of ssh_config cannot be run: {error.strerror}") from None

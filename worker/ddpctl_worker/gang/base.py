@@ -142,7 +142,7 @@ class Gang:
             with contextlib.suppress(Exception):
                 self._close_all()
             if now - since > FAULTS_S and self.verdict is None:
-                text = "the thread on %s that watches the other nodes fails again and again: %s" % (self.host, fault)
+                text = "the thread on %s that watches the other nodes keeps failing: %s" % (self.host, fault)
                 self._decided(outcomes.failed(outcomes.cause(self.host, SUPERVISOR_LOST, text)))
             if self._leaving is not None:
                 return

@@ -1,4 +1,5 @@
-"""How the nodes of a run agree on its end. Pure: the hub feeds it what happens, with the time (monotonic seconds).
+"""How the hub decides which failure came first and when all nodes stop. Pure: the hub feeds it events and their times
+(monotonic seconds).
 
 Which node failed first is not simply which one says so first: a rank whose peer died fails too, and its launcher may
 be the quicker one. So the hub waits a moment, prefers a failure that does not look like a peer's death, and then the
@@ -49,7 +50,7 @@ class Seat:
 
 
 class Council:
-    """The state of a run as the hub sees it."""
+    """The state of a run as the hub sees it, and its verdict once there is one."""
 
     def __init__(self, hosts: Sequence[str], hub: str) -> None:
         self._hub = hub
@@ -76,7 +77,7 @@ class Council:
         """A node says how long ago its supervisor's loop turned: its other threads talk on while that one hangs."""
         seat = self.seats[host]
         if age > STILL_S and not seat.finished:
-            text = "the supervisor on %s stands still: its loop has not turned for %d s" % (host, age)
+            text = "the supervisor on %s is stuck: its loop has not run for %d s" % (host, age)
             self._give_up(seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
@@ -191,7 +192,7 @@ class Council:
             if seat.gone is not None and now - seat.gone > REJOIN_S:
                 self._give_up(seat, self._why_gone(host), seat.gone, now)
             elif now - seat.heard > SILENT_S:
-                text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
+                text = "nothing was heard from %s for %d s: it is down or cut off" % (host, SILENT_S)
                 self._give_up(seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
 
     def _find_cut(self, now: float) -> None:
@@ -208,8 +209,8 @@ class Council:
 
     def _why_gone(self, host: str) -> Dict[str, Any]:
         if self._slept >= SILENT_S:
-            text = "%s stood still for %d s (suspended, or starved): the others gave it up" % (self._hub, self._slept)
-            return outcomes.cause(self._hub, NODE_LOST, text)
+            text = "%s did not run for %d s (suspended, or starved of CPU): the other nodes gave it up"
+            return outcomes.cause(self._hub, NODE_LOST, text % (self._hub, self._slept))
         text = "the supervisor on %s is gone; the host itself still answers" % host
         return outcomes.cause(host, SUPERVISOR_LOST, text)
 

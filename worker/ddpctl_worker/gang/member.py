@@ -183,7 +183,7 @@ class MemberGang(Gang):
             text = "the supervisor on %s is gone; the host itself still answers" % self.hub_host
             self._decided(outcomes.failed(outcomes.cause(self.hub_host, SUPERVISOR_LOST, text)))
         elif now - self._heard > SILENT_S:
-            text = "nothing was heard of %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
+            text = "nothing was heard from %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
             self._decided(outcomes.failed(outcomes.cause(self.hub_host, NODE_LOST, text)))
 
     def _park(self) -> None:

@@ -113,8 +113,8 @@ class TetherListener:
 
     def how_still(self) -> str:
         if self._beat is not None:
-            return "stood still for %d s" % STILL_S
-        return "could not start the launcher within %g s (does its folder or its Python lie on a disk that hangs?)" % (
+            return "was stuck for %d s" % STILL_S
+        return "could not start the launcher within %g s (is its folder or its Python on a disk that hangs?)" % (
             self._up
         )
 
@@ -158,10 +158,10 @@ def wait_until_gone(
     while listener.listen(LOOK_S):
         if listener.stands_still() and supervisor is not None:
             processes.send(supervisor, 9)
-            return "the supervisor %s and was killed; the processes that it left were ended" % listener.how_still()
+            return "the supervisor %s and was killed; the processes that it left were killed" % listener.how_still()
         look()
     died = listener.words.get("died")
-    return "the supervisor failed (%s); the processes that it left were ended" % died if died else None
+    return "the supervisor failed (%s); the processes that it left were killed" % died if died else None
 
 
 def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> None:
@@ -195,7 +195,7 @@ def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Opt
 
 
 class Deputy:
-    """Held by the supervisor; does nothing while the guardian lives."""
+    """The process that takes a dead guardian's place. Held by the supervisor; does nothing while the guardian lives."""
 
     def __init__(self, order: Dict[str, Any], tether: Tether) -> None:
         self._order = {"node": order["node"], "cookie": order["cookie"]}

@@ -56,7 +56,7 @@ def launch(order: Dict[str, Any]) -> Dict[str, Any]:
     except BrokenPipeError:
         answer = b""
     if not answer:
-        return {"refused": "the supervisor did not come up; see supervisor.log in the run's folder"}
+        return {"refused": "the supervisor did not start; see supervisor.log in the run's folder"}
     found: Dict[str, Any] = json.loads(answer)
     return found
 

@@ -236,7 +236,7 @@ class Supervisor:
 
     def _take_orders(self) -> None:
         if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
-            text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
+            text = "the supervisor received SIGTERM: is the machine shutting down?"
             self._ending.propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
         if self._wakeup.asked(STOP):
             self._stop_look = self._recorder.look()
@@ -306,7 +306,7 @@ class Supervisor:
         self._log_until = time.monotonic() + LOG_S
         self._writer.close()
         if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
-            text = "%d processes that outlived the launcher were ended; timeouts.leftover gives them %g s"
+            text = "%d processes that outlived the launcher were killed; timeouts.leftover gives them %g s"
             notes.note(text % (self._stopper.signalled, self._leftover))
         self._tell_outcome()
 

@@ -58,7 +58,7 @@ def open_blob(base_dir: str, sha256: str) -> Optional[int]:
     if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
         return fd
     os.close(fd)
-    raise WorkerError(UNSAFE_PATH, "%s is not a file of ours (uid %d)" % (path, info.st_uid), "remove it")
+    raise WorkerError(UNSAFE_PATH, "%s belongs to another user (uid %d)" % (path, info.st_uid), "remove it")
 
 
 def blob_size(base_dir: str, sha256: str) -> Optional[int]:
@@ -138,7 +138,7 @@ class Part:
         """Append. Raises WorkerError no_space (the part is dropped: it would keep the disk full)."""
         if self.done + len(data) > self.size:
             self.drop()
-            raise WorkerError(CORRUPT, "more bytes than the announced %d came for %s" % (self.size, self.sha256))
+            raise WorkerError(CORRUPT, "more bytes came for %s than the announced %d" % (self.sha256, self.size))
         view = memoryview(data)
         try:
             while view:
