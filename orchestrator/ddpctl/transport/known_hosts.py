@@ -212,7 +212,7 @@ def _key(kind: str, text: str) -> Key:
 
 @lru_cache(maxsize=64)
 def _read(files: tuple[tuple[str, int, int], ...]) -> KnownHosts:
-    """The files as one; with the stamps as arguments they are parsed anew once they change."""
+    """The files as one; with the stamps as arguments they are parsed again once they change."""
     known = KnownHosts()
     for path, _time, _size in files:
         known += parse(Path(path).read_text("utf-8", "replace"), path)

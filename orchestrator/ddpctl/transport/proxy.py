@@ -19,7 +19,7 @@ from ddpctl.transport.ssh_config import in_shell
 
 
 class ProxyEnded(Dropped):
-    """The command ended without a word and without an error: the server, or what is between, hung up."""
+    """The command ended without output and without an error: the server, or what is between, hung up."""
 
 
 class ProxySocket:

@@ -129,7 +129,7 @@ class Connector:
         words = last_line(said)
         if hop.proxy_command:
             raise Unreachable(
-                f"ProxyCommand `{hop.proxy_command}` ended {1 + DROPPED_RETRIES} times without a word from {hop.where}"
+                f"ProxyCommand `{hop.proxy_command}` ended {1 + DROPPED_RETRIES} times before {hop.where} said anything"
                 + (f": {words}" if words else ""),
                 hint="run it by hand to see why",
             )

@@ -1,6 +1,6 @@
 """OpenSSH's client configuration: parsed once, asked for every host.
 
-paramiko's own reader knows no Include, compiles every pattern anew for every host (minutes for hundreds of both) and
+paramiko's own reader knows no Include, compiles every pattern again for every host (minutes for hundreds of both) and
 asks the name server for each host's IdentityFile. This one follows ssh_config(5) and is compared with ``ssh -G``: the
 first value wins, IdentityFile and CertificateFile add up, Include is read in place, and a ``Match final`` anywhere
 makes a second pass in which Host lines see the HostName.

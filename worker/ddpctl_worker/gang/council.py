@@ -20,7 +20,7 @@ from ddpctl_worker.outcome import Outcome
 SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
 REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
-STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing
+STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that is stuck watches nothing
 VICTIMS_S = 8.0  # how long victims wait for their culprit; a starved node finds it seconds late
 MUTE_S = 10.0  # ... while a node that lives has reported no failure
 LATE_S = 3.0  # no word for so long: may be down
@@ -59,7 +59,7 @@ class Council:
         self._done: List[Candidate] = []  # nodes that have succeeded, maybe too early for the others
         self.cuts = Cuts(hosts, hub)
         self._cut = False  # a link that is cut is among the candidates
-        self._slept = 0.0  # the longest that the hub stood still
+        self._slept = 0.0  # the longest that the hub did not run
         self.verdict: Optional[Outcome] = None
 
     def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
@@ -112,7 +112,7 @@ class Council:
         return min([now - one for one in outputs] or [0.0])
 
     def slept(self, seconds: float) -> None:
-        """The hub itself stood still for so long (a suspended or starved machine): nobody's silence in that time
+        """The hub itself did not run for this long (a suspended or starved machine): nobody's silence in that time
         counts, for nobody was listening."""
         self._slept = max(self._slept, seconds)
         for seat in self.seats.values():

@@ -17,7 +17,7 @@ from ddpctl_worker.outcome import Outcome
 
 CONNECT_S = 3.0
 RETRY_S = 0.3
-RECONNECT_S = 4.0  # without a word of the hub
+RECONNECT_S = 4.0  # without a message from the hub
 ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
 MEET_S = 10.0  # the same after a success: a hub that never heard of this node would take it for missing
 

@@ -154,7 +154,7 @@ class Leftovers:
 def wait_until_gone(
     listener: TetherListener, supervisor: Optional[ProcessId], look: Callable[[], None]
 ) -> Optional[str]:
-    """Until the supervisor is gone; one whose loop stands still is killed. What is to be said of its end."""
+    """Until the supervisor is gone; one whose loop is stuck is killed. Returns what to say of its end."""
     while listener.listen(LOOK_S):
         if listener.stands_still() and supervisor is not None:
             processes.send(supervisor, 9)
@@ -186,7 +186,7 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
 
 
 def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
-    """What the supervisor said of the run's end; without a word of its own the run is lost."""
+    """What the supervisor said of the run's end; if it said nothing, the run is lost."""
     host = paths.host
     body = left.end or record.exit_record(lost(paths, host, detail))
     counts = {"signalled": stopper.signalled, "forced": stopper.forced}

@@ -3,7 +3,7 @@
     start (dies with the SSH channel) -> guardian (subreaper) -> supervisor (subreaper) -> launcher -> ranks
 
 Killed with SIGKILL, the supervisor leaves its whole tree to the guardian, which ends it and writes the exit record,
-with the outcome that the supervisor knew, where it did. A supervisor whose loop stands still is killed.
+with the outcome that the supervisor knew, where it did. A supervisor whose loop is stuck is killed.
 """
 
 from __future__ import annotations

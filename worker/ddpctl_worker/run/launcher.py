@@ -179,7 +179,7 @@ def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[
 class BeforeExec:
     """What the launcher's process does first: die with the supervisor, restore its own OOM score and signals.
 
-    It ends without a word if one of ``called_off`` is there by now: the run was stopped while this was on its way.
+    It ends silently if one of ``called_off`` is there by now: the run was stopped while this was on its way.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The status verb: what the records say, judged against the machine as it is now.
 
-To read is not to write: the judgement on a run that is lost is made anew whenever somebody asks, and comes out the
+To read is not to write: the judgement on a run that is lost is made again whenever somebody asks, and comes out the
 same each time, since it rests on records that nobody touches any more. Only ``settle``, for a verb that acts, writes.
 """
 

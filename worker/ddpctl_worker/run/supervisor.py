@@ -245,7 +245,7 @@ class Supervisor:
             self._obey(request)
 
     def _obey(self, request: Dict[str, Any]) -> None:
-        """Somebody asks for the end; without a word of his on the disk the signal alone says so."""
+        """Somebody asks for the end; if they left nothing on the disk, the signal alone says so."""
         self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
         self._begin_stop(None if grace is None else float(grace))

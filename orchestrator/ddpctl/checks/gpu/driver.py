@@ -31,7 +31,7 @@ _BROKEN = {
     nvidia.LOST: ("a GPU no longer answers", "reboot the host", "dmesg -T | grep -i xid"),
     nvidia.FAILED: ("nvidia-smi fails", None, "nvidia-smi"),
 }
-# How each family of distributions makes its boot image anew.
+# How each family of distributions rebuilds its boot image.
 _INITRAMFS = {
     "debian": "update-initramfs -u",
     "rhel": "dracut --force",

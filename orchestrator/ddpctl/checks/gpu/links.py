@@ -102,7 +102,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
 
 
 def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
-    """Without a word of CUDA's own it may still be on its way, minutes after the boot."""
+    """Unless CUDA itself says otherwise, it may still be starting, minutes after the boot."""
     sure = live is not None and live.error is not None
     smi = smis(view)[host]
     return report.finding(
