@@ -24,8 +24,8 @@ from ddpctl.errors import (
     as_fault,
 )
 from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
-from ddpctl.transport.limits import RETRY_FIRST_S, RETRY_MOST_S
 from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class _Stream:
     cancelled: threading.Event
     offset: int | None = None
     warned: bool = False  # of a broken connection, since the last one that was whole
-    pause: float = RETRY_FIRST_S
+    pause: float = limits.RETRY_FIRST_S
 
     def read(self) -> None:
         """In a thread of its own. However it ends, an end comes out: without one the host would be waited for."""
@@ -138,7 +138,7 @@ class _Stream:
                     self.warned = True
                 if self.cancelled.wait(self.pause):
                     raise
-                self.pause = min(RETRY_MOST_S, self.pause * 2)
+                self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
 
     def _call(self) -> str:
         """Read to the end; returns the state that the node's part of the run is in then."""
@@ -153,7 +153,7 @@ class _Stream:
         return str(answer["state"])
 
     def _frame(self, frame: Frame) -> None:
-        self.warned, self.pause = False, RETRY_FIRST_S
+        self.warned, self.pause = False, limits.RETRY_FIRST_S
         if frame.data.get("state") == contract.STALE:
             self.out.put(_Stale(self.host, frame.data.get("heartbeat_age_s")))
         elif "state" in frame.data:

@@ -262,7 +262,7 @@ def _too_few(view: View, target: Target, count: int) -> Finding:
         why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
     return report.error(
         target.name,
-        f"{plural(target.nproc, 'process')}, but {plural(count, 'GPU')}{why}: each needs one of its own",
+        f"{target.nproc} processes, but {plural(count, 'GPU')}{why}: each needs one of its own",
         fix=f"set `slots: {count}` for {target.name}, or `nproc_per_node: auto`"
         + (f"; where the login sets {live.chosen}, remove it from the profile" if live and live.chosen else ""),
         evidence={"nproc": target.nproc, "gpus": count},
