@@ -24,6 +24,11 @@ WORDS = (
     r"none of ours",
     r"there twice",
     r"tak(e|es|ing|en) back",
+    r"anew",
+    r"(broke|broken) off",  # for interrupted
+    r"(stands?|stood) still",  # for is stuck
+    r"without a word",
+    r"not looked at",  # for not checked
     r"what stands",  # for what is there
 )
 _FORBIDDEN = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)

@@ -201,7 +201,7 @@ def test_fix_for_iptables_in_its_own_table() -> None:
     found = firewall.blocking(dump, SYN, "input")
     command, note = firewall.opening(dump, found, "input", PEERS, [(29500, 29500)])
     assert command == "iptables -w 5 -t raw -I PREROUTING 1 -p tcp -s 10.0.0.2/31 -m multiport --dports 29500 -j ACCEPT"
-    assert "gone after a reboot" in note
+    assert "lost at a reboot" in note
 
 
 def test_negations_of_iptables() -> None:

@@ -93,7 +93,7 @@ def test_where_a_check_does_not_apply_it_is_skipped_and_says_why() -> None:
 def test_what_was_looked_at_nowhere_is_not_ok() -> None:
     ask = Question("x")
     view = View(NODES[:2], Want(), {node.name: {"x": Answer(True, 1)} for node in NODES[:2]})
-    closed = [Finding("a.a", Severity.UNKNOWN, "not looked at: for root only", host) for host in "ab"]
+    closed = [Finding("a.a", Severity.UNKNOWN, "not checked: for root only", host) for host in "ab"]
     everywhere = judge.verdicts([check("a.a", ask, found=tuple(closed))], view)
     assert [one.severity for one in everywhere] == [Severity.UNKNOWN, Severity.UNKNOWN]
     on_one = judge.verdicts([check("a.a", ask, found=tuple(closed[:1]))], view)
@@ -104,7 +104,7 @@ def test_a_question_that_fails_is_unknown_there() -> None:
     view = View(NODES, Want(), {"a": {"x": Answer(True, 1)}, "b": {"x": Answer(False, error="PermissionError")}})
     found = judge.verdicts([check("a.a", Question("x"))], view)
     assert [(one.severity, one.host) for one in found] == [(Severity.UNKNOWN, "b"), (Severity.OK, None)]
-    assert found[0].message == "not looked at: PermissionError"
+    assert found[0].message == "not checked: PermissionError"
 
 
 def test_a_question_without_an_answer_is_a_warning_on_that_host_alone() -> None:

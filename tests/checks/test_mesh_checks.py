@@ -115,7 +115,7 @@ def test_launcher_that_lost_the_master_when_time_was_up_is_not_to_blame() -> Non
         n2={"expected": [2], "seconds": 60.1, "met": True, "exit_code": 1, "timed_out": False, **nothing},
     )
     assert found.host == "n1"
-    assert "never met" in found.message
+    assert "never joined" in found.message
 
 
 def test_launcher_that_ends_at_once_is_quoted() -> None:

@@ -114,7 +114,7 @@ def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contac
         assert done.returncode == 2
         line, hint = done.stderr.splitlines()
         assert dest in line
-        assert hint == "hint: name another place"
+        assert hint == "hint: name another folder"
     assert not inventory.with_name("base").exists()
 
 

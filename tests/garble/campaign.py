@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddpctl.errors import InternalFault
 from ddpctl.stages import follow, mesh
+from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
 from ddpctl_worker import contract
 from tests.garble.mutate import garbled
@@ -24,12 +25,12 @@ Said = Mapping[str, Mapping[str, list[Frame]]]
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
     """A node that hangs is given up after a second: what happens then is of interest, not the waiting."""
-    before = contract.LINK_DEAD_S, follow.GIVE_UP_S, follow.RETRY_FIRST_S, mesh.READY_S
-    contract.LINK_DEAD_S, follow.GIVE_UP_S, follow.RETRY_FIRST_S, mesh.READY_S = 1.0, 1.0, 0.1, 3.0
+    before = contract.LINK_DEAD_S, follow.GIVE_UP_S, limits.RETRY_FIRST_S, mesh.READY_S
+    contract.LINK_DEAD_S, follow.GIVE_UP_S, limits.RETRY_FIRST_S, mesh.READY_S = 1.0, 1.0, 0.1, 3.0
     try:
         yield
     finally:
-        contract.LINK_DEAD_S, follow.GIVE_UP_S, follow.RETRY_FIRST_S, mesh.READY_S = before
+        contract.LINK_DEAD_S, follow.GIVE_UP_S, limits.RETRY_FIRST_S, mesh.READY_S = before
 
 
 def play(scene: str, said: Said, folder: Path, seed: int | None) -> Played:

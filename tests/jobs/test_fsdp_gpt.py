@@ -211,7 +211,7 @@ def test_a_half_written_checkpoint_is_not_read(alone: None, tmp_path: Path) -> N
 def test_nothing_is_resumed_from_damaged_checkpoints_alone(alone: None, tmp_path: Path) -> None:
     train(tmp_path, "--steps", "1")
     damage(checkpoint(tmp_path, 1) / "__0_0.distcp")
-    with pytest.raises(common.Refused, match="is damaged: start anew with another --model_dir"):
+    with pytest.raises(common.Refused, match="is damaged: start again with another --model_dir"):
         train(tmp_path, "--steps", "2", "--resume")
 
 

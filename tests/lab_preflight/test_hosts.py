@@ -123,7 +123,7 @@ def test_a_disk_that_the_job_finds_too_small(lab3: Lab) -> None:
         hosts={"node1": {"base_dir": "/srv/small/ddpctl"}},
         jobs={"train": {**TRAIN["train"], "requires": {"free_disk_gb": 0.5}}},
     )
-    assert "the job wants 0.5 GB" in fault.message
+    assert "the job needs 0.5 GB" in fault.message
 
 
 def test_read_only_home(lab3: Lab) -> None:

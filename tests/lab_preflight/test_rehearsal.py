@@ -53,7 +53,7 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     found = rehearsal(report)
     assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
     assert "2 ranks on node0,node2 waited for it" in found[0].message
-    assert "never met" not in found[0].message
+    assert "never joined" not in found[0].message
     assert report.exit_code == 3
     assert leftovers(lab3) == []
 
@@ -69,7 +69,7 @@ def test_launcher_that_is_stuck_is_named(lab3: Lab, python213: str, monkeypatch:
     )
     found = rehearsal(report)
     assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
-    assert "never met the others" in found[0].message
+    assert "never joined the others" in found[0].message
     assert leftovers(lab3) == []
 
 

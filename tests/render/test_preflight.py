@@ -88,15 +88,15 @@ def test_a_command_is_shown_as_it_is_typed_here() -> None:
 
 
 def test_what_was_not_looked_at_is_told_and_not_among_what_passed() -> None:
-    closed = Finding("gpu.xid", Severity.UNKNOWN, "not looked at: the kernel log is for root only", "node1")
+    closed = Finding("gpu.xid", Severity.UNKNOWN, "not checked: the kernel log is for root only", "node1")
     one = report(2, closed, Finding("host.shm", OK, "fine"))
-    assert "unknown gpu.xid  node1: not looked at" in text(one)
-    mesh = [Finding(f"mesh.{name}", Severity.UNKNOWN, "not looked at: nobody answers") for name in ("mtu", "route")]
-    assert "unknown gpu.xid, mesh  all: not looked at: nobody" in text(
+    assert "unknown gpu.xid  node1: not checked" in text(one)
+    mesh = [Finding(f"mesh.{name}", Severity.UNKNOWN, "not checked: nobody answers") for name in ("mtu", "route")]
+    assert "unknown gpu.xid, mesh  all: not checked: nobody" in text(
         report(2, Finding("gpu.xid", Severity.UNKNOWN, mesh[0].message), *mesh)
     )
     assert "1 checks ok (host)" in text(one)
-    assert "Not looked at" in preflight_html(one)
+    assert "Not checked" in preflight_html(one)
     assert one.ok
 
 

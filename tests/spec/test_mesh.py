@@ -102,7 +102,7 @@ def test_address_of_ssh_comes_first_and_the_one_that_answers_is_taken() -> None:
 def test_what_the_inventory_says_is_what_is_used_and_the_rest_only_helps_to_explain() -> None:
     nodes = [
         node("n0", ("eth0", "10.0.0.1"), ("eth1", "10.1.0.1"), interface="eth1"),
-        node("n1", ("eth0", "10.0.0.2"), wanted=("10.9.9.9",)),
+        node("n1", ("eth0", "10.0.0.2"), configured=("10.9.9.9",)),
     ]
     assert candidates(nodes) == {"n0": ("10.1.0.1",), "n1": ("10.9.9.9",)}
     assert other_addresses(nodes) == {"n0": ("10.0.0.1",), "n1": ("10.0.0.2",)}

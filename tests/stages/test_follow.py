@@ -37,4 +37,4 @@ def test_one_host_that_cannot_be_read(answer: object, kind: type[DdpctlError], l
     assert isinstance(errors["b"], kind)
     assert [line.text for line in told if isinstance(line, Line) and line.host == "a"] == ["loss"]
     # Where the others are followed on, it is said at once.
-    assert all("not followed any more" in note.message for note in told if isinstance(note, Note))
+    assert all("no longer followed" in note.message for note in told if isinstance(note, Note))

@@ -116,7 +116,7 @@ def test_agents_that_wait_for_a_person(lab3: Lab, tmp_path: Path, monkeypatch: p
         error = fleet.map(lambda transport: transport.call("echo")).errors["node0"]
         fleet.close()
         assert isinstance(error, AuthRefused)
-        one_line(error, "a token (agent), with which the agent does not sign")
+        one_line(error, "a token (agent), which the agent does not sign with")
 
 
 def test_an_agent_that_never_signs(lab3: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

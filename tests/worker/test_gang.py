@@ -262,7 +262,7 @@ def test_a_supervisor_whose_loop_stands_still_is_named_though_its_gang_talks_on(
                 status = node.wait_state(trio.run, seconds=60)
                 assert (status["state"], status["cause"]["reason"]) == ("failed", "supervisor_lost")
                 assert status["cause"]["host"] == gone.host
-                assert f"the supervisor on {gone.host} stands still" in status["cause"]["message"]
+                assert f"the supervisor on {gone.host} is stuck" in status["cause"]["message"]
     assert gone.wait_state(trio.run)["cause"]["host"] == gone.host
     trio.supervisors_end()
 
@@ -278,7 +278,7 @@ def test_a_node_whose_gang_thread_stands_still_ends_like_the_others(trio: Trio, 
         for node in trio.nodes:
             status = node.wait_state(trio.run, seconds=60)
             assert (status["state"], status["cause"]["host"]) == ("failed", gone.host)
-        assert "watches the other nodes stands still" in gone.status(trio.run)["cause"]["message"]
+        assert "watches the other nodes is stuck" in gone.status(trio.run)["cause"]["message"]
         eventually(lambda: not processes_of(trio.run), "every supervisor ends", 30)
 
 

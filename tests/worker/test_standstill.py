@@ -202,7 +202,7 @@ def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Nod
         eventually(lambda: not processes_of(f"{run}-"), "the job is ended", 90)
         status = node.wait_state(run)
     assert (status["state"], status["cause"]["reason"]) == ("lost", "supervisor_lost")
-    assert "stood still for 20 s" in status["cause"]["message"]
+    assert "was stuck for 20 s" in status["cause"]["message"]
     watchers_end(node, run)
 
 
@@ -218,7 +218,7 @@ def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     status = node.wait_state(run, seconds=90)
     assert (status["state"], status["cause"]["reason"]) == ("failed", "exited")
     assert "every rank on node0 has ended" in status["cause"]["message"]
-    assert "the launcher went on" in status["cause"]["message"]
+    assert "the launcher kept running" in status["cause"]["message"]
     nothing_left(node, run)
 
 

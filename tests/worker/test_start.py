@@ -220,7 +220,7 @@ def test_code_that_was_never_sent(node: Node) -> None:
     [
         ({"argv": ["/does/not/exist"]}, "cannot start /does/not/exist: No such file"),
         ({"argv": ["/etc/passwd"]}, "cannot start /etc/passwd: Permission denied"),
-        ({"cwd": "/does/not/exist"}, "the working folder /does/not/exist is not there"),
+        ({"cwd": "/does/not/exist"}, "there is no working folder /does/not/exist"),
     ],
 )
 def test_what_cannot_be_started_says_why(node: Node, change: dict[str, Any], words: str) -> None:

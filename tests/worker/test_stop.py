@@ -127,7 +127,7 @@ def test_a_start_that_comes_after_the_stop_is_refused(node: Node) -> None:
         assert node.open("stop", run=run, grace=0).last()["error"]["kind"] == "no_such_run"
     last = node.open("start", **request).last()
     assert not last["ok"]
-    assert "stopped before it came" in last["error"]["message"]
+    assert "stopped before it reached" in last["error"]["message"]
     assert not processes_of(run)
     assert node.call("status", all=True)["runs"] == []
 

@@ -145,7 +145,7 @@ def test_leftovers_of_a_successful_job_are_ended(node: Node) -> None:
     assert node.wait_state(run)["state"] == "succeeded"
     nothing_left(node, run)
     assert json.loads((node.folder(run) / "exit.json").read_text())["leftover"] == 4
-    assert "4 processes that outlived the launcher were ended" in (node.folder(run) / "supervisor.log").read_text()
+    assert "4 processes that outlived the launcher were killed" in (node.folder(run) / "supervisor.log").read_text()
 
 
 UPLOAD = """

@@ -79,7 +79,7 @@ def named(error: Exception, base: str) -> Refusal:
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return Refusal("unwritable", message, "make it writable, " + hint)
     if code in (errno.ENOTDIR, errno.EEXIST, errno.ELOOP):
-        return Refusal("unsafe_path", message, "something that is no folder is in the way: remove it, " + hint)
+        return Refusal("unsafe_path", message, "a file is in the way: remove it, " + hint)
     return Refusal("os_error", message, hint)
 
 
@@ -125,7 +125,7 @@ def receive(size: int) -> bytes:
     while size:
         part = os.read(0, min(size, 1 << 16))
         if not part:
-            raise Refusal("corrupt", "the worker's package broke off with %d bytes missing" % size)
+            raise Refusal("corrupt", "the worker's package stopped with %d bytes missing" % size)
         parts.append(part)
         size -= len(part)
     return b"".join(parts)

@@ -70,7 +70,7 @@ class Channel:
             piece = self._buffer[:left] or os.read(self._in, min(chunk, left))
             self._buffer = self._buffer[len(piece) :] if self._buffer else b""
             if not piece:
-                raise WorkerError(CORRUPT, "the transfer broke off with %d of %d bytes missing" % (left, size))
+                raise WorkerError(CORRUPT, "the transfer stopped with %d of %d bytes missing" % (left, size))
             left -= len(piece)
             yield piece
 

@@ -93,7 +93,7 @@ SILENT = "silent"  # accepted, and nothing said
 CLOSED = "closed"  # accepted, and hung up
 ERROR = "error"
 # ... and of a transfer: OK, or
-SLOW = "slow"  # broken off, with the rate so far
+SLOW = "slow"  # stopped early, with the rate so far
 STALLED = "stalled"  # small messages pass and big ones never arrive
 BROKEN = "failed"
 

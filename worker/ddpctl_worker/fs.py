@@ -57,7 +57,7 @@ def check_own(path: str) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
     if not stat.S_ISDIR(found.st_mode):
-        raise WorkerError(UNSAFE_PATH, "%s is no folder" % path, "remove it")
+        raise WorkerError(UNSAFE_PATH, "%s is not a folder" % path, "remove it")
     if found.st_uid != os.geteuid():
         raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
     if found.st_mode & 0o022:
@@ -169,7 +169,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(found.st_mode):
-            raise WorkerError(UNSAFE_PATH, "%s is not a file of ours (uid %d)" % (path, found.st_uid))
+            raise WorkerError(UNSAFE_PATH, "%s belongs to another user (uid %d)" % (path, found.st_uid))
         try:
             value = json.loads(file.read())
         except (ValueError, RecursionError):
@@ -192,7 +192,7 @@ def shared(path: str, channel: Channel) -> Iterator[None]:
     """Hold ``path`` (made if need be) together with others who share it.
 
     Raises:
-        WorkerError: interrupted, the controller went away.
+        WorkerError: interrupted, the controller disconnected.
     """
     with _locked(path, fcntl.LOCK_SH, channel, FOREVER):
         yield
@@ -203,7 +203,7 @@ def alone(path: str, channel: Channel, patience: float = FOREVER) -> Iterator[No
     """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
 
     Raises:
-        WorkerError: interrupted, the controller went away; or busy, somebody else still holds it.
+        WorkerError: interrupted, the controller disconnected; or busy, somebody else still holds it.
     """
     with _locked(path, fcntl.LOCK_EX, channel, patience):
         yield
@@ -218,7 +218,7 @@ def _locked(path: str, how: int, channel: Channel, patience: float) -> Iterator[
             if time.monotonic() >= deadline:
                 raise WorkerError(BUSY, "an environment is being installed here", "try again when it is done")
             if channel.closed.wait(_PAUSE_S):
-                raise WorkerError(INTERRUPTED, "the controller went away")
+                raise WorkerError(INTERRUPTED, "the controller disconnected")
         yield
     finally:
         os.close(fd)

@@ -61,7 +61,7 @@ class RunPaths:
 def name(value: Any, what: str) -> str:
     """``value`` when it is a plain name that cannot leave its folder."""
     if not isinstance(value, str) or not _NAME.match(value):
-        raise WorkerError(BAD_REQUEST, "%r is no %s" % (value, what))
+        raise WorkerError(BAD_REQUEST, "%r is not a %s" % (value, what))
     return value
 
 

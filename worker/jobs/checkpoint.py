@@ -5,7 +5,7 @@ in between, no half file ever has the checkpoint's name. The one before it stays
 
 Resuming: rank 0 alone reads and sends the bytes to all, so the nodes need not share a disk. torch.save writes a zip
 archive with a checksum for each tensor, which torch.load does not look at: one wrong bit on the disk and a training
-goes on from wrong weights without a word. So the checksums are compared here before anything is loaded.
+silently continues from wrong weights. So the checksums are compared here before anything is loaded.
 
     NAME            the newest               NAME.old        the newest of an earlier training, set aside by a new one
     NAME.prev       the one before it        NAME.damaged    was found damaged

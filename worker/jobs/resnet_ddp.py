@@ -81,7 +81,7 @@ def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoin
 def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None:
     """One backward pass for nothing, so that a resumed training adds gradients up in the order of one never stopped.
 
-    After its first backward pass DDP arranges its buckets anew. Where a gradient lies in a bucket decides in what order
+    After its first backward pass DDP rearranges its buckets. Where a gradient lies in a bucket decides in what order
     an all-reduce of three or more ranks adds it up, so the last bits differ; many steps later also the loss does.
     """
     model.eval()  # batch norm then learns nothing from it

@@ -117,7 +117,7 @@ class Checkpoints:
         found = from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None)
         manifest = next((manifest for manifest in found if self.is_whole(manifest)), None)
         if manifest is None and found:
-            raise Refused(f"every checkpoint in {self.folder} is damaged: start anew with another --model_dir")
+            raise Refused(f"every checkpoint in {self.folder} is damaged: start again with another --model_dir")
         if manifest is None:
             return 0
         self.compare_settings(manifest)

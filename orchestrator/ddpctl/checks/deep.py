@@ -68,8 +68,8 @@ def _judge_rehearsal(view: View) -> Iterable[Finding]:
             yield report.warning(
                 host,
                 f"processes of the rehearsal could not be killed: {pids}",
-                fix="a process that ignores SIGKILL hangs in its driver or file system: its wait channel says where; "
-                "only a reboot ends it if that does not come back",
+                fix="a process that survives SIGKILL is stuck in a driver or file system, and its wait channel says "
+                "which; unless that recovers, only a reboot ends it",
                 command=f"ps -o pid,stat,wchan:32,args -p {pids.replace(' ', '')}",
             )
 
@@ -120,7 +120,7 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
     if first.error is not None:
         text = f"{names} failed {where}: {first.error}"
     elif answer.get("timed_out"):
-        met = "" if answer.get("met") else ", its launcher never met the others"
+        met = "" if answer.get("met") else ", its launcher never joined the others"
         text = f"{names} stuck {where} after {answer['seconds']:.0f} s{met}"
     else:
         last = answer["tail"][-1] if answer.get("tail") else "no output"
@@ -150,7 +150,7 @@ def _judge_network(view: View) -> Iterable[Finding]:
     told = {host: answer.get("nccl", ()) for host, answer in (view.rehearsal or {}).items() if _by_nccl(answer)}
     used = {host: _networks(lines) for host, lines in told.items()}
     for host in (host for host, names in used.items() if not names):
-        yield report.unknown(host, "not looked at: NCCL did not say what network it uses")
+        yield report.unknown(host, "not checked: NCCL did not say what network it uses")
     kinds = {names for names in used.values() if names}
     if len(kinds) > 1:
         yield _differ(used)
@@ -189,10 +189,10 @@ def _of_host(view: View, host: str, names: tuple[str, ...], lines: Sequence[str]
         why = next((line for line in lines if line.startswith("NET/IB") and "Using" not in line), None)
         yield report.warning(
             host,
-            f"NCCL sends over TCP (Using network {SOCKET}) though {up[0]['device']} port {up[0]['port']} is active"
-            f"{f': {why}' if why else ''}",
-            fix="the job must be able to open /dev/infiniband/uverbs* and to load libibverbs (in a container both have "
-            "to be passed in), and NCCL_IB_DISABLE and NCCL_NET must not say otherwise",
+            f"NCCL sends over TCP (Using network {SOCKET}) though {up[0]['device']} port {up[0]['port']} is "
+            f"active{f': {why}' if why else ''}",
+            fix="the job must be able to open /dev/infiniband/uverbs* and to load libibverbs (pass both into a "
+            "container), and NCCL_IB_DISABLE and NCCL_NET must not rule it out",
             command="ls -l /dev/infiniband; ldconfig -p | grep -e ibverbs -e mlx5; env | grep ^NCCL_",
             evidence={"nccl": list(lines)},
         )
@@ -200,10 +200,10 @@ def _of_host(view: View, host: str, names: tuple[str, ...], lines: Sequence[str]
     if names and SOCKET not in names and direct == {"Disabled"}:
         yield report.warning(
             host,
-            f"NCCL copies through the host's memory: {next(line for line in lines if _GDR.search(line))}",
-            fix="GPU Direct RDMA takes the module nvidia_peermem, or DMA-BUF (Linux 5.12, the open GPU kernel modules, "
-            "NCCL 2.12), and a GPU that can (no GeForce); a distance in the line means that the GPU and the HCA are "
-            "too far apart for it",
+            f"NCCL copies through host memory: {next(line for line in lines if _GDR.search(line))}",
+            fix="GPU Direct RDMA needs the module nvidia_peermem, or DMA-BUF (Linux 5.12, the open GPU kernel "
+            "modules, NCCL 2.12), and a GPU that supports it (not GeForce); a distance in the line means that the GPU "
+            "and the HCA are too far apart for it",
             command="lsmod | grep -e nvidia_peermem -e nv_peer_mem; nvidia-smi topo -m",
             evidence={"nccl": list(lines)},
         )
@@ -213,12 +213,12 @@ REHEARSAL = Check(
     "deep.rehearsal",
     "a rehearsal with every rank (--deep)",
     _judge_rehearsal,
-    cause="Whatever no single check knows: the job's own interpreter, launcher, backend and interfaces, on all "
-    "ranks at once, do not get through init_process_group, an all_reduce of known numbers and a barrier. "
-    "(Seen with gloo; never run on GPUs.)",
+    cause="A fault that no single check sees: with the job's own interpreter, launcher, backend and interfaces the "
+    "ranks do not get through init_process_group, an all_reduce of known numbers and a barrier. (Seen with gloo; "
+    "never run on GPUs.)",
     symptom="init_process_group hangs or fails; wrong sums",
-    fix="The finding names the ranks that are stuck or failed, the phase, and their last words; the other ranks "
-    "only waited for them.",
+    fix="The finding names the ranks that are stuck or failed, the phase, and their last words; the others only "
+    "waited for them.",
 )
 
 CHECKS = (
@@ -227,8 +227,8 @@ CHECKS = (
         "deep.network",
         "NCCL uses the network that the hosts have (--deep)",
         _judge_network,
-        cause="NCCL falls back to TCP without a word where it finds no RDMA device that it can open, and copies "
-        "through the host's memory where GPU Direct RDMA does not work.",
+        cause="NCCL silently falls back to TCP where it finds no RDMA device that it can open, and copies through "
+        "host memory where GPU Direct RDMA does not work.",
         symptom="NCCL INFO NET/IB : No device found. / Using network Socket; GPU Direct RDMA Disabled for HCA 0; the "
         "job runs, at a fraction of the speed",
         fix="Pass /dev/infiniband and libibverbs into the container; load nvidia_peermem.",

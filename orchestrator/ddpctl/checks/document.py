@@ -11,17 +11,17 @@ from ddpctl.checks.catalogue import CATALOGUE
 _HEAD = """\
 # Preflight checks
 
-Made from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; do not edit.
+Generated from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; do not edit.
 
 `ddpctl preflight` and `ddpctl up` run them all; `--only` and `--skip` take ids (`gpu.xid`) or their first part (`gpu`).
 An **error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong
-is harmless. What could not be looked at is **unknown** (rules that only root may read), what does not apply is
+is harmless. What could not be checked is **unknown** (rules that only root may read), what does not apply is
 **skipped** (no GPU found); neither counts as passed.
 
 A finding has a `command`, which runs on the host as it is and is shown as `ssh -t HOST '...'`, a `fix` in words, or
 both.
 
-Every check marked *on real hosts* was seen to find its fault, injected for real, on hosts with an sshd, a network and a
+Every check marked *on real hosts* has found its fault, injected for real, on hosts with an sshd, a network and a
 file system of their own. The others were judged on recorded output only.
 """
 

@@ -64,7 +64,7 @@ def _judge_variables(view: View) -> Iterable[Finding]:
             listed = ", ".join(f"{name}={text}" for name, text in sorted(gone.items()))
             yield report.info(
                 target.name,
-                f"the login sets {listed}; harmless, ddpctl sets its own for the job or takes them out",
+                f"the login sets {listed}; harmless: ddpctl overrides or removes them for the job",
                 fix="remove them from the profile: other launchers obey them",
                 evidence=gone,
             )
@@ -118,7 +118,7 @@ def _judge_nccl(view: View) -> Iterable[Finding]:
         fix="make /etc/nccl.conf and ~/.nccl.conf equal, or set the variables in the inventory (`env:`)",
         show=lambda value: "; ".join(f"{name}={text}" for name, text in value.items()) or "none",
     )
-    yield from _in_the_way(view)
+    yield from _other_nccl(view)
     yield from differences(
         Severity.ERROR,
         _loaded(view),
@@ -142,7 +142,7 @@ def _file_settings(view: View, target: Target) -> dict[str, str]:
     return {name: settings[name] for name in sorted(settings) if name not in OWN | PER_HOST | set(variables)}
 
 
-def _in_the_way(view: View) -> Iterable[Finding]:
+def _other_nccl(view: View) -> Iterable[Finding]:
     """Each libnccl on LD_LIBRARY_PATH. torch's wheels find their own first, through their RPATH."""
     imports, versions = python.imports(view), python.versions(view)
     for host, value in view.values(question).items():
@@ -156,7 +156,7 @@ def _in_the_way(view: View) -> Iterable[Finding]:
             f"torch loads {taken}, from LD_LIBRARY_PATH"
             if loaded
             else f"LD_LIBRARY_PATH may put {taken} before the NCCL that torch brings",
-            fix="take that folder out of LD_LIBRARY_PATH, unless torch was built against it",
+            fix="remove that folder from LD_LIBRARY_PATH, unless torch was built against it",
             evidence={"libnccl": value["libnccl"], "loaded": loaded},
         )
 
@@ -168,19 +168,19 @@ CHECKS = (
         _judge_variables,
         ask=(question,),
         cause="A profile on one node sets NCCL_*, GLOO_*, CUDA_VISIBLE_DEVICES, or PET_*, RANK, MASTER_ADDR, which "
-        "torch's launcher takes for its defaults. What counts is what the job has in the end: the inventory goes "
-        "before the login, and ddpctl sets NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS itself.",
+        "torch's launcher takes for its defaults. What counts is the job's final environment: the inventory overrides "
+        "the login, and ddpctl sets NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS itself.",
         symptom="one node uses another interface, sees other GPUs, or waits for another master",
-        fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and their like; set the others in the inventory.",
+        fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and the like; set the others in the inventory.",
     ),
     Check(
         "env.nccl",
         "no other NCCL in the way",
         _judge_nccl,
         ask=(question, *python.ASK_TORCH),
-        cause="The NCCL that torch really loads is not the same on every node: a libnccl of the system, a module "
-        "or an MPI comes first through LD_LIBRARY_PATH or LD_PRELOAD (torch's wheels find their own in spite of "
-        "LD_LIBRARY_PATH). Or /etc/nccl.conf differs between hosts.",
+        cause="The NCCL that torch really loads is not the same on every node: a system libnccl, a module or an MPI "
+        "comes first through LD_LIBRARY_PATH or LD_PRELOAD (torch's wheels find their own despite LD_LIBRARY_PATH). "
+        "Or /etc/nccl.conf differs between hosts.",
         symptom="Mismatched NCCL version detected; Message truncated: received N bytes instead of M",
         fix="Unset LD_LIBRARY_PATH for the job.",
         recorded=NO_HARDWARE,

@@ -21,8 +21,8 @@ from ddpctl.spec.ranges import fold
 
 LEAST_ROOM = 8192  # what is proposed
 _LARGER_TABLE = (
-    "give the kernel a larger table. All containers of a machine share one: set it on the machine itself. It is gone "
-    "after a reboot unless the same keys stand in /etc/sysctl.d/"
+    "give the kernel a larger table. All containers of a machine share one: set it on the machine itself. It is lost "
+    "at a reboot unless the same keys are in /etc/sysctl.d/"
 )
 
 
@@ -34,8 +34,8 @@ def network_of(view: View) -> Callable[[Target], HostNetwork | None]:
         value = answers.get(target.name)
         if value is None:
             return None
-        wanted = _resolved(view, target)
-        return host_network(target.name, value, wanted=wanted, interface=target.interface, local=target.local)
+        configured = _resolved(view, target)
+        return host_network(target.name, value, configured=configured, interface=target.interface, local=target.local)
 
     return read
 
@@ -58,7 +58,7 @@ def _judge_address(view: View) -> Iterable[Finding]:
         network = read(target)
         if network is None:
             continue
-        if target.fabric_address and not network.wanted:
+        if target.fabric_address and not network.configured:
             yield report.error(
                 target.name,
                 f"fabric_address {target.fabric_address} has no address on any node",
@@ -99,13 +99,13 @@ def _twins(address: str, network: HostNetwork, networks: Sequence[HostNetwork]) 
 
 def _not_owned(network: HostNetwork) -> Iterable[Finding]:
     own = {entry.address: entry.interface for entry in network.addresses}
-    if network.wanted and not any(address in own for address in network.wanted):
+    if network.configured and not any(address in own for address in network.configured):
         listing = ", ".join(f"{address} ({interface})" for address, interface in own.items())
         yield report.error(
             network.host,
-            f"no interface of {network.host} has the fabric address {network.wanted[0]}",
+            f"no interface of {network.host} has the fabric address {network.configured[0]}",
             fix=f"set `fabric_address:` of {network.host} to one of its own, or leave it out: {listing}",
-            evidence={"wanted": list(network.wanted), "addresses": own},
+            evidence={"wanted": list(network.configured), "addresses": own},
         )
 
 
@@ -127,14 +127,14 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
     elif (
         chosen
         and network.ssh_address not in (None, chosen.address)
-        and not network.wanted
+        and not network.configured
         and network.interface is None
         and len(mesh.hosts) > 1
     ):
         yield report.info(
             network.host,
-            f"SSH comes in at {network.ssh_address}, which the other nodes do not all reach; they use {chosen.address} "
-            f"on {chosen.interface}",
+            f"SSH comes in at {network.ssh_address}, which not all other nodes reach; they use {chosen.address} on "
+            f"{chosen.interface}",
             evidence={"ssh": network.ssh_address, "chosen": chosen.address},
         )
 
@@ -165,10 +165,10 @@ def _interface_fault(network: HostNetwork) -> str | None:
         return f"there is no interface {network.interface} with an address"
     if not any(entry.up for entry in mine):
         return f"interface {network.interface} is down"
-    if network.wanted and not any(entry.address in network.wanted for entry in mine):
-        owner = network.owner(network.wanted[0])
+    if network.configured and not any(entry.address in network.configured for entry in mine):
+        owner = network.owner(network.configured[0])
         where = f"it is on {owner}" if owner else f"no interface of {network.host} has it"
-        return f"interface {network.interface} does not have the fabric address {network.wanted[0]}: {where}"
+        return f"interface {network.interface} does not have the fabric address {network.configured[0]}: {where}"
     return None
 
 
@@ -188,7 +188,7 @@ def _judge_neighbours(view: View) -> Iterable[Finding]:
         answer, need = network_answer(view, target.name), needs.get(target.name, 0)
         table = answer.get("neighbours")
         if answer and table is None:
-            yield report.unknown(target.name, "not looked at: the kernel did not tell its size")
+            yield report.unknown(target.name, "not checked: the kernel did not give its size")
         elif table and target.name not in full and need > table["limit"]:
             yield _too_small(view, target.name, need, table)
 
@@ -251,8 +251,8 @@ CHECKS = (
         "every node has an address that the others reach",
         _judge_address,
         ask=(network_question,),
-        cause="`fabric_address:` in the inventory is no address of that node, or one that the others do not reach: a "
-        "container bridge (docker0 has the same address everywhere), a VPN, a management network.",
+        cause="`fabric_address:` in the inventory is not an address of that node, or one that the others do not "
+        "reach: a container bridge (docker0 has the same address everywhere), a VPN, a management network.",
         symptom="client socket has timed out after 900000ms while trying to connect to (10.0.0.5, 29500); or Gloo "
         "connectFullMesh failed ... remote=[172.17.0.1]",
         fix="Leave `fabric_address:` out and ddpctl takes the one that answers, or write the right one.",
@@ -274,8 +274,8 @@ CHECKS = (
         ask=(network_question,),
         cause="Many nodes in one network, or many containers on one machine, and a neighbour (ARP) table of the usual "
         "1024 entries (gc_thresh3): the kernel drops what it has no entry for.",
-        symptom="No route to host, or connections that time out, between ever other nodes; kernel log: neighbour: "
-        "arp_cache: neighbor table overflow!",
+        symptom="No route to host, or connections that time out, between changing pairs of nodes; kernel log: "
+        "neighbour: arp_cache: neighbor table overflow!",
         fix="sysctl net.ipv4.neigh.default.gc_thresh1, 2 and 3 on every node, several times the number of nodes.",
         exempt=one_host,
     ),

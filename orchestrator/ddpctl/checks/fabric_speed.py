@@ -42,7 +42,7 @@ def _judge_speed(view: View) -> Iterable[Finding]:
         yield _slower(mine, max(better, key=lambda found: _speed(found) or 0))
     elif others and untold:
         names = ", ".join(dict.fromkeys(map(_names, untold)))
-        yield report.unknown(None, f"not looked at: no driver says how fast {names} is")
+        yield report.unknown(None, f"not checked: no driver says how fast {names} is")
 
 
 def _entry(network: HostNetwork, fabric: Mapping[str, Fabric]) -> NodeAddress | None:
@@ -142,7 +142,7 @@ def _judge_source(view: View) -> Iterable[Finding]:
             if dial.local not in (None, mine.address)
         }
         if away:
-            yield _another_way(target.name, mine, away)
+            yield _other_interface(target.name, mine, away)
 
 
 def _first_address(network: HostNetwork, mine: Fabric) -> NodeAddress | None:
@@ -174,15 +174,15 @@ def _another_first(host: str, mine: Fabric, first: NodeAddress) -> Finding:
     )
 
 
-def _another_way(host: str, mine: Fabric, away: Mapping[str, tuple[str | None, str | None]]) -> Finding:
+def _other_interface(host: str, mine: Fabric, away: Mapping[str, tuple[str | None, str | None]]) -> Finding:
     ways = {interface: local for local, interface in away.values()}
     where = " and ".join(f"{interface} ({local})" for interface, local in ways.items())
     return report.warning(
         host,
-        f"connections to {fold(list(away))} leave by {where}, not by {mine.interface} ({mine.address}) that the job is "
-        "told",
-        fix=f"`ip route get` of their addresses shows why; two interfaces in one network are told apart by metric or "
-        f"prefix; or set `interface:` of {host} to the one that they take",
+        f"connections to {fold(list(away))} leave by {where}, not by {mine.interface} ({mine.address}), the interface "
+        "that the job is given",
+        fix="`ip route get` of their addresses shows why; give two interfaces in one network different metrics or "
+        f"prefixes, or set `interface:` of {host} to the one that is used",
         evidence={"peers": list(away), "local": sorted({str(local) for local, _ in away.values()})},
     )
 
@@ -193,8 +193,8 @@ CHECKS = (
         "the nodes talk over the fastest network that they share",
         _judge_speed,
         ask=(network_question, hca.PORTS),
-        cause="ddpctl takes the address that SSH came in by where the others reach it. That may be a management "
-        "network of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster one.",
+        cause="ddpctl uses the address that SSH came in on, if the others reach it. That may be a management network "
+        "of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster one.",
         symptom="the job runs, slowly",
         fix="`interface:` (or `fabric_address:`) in the inventory names the fast one.",
         recorded=RECORDED,
@@ -205,10 +205,10 @@ CHECKS = (
         "the job's connections have the fabric address",
         _judge_source,
         ask=(network_question,),
-        cause="gloo and NCCL take the first address of the interface that they are told (NCCL: of the family in "
+        cause="gloo and NCCL take the first address of the interface that they are given (NCCL: of the family in "
         "NCCL_SOCKET_FAMILY). Where the fabric address is a later one (a second address, a /32 on lo, IPv6 beside "
         "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
-        symptom="Connection refused or time-outs at an address that stands in no file; half the speed",
+        symptom="Connection refused or time-outs at an address that is in no file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
         exempt=one_host,
     ),

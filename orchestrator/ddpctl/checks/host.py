@@ -24,7 +24,7 @@ NAMES = Question("names", deadline=12.0)  # a dead DNS server answers nothing fo
 SLOW_NAMES_S = 2.0
 SKEW_S = 5.0
 SURE_S = 1.0  # clocks that are known better than this are told by their difference
-_FIX_NAMES = "put the nodes into /etc/hosts, or a DNS server that answers into /etc/resolv.conf"
+_FIX_NAMES = "add the nodes to /etc/hosts, or a DNS server that answers to /etc/resolv.conf"
 C10D_SKEW_S = 15.0  # its heartbeats are wall-clock times and expire after 3 x 5 s
 Machines = Mapping[str, Mapping[str, Any]]
 _NEW_MACHINE_ID = "rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup"
@@ -90,12 +90,12 @@ def _judge_arch(view: View) -> Iterable[Finding]:
         Severity.WARNING,
         {host: value["machine"] for host, value in view.values(PYTHON).items()},
         what="processors of kind",
-        fix="run the job on hosts of one kind: torch is another build on each, and they round differently",
+        fix="run the job on hosts of one kind: each kind has a torch build of its own, and they round differently",
     )
 
 
-def _one_machine(hostname: str, hosts: list[str], wanted: bool) -> Finding:
-    if wanted:
+def _one_machine(hostname: str, hosts: list[str], intended: bool) -> Finding:
+    if intended:
         message = (
             f"{named(hosts)} are this one machine, as the inventory says: good for trying things out, not for speed"
         )
@@ -128,7 +128,7 @@ def _judge_hostname(view: View) -> Iterable[Finding]:
             Severity.WARNING if c10d else Severity.INFO,
             host,
             f"its name {value['hostname']} {fault}; {harm}",
-            fix="cloud-init may write /etc/hosts anew at the next boot (manage_etc_hosts)",
+            fix="cloud-init may rewrite /etc/hosts at the next boot (manage_etc_hosts)",
             command=_give_name(view, target, value["hostname"]),
             evidence=value,
         )
@@ -161,9 +161,9 @@ def name_fault(value: dict[str, Any]) -> str | None:
         return f"cannot be resolved there ({value['error']})"
     first, local = value["addresses"][0], value["local"][0]
     if ipaddress.ip_address(first.partition("%")[0]).is_loopback:
-        return f"means {first} there, a loopback address"
+        return f"resolves to {first} there, a loopback address"
     if not local:
-        return f"means {first} there, which is not an address of this host"
+        return f"resolves to {first} there, which is not an address of this host"
     return None
 
 
@@ -183,8 +183,7 @@ def _judge_resolver(view: View) -> Iterable[Finding]:
         if answer is not None and answer.timed_out:
             yield report.info(
                 target.name,
-                "looking up a name does not end there: no DNS server answers; slow, not wrong, since ddpctl uses "
-                "addresses",
+                "looking up a name hangs there: no DNS server answers; slow, not wrong, since ddpctl uses addresses",
                 fix=_FIX_NAMES,
                 command="cat /etc/resolv.conf",
             )
@@ -225,7 +224,7 @@ def _agreement(view: View, offsets: dict[str, float]) -> str:
     unsure = {host: timing.uncertainty for host, timing in view.timings.items()}
     sure = [offset for host, offset in offsets.items() if unsure[host] <= SURE_S]
     blurred = [host for host in offsets if unsure[host] > SURE_S]
-    said = f"clocks agree to within {max(max(sure) - min(sure), 0.1):.1f} s" if sure else "no clock is seen to be off"
+    said = f"clocks agree to within {max(max(sure) - min(sure), 0.1):.1f} s" if sure else "no clock seems to be off"
     if not blurred:
         return said
     middle = statistics.median_low(sure or offsets.values())
@@ -235,7 +234,7 @@ def _agreement(view: View, offsets: dict[str, float]) -> str:
 
 def _skewed(view: View, host: str, away: float) -> Finding:
     c10d = view.want.rendezvous == "c10d" and abs(away) > C10D_SKEW_S
-    harm = "c10d takes such a node for dead" if c10d else "logs and certificates of the nodes do not fit together"
+    harm = "c10d declares such a node dead" if c10d else "times in the nodes' logs and certificates do not match"
     return report.finding(
         Severity.ERROR if c10d else Severity.WARNING,
         host,
@@ -252,10 +251,10 @@ CHECKS = (
         "every host is a machine of its own",
         _judge_identity,
         ask=(MACHINE,),
-        cause="Two names of the inventory are the same machine; or two cloned machines have the same machine id, "
-        "or the same hostname, which harms where the boot id is one too (containers).",
+        cause="Two names of the inventory are the same machine; or two cloned machines have the same machine id, or "
+        "the same hostname, which does harm if they share a boot id too (containers).",
         symptom="Duplicate GPU detected; address already in use; NCCL that tries shared memory between machines",
-        fix="One name a machine; a hostname of its own for each.",
+        fix="One name per machine, and a hostname of its own for each.",
     ),
     Check(
         "host.arch",
@@ -263,19 +262,19 @@ CHECKS = (
         _judge_arch,
         ask=(PYTHON,),
         cause="Some hosts are x86_64, others aarch64 (Grace Hopper beside x86).",
-        symptom="results that differ by host; packages that exist for one kind alone",
+        symptom="results that differ by host; packages that exist for one kind only",
         fix="One kind for one job: `--nodes`, or an inventory each.",
         recorded=RECORDED,
     ),
     Check(
         "host.hostname",
-        "the hostname means the host",
+        "the hostname resolves to the host",
         _judge_hostname,
         ask=(NAMES,),
-        cause="Debian and Ubuntu write `127.0.1.1 HOSTNAME` into /etc/hosts, so gloo listens where no other node "
-        "can reach it. Or the name has no address, or one of another machine.",
-        symptom="Gloo connectFullMesh failed: SO_ERROR: Connection refused, remote=[127.0.1.1]:26021; the other "
-        "side is silent for five times the time-out (150 minutes)",
+        cause="Debian and Ubuntu write `127.0.1.1 HOSTNAME` into /etc/hosts, so gloo listens where no other node can "
+        "reach it. Or the name has no address, or one of another machine.",
+        symptom="Gloo connectFullMesh failed: SO_ERROR: Connection refused, remote=[127.0.1.1]:26021; the other side "
+        "stays silent for five times the time-out (150 minutes)",
         fix="ddpctl names the interface to gloo and NCCL, so nothing needs to be done; without ddpctl, remove the "
         "line.",
     ),

@@ -13,6 +13,7 @@ from ddpctl.checks.ssh import DISK_KINDS, FOLDER_KINDS, judge_errors
 from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
+from ddpctl.spec.values import plural
 
 LEAST = 100_000_000  # bytes: a run's records and logs need some room
 LOW = 1_000_000_000
@@ -29,9 +30,9 @@ TMP_LEAST = 16 * MIB
 
 _REMOUNT = "mount -o remount,size=50% /dev/shm"
 _LARGEST = "ls -lhS /dev/shm | head"
-_FIX_SHM = "a remount lasts until the next reboot: see /etc/fstab; a container wants --shm-size=8g or --ipc=host"
+_FIX_SHM = "a remount lasts until the next reboot: see /etc/fstab; a container needs --shm-size=8g or --ipc=host"
 _FIX_READ_ONLY = (
-    "a disk that fails turns read-only: look into the kernel log first. A remount lasts until the next reboot: see "
+    "a failing disk turns read-only: check the kernel log first. A remount lasts until the next reboot: see "
     "/etc/fstab. Or set `base_dir:` to another disk"
 )
 
@@ -50,13 +51,13 @@ def _of_kind(kinds: frozenset[str]) -> Callable[[DdpctlError], bool]:
 def _judge_room(view: View) -> Iterable[Finding]:
     make_room = "make room there, or set `base_dir:` to another disk"
     yield from judge_errors(view, _of_kind(DISK_KINDS), make_room)
-    wanted = (view.want.free_disk_gb or 0) * GB
+    asked = (view.want.free_disk_gb or 0) * GB
     for host, fs in view.values(base_dir).items():
         free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
         fix = "`ddpctl gc` removes old runs and environments; or set `base_dir:` to another disk"
         command = f"du -xh {shlex.quote(fs['mount'])} 2>/dev/null | sort -h | tail -20"
-        if free < max(LEAST, wanted):
-            need = f"the job wants {view.want.free_disk_gb:g} GB" if wanted > LEAST else f"{size(LEAST)} is the least"
+        if free < max(LEAST, asked):
+            need = f"the job needs {view.want.free_disk_gb:g} GB" if asked > LEAST else f"{size(LEAST)} is the minimum"
             message = f"{size(free)} free for {place}, {need}"
             yield report.error(host, message, fix=fix, command=command, evidence=fs)
         elif free < LOW:
@@ -69,8 +70,8 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
         if fs["inodes"] and fs["inodes_free"] < LEAST_INODES:  # some file systems count none
             yield report.error(
                 host,
-                f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be made, whatever "
-                "room is left",
+                f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be created, however "
+                "much space is free",
                 fix="remove or pack the folder with the many small files, or set `base_dir:` to another disk",
                 command=_more_inodes(view, host, fs),
                 evidence=fs,
@@ -95,7 +96,7 @@ def _judge_folder(view: View) -> Iterable[Finding]:
                 f"{fs['path']} cannot be written: {fs['write_error']}",
                 fix=_FIX_READ_ONLY
                 if fs["read_only"]
-                else f"give it to the login, or set `base_dir:` of {host} to a folder that it may write",
+                else f"give it to the login's user, or set `base_dir:` of {host} to a folder that it may write",
                 command=_writable(view, host, fs),
                 evidence=fs,
             )
@@ -110,12 +111,12 @@ def _writable(view: View, host: str, fs: dict[str, Any]) -> str | None:
 
 def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
     managed = view.want.managed
-    harm = "an environment cannot run from there" if managed else "output there cannot be told apart by rank"
+    harm = "an environment cannot run from there" if managed else "output there cannot be assigned to its rank"
     return report.finding(
         Severity.ERROR if managed else Severity.INFO,
         host,
         f"{fs['path']} lies on {fs['mount']}, mounted noexec: {harm}",
-        fix="a remount lasts until the next reboot: take noexec out of /etc/fstab as well; or set `base_dir:` to "
+        fix="a remount lasts until the next reboot: remove noexec from /etc/fstab as well; or set `base_dir:` to "
         "another disk",
         command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
         evidence=fs,
@@ -159,7 +160,11 @@ def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | Non
     if fs["free"] < SHM_LEAST // 2:
         return Severity.ERROR, f"/dev/shm is full: {size(fs['free'])} of {total} free", _LARGEST
     if fs["total"] < SHM_A_RANK * many:
-        return Severity.WARNING, f"/dev/shm has {total} for {many} process(es): little for DataLoader workers", _REMOUNT
+        return (
+            Severity.WARNING,
+            f"/dev/shm has {total} for {plural(many, 'process')}: little for DataLoader workers",
+            _REMOUNT,
+        )
     return None
 
 
@@ -173,8 +178,8 @@ def _judge_tmp(view: View) -> Iterable[Finding]:
             why = fs["write_error"] or f"{size(fs['free'])} free"
             yield report.warning(
                 host,
-                f"/tmp cannot be used ({why}): torch's launcher and Python's tempfile want it",
-                fix="remove what nobody uses, or set TMPDIR to another folder for this host (`env:`)",
+                f"/tmp cannot be used ({why}): torch's launcher and Python's tempfile need it",
+                fix="remove what is not in use, or set TMPDIR to another folder for this host (`env:`)",
                 command="du -xah /tmp 2>/dev/null | sort -h | tail -20",
                 evidence=fs,
             )
@@ -182,8 +187,8 @@ def _judge_tmp(view: View) -> Iterable[Finding]:
             yield report.warning(
                 host,
                 "/tmp is mounted noexec: torch.compile and Triton build libraries there and load them",
-                fix="a job without torch.compile is not harmed; or set TMPDIR and TRITON_CACHE_DIR to a folder "
-                "elsewhere (`env:`). A remount lasts until the next reboot: take noexec out of /etc/fstab as well",
+                fix="a job without torch.compile is not affected; or set TMPDIR and TRITON_CACHE_DIR to a folder "
+                "elsewhere (`env:`). A remount lasts until the next reboot: remove noexec from /etc/fstab as well",
                 command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
                 evidence=fs,
             )
@@ -204,7 +209,7 @@ CHECKS = (
         "free inodes",
         _judge_inodes,
         ask=(base_dir,),
-        cause="The file system has room but no inodes left: millions of small files.",
+        cause="The file system has free space but no free inodes: millions of small files.",
         symptom="No space left on device, while df shows free space",
         fix="Find the folder with the many files (`du --inodes`) and remove or pack them.",
     ),
@@ -215,7 +220,7 @@ CHECKS = (
         ask=(base_dir,),
         cause="The folder for ddpctl's files on the node (by default below the home folder) is read-only, belongs to "
         "somebody else, is a symbolic link, or cannot hold programs (noexec): an error where an environment is to run "
-        "from it; otherwise only the ranks' outputs are not told apart.",
+        "from it; otherwise lines of output are not assigned to their rank.",
         symptom="Read-only file system / Permission denied at the very first step",
         fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",
     ),
@@ -224,10 +229,10 @@ CHECKS = (
         "shared memory is large enough",
         _judge_shm,
         ask=(SHM,),
-        cause="/dev/shm is missing, full, or as small as Docker's default of 64 MB. DataLoader workers hand over "
-        "their batches there, and NCCL connects the ranks of a node through it.",
-        symptom="DataLoader worker (pid 46794) is killed by signal: Bus error; posix_fallocate failed: No space "
-        "left on device",
+        cause="/dev/shm is missing, full, or as small as Docker's default of 64 MB. DataLoader workers pass their "
+        "batches through it, and NCCL connects the ranks of a node through it.",
+        symptom="DataLoader worker (pid 46794) is killed by signal: Bus error; posix_fallocate failed: No space left "
+        "on device",
         fix="`--shm-size=8g` for a container, `mount -o remount,size=50% /dev/shm` otherwise.",
     ),
     Check(

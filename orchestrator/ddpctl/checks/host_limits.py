@@ -12,6 +12,7 @@ from ddpctl.checks.host import MACHINE
 from ddpctl.checks.report import as_root, size, write_as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
+from ddpctl.spec.values import plural
 
 CGROUP = Question("cgroup")
 TABLES = Question("tables")
@@ -24,7 +25,7 @@ PIDS_A_RANK = 64
 MOST_FILES = 1048576  # the kernel's own maximum (fs.nr_open) where nobody raised it
 NEARLY_FULL = 0.9  # of the firewall's connection table
 
-RELOGIN = "it holds from the next login on; in a container, give --ulimit to `docker run` instead"
+RELOGIN = "it takes effect at the next login; in a container, give --ulimit to `docker run` instead"
 _REBOOT = "it lasts until the next reboot: write it into /etc/sysctl.d as well"
 
 
@@ -84,9 +85,9 @@ def _judge_memory(view: View) -> Iterable[Finding]:
         if memory["available"] < need:
             yield report.warning(
                 host,
-                f"{size(memory['available'])} of {size(memory['total'])} memory available for {ranks} "
-                f"process(es): importing torch alone takes about {size(MEMORY_A_RANK)} each",
-                fix="end what is not needed, or fewer processes here (`slots:`)",
+                f"{size(memory['available'])} of {size(memory['total'])} memory available for "
+                f"{plural(ranks, 'process')}: importing torch alone takes about {size(MEMORY_A_RANK)} each",
+                fix="stop what is not needed, or run fewer processes here (`slots:`)",
                 command="ps aux --sort=-rss | head",
                 evidence=memory,
             )
@@ -100,12 +101,14 @@ def _judge_cpus(view: View) -> Iterable[Finding]:
         if threads.isdigit() and int(threads) * many > 2 * cores:
             yield report.info(
                 host,
-                f"OMP_NUM_THREADS={threads} x {many} process(es) on {cores} core(s): slow, not wrong",
+                f"OMP_NUM_THREADS={threads} x {plural(many, 'process')} on {plural(cores, 'core')}: slow, not wrong",
                 fix=f"leave OMP_NUM_THREADS out (ddpctl sets cores / processes), or set it to {max(1, cores // many)}",
             )
         elif many > cores:
             yield report.info(
-                host, f"{many} processes on {cores} core(s): slow, not wrong", fix=f"set `slots: {cores}` for {host}"
+                host,
+                f"{plural(many, 'process')} on {plural(cores, 'core')}: slow, not wrong",
+                fix=f"set `slots: {cores}` for {host}",
             )
 
 
@@ -119,7 +122,7 @@ def _judge_cgroup(view: View) -> Iterable[Finding]:
             yield report.warning(
                 host,
                 f"{message} ({limit['folder']})",
-                fix="give the container more (`docker run --memory --cpus --pids-limit`), or fewer processes here",
+                fix="give the container more (`docker run --memory --cpus --pids-limit`), or run fewer processes here",
                 command=as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
                 if unit.endswith(".slice")
                 else None,
@@ -134,12 +137,12 @@ def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, An
     used = memory["used"] - memory.get("cache", 0) if memory else 0
     if memory and memory["limit"] - used < MEMORY_A_RANK * many:
         message = (
-            f"a control group allows {size(memory['limit'])} of memory, {size(used)} are in use: the kernel kills what "
-            "goes beyond"
+            f"a control group allows {size(memory['limit'])} of memory, {size(used)} are in use: the kernel kills "
+            "processes that go beyond"
         )
         yield message, memory, "MemoryMax=infinity"
     if cpus and cpus["limit"] < many:
-        yield f"a control group allows {cpus['limit']:g} processors for {many} process(es)", cpus, "CPUQuota="
+        yield f"a control group allows {cpus['limit']:g} processors for {plural(many, 'process')}", cpus, "CPUQuota="
     if pids and pids["limit"] - pids["used"] < PIDS_A_RANK * many:
         message = f"a control group allows {pids['limit']:.0f} processes and threads, {pids['used']:.0f} are in use"
         yield message, pids, "TasksMax=infinity"
@@ -161,8 +164,8 @@ def _judge_tables(view: View) -> Iterable[Finding]:
         if queue is not None and queue < world and host == view.want.master:
             yield report.warning(
                 host,
-                f"the master takes {queue:.0f} connections at a time (somaxconn), and {world} processes come at once: "
-                "some are made to wait",
+                f"the master queues {queue:.0f} connections (somaxconn), and {world} processes connect at once: some "
+                "will wait",
                 fix=_REBOOT,
                 command=as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
                 evidence=found,
@@ -186,7 +189,7 @@ CHECKS = (
         ask=(MACHINE,),
         cause="Other processes have taken nearly all of the memory.",
         symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
-        fix="End what uses it, or fewer processes here.",
+        fix="Stop what uses it, or run fewer processes there.",
         recorded=RECORDED,
     ),
     Check(

@@ -102,7 +102,7 @@ def _small_mtu(view: View, host: str, device: str, mtu: int, most: int) -> Findi
     return report.warning(
         host,
         f"{device} sends packets of {mtu} bytes (active_mtu), on other hosts of {most}: NCCL takes the smaller size",
-        fix="the switch has to carry it too; write it into the network's settings, a reboot forgets it"
+        fix="the switch must carry it too; it is lost at a reboot unless the network's settings have it"
         if hca.is_roce(port)
         else "the subnet manager sets it for the partition",
         command=as_root(view, host, raise_it) if hca.is_roce(port) and interface else None,
@@ -162,7 +162,7 @@ def _judge_gid(view: View) -> Iterable[Finding]:
         yield report.error(
             None,
             f"NCCL takes RoCE addresses of different kinds, which do not reach each other: {sides}",
-            fix="take NCCL_IB_GID_INDEX out (NCCL 2.21 and newer find the entry), or set it for each host (`env:`)",
+            fix="remove NCCL_IB_GID_INDEX (NCCL 2.21 and newer find the entry), or set it for each host (`env:`)",
             evidence={"kinds": kinds},
         )
 
@@ -172,10 +172,10 @@ def _choices(view: View) -> dict[str, Choice]:
     found: dict[str, Choice] = {}
     versions = hca.nccl_versions(view)
     for host, settings in hca.settings_of(view).items():
-        wanted, version = settings.get("NCCL_IB_GID_INDEX", ""), versions.get(host, FINDS_GID)
-        if wanted.isdigit():
-            found[host] = Choice(int(wanted), f"NCCL_IB_GID_INDEX={wanted}")
-        elif not wanted and version < FINDS_GID:
+        index, version = settings.get("NCCL_IB_GID_INDEX", ""), versions.get(host, FINDS_GID)
+        if index.isdigit():
+            found[host] = Choice(int(index), f"NCCL_IB_GID_INDEX={index}")
+        elif not index and version < FINDS_GID:
             found[host] = Choice(0, f"NCCL {'.'.join(map(str, version))} takes index 0 where none is set, which")
     return found
 
@@ -224,8 +224,8 @@ CHECKS = (
         "InfiniBand and RoCE ports are up",
         _judge_ports,
         ask=hca.ASK,
-        cause="A port that the job uses is not ACTIVE, slower, or has smaller packets, while the same port of "
-        "other hosts is fine. A port that is down on every host is taken for one without a cable.",
+        cause="A port that the job uses is not ACTIVE, slower, or has smaller packets, while the same port of other "
+        "hosts is fine. A port that is down on every host is assumed to have no cable.",
         symptom="Got completion with error 12 ... vendor err 129; or silence, and NCCL over slow TCP",
         fix="Cable, switch port, subnet manager; NCCL_IB_HCA to keep off the port.",
         recorded=NO_HARDWARE,

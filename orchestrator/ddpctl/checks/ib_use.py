@@ -14,6 +14,7 @@ from ddpctl.checks.python import PYTHON
 from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI
+from ddpctl.spec.values import plural
 
 BOTH_PEERMEM = (2, 23)  # from here on NCCL knows nvidia_peermem by its new name as well
 DMABUF = ((5, 12), (2, 13))  # Linux and NCCL that reach GPU memory without a module, with NVIDIA's open driver
@@ -58,7 +59,7 @@ def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]
             host,
             f"{switch} keeps NCCL on TCP, while {hca.summary(ports)} are up"
             + ("; as the inventory says" if name in meant else ""),
-            fix=f"take {name} out of the login's profile or nccl.conf, or set `{name}` in the inventory (`env:`)",
+            fix=f"remove {name} from the login's profile or nccl.conf, or set `{name}` in the inventory (`env:`)",
             command=f"grep -ns {name} {_WHERE_SET}",
             evidence={"setting": switch},
         )
@@ -66,7 +67,7 @@ def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]
         devices = ", ".join(sorted({port["device"] for port in ports}))
         yield report.warning(
             host,
-            f"NCCL_IB_HCA={chosen} names no port that is up: NCCL takes TCP. There is {devices}",
+            f"NCCL_IB_HCA={chosen} names no port that is up: NCCL takes TCP. Available: {devices}",
             fix="correct NCCL_IB_HCA for it in the inventory (`env:`), or leave it out",
             command="ls /sys/class/infiniband",
             evidence={"NCCL_IB_HCA": chosen, "devices": sorted({port["device"] for port in ports})},
@@ -113,14 +114,14 @@ def _plugin(host: str, found: Mapping[str, Any], mine: list[Port]) -> Iterable[F
         return
     elsewhere = found.get("plugins_elsewhere") or []
     folder = elsewhere[0].rpartition("/")[0] if elsewhere else ""
-    there = f"; it lies in {folder}, where no process looks" if elsewhere else ""
+    there = f"; it is in {folder}, where no process looks" if elsewhere else ""
     yield report.warning(
         host,
-        f"{sum(map(hca.is_efa, mine))} EFA port(s) are up, and NCCL has no plugin for them ({PLUGIN}): it takes "
+        f"NCCL has no plugin for the {plural(sum(map(hca.is_efa, mine)), 'active EFA port')} ({PLUGIN}): it takes "
         f"TCP{there}",
         fix=f"set LD_LIBRARY_PATH with {folder} in the inventory (`env:`)"
         if elsewhere
-        else "Amazon's EFA installer brings it, and so do its containers for training",
+        else "Amazon's EFA installer installs it, and Amazon's training containers have it",
         command="ls -d /opt/amazon/* /opt/aws-ofi-nccl",
         evidence={"plugins_elsewhere": elsewhere},
     )
@@ -142,7 +143,7 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
             yield report.warning(
                 host,
                 "nvidia_peermem is not loaded: the adapters cannot reach GPU memory, every message is copied through "
-                "the host's",
+                "host memory",
                 fix="`modprobe` lasts until the next reboot: put nvidia-peermem into /etc/modules-load.d",
                 command=as_root(view, host, "modprobe nvidia-peermem"),
                 evidence={"version": kernels[host].get("version")},
@@ -182,11 +183,11 @@ CHECKS = (
         "NCCL can use the adapters",
         _judge_use,
         ask=hca.ASK,
-        cause="Ports are up, and NCCL does not use them: libibverbs or the adapter's driver for it is missing "
-        "where the job runs, a container has no /dev/infiniband, NCCL_IB_DISABLE or NCCL_IB_HCA in a profile or "
-        f"nccl.conf keeps it off, EFA has no {PLUGIN}.",
+        cause="Ports are up, and NCCL does not use them: libibverbs or the adapter's driver for it is missing where "
+        "the job runs, a container has no /dev/infiniband, NCCL_IB_DISABLE or NCCL_IB_HCA in a profile or nccl.conf "
+        f"keeps it off, EFA has no {PLUGIN}.",
         symptom="NET/IB : No device found. Using network Socket; training at a tenth of its speed",
-        fix="The libraries and device nodes into the container; settings out of the profile.",
+        fix="Pass the libraries and device nodes into the container; remove the settings from the profile.",
         recorded=NO_HARDWARE,
         exempt=lambda view: {host: why for host, why in hca.unused(view).items() if "keeps NCCL" not in why},
     ),
@@ -195,8 +196,8 @@ CHECKS = (
         "the adapters reach GPU memory",
         _judge_gpudirect,
         ask=(*hca.ASK, *python.ASK_TORCH, KERNEL, PYTHON, SMI),
-        cause="nvidia_peermem is not loaded and the driver has no DMA-BUF, or NCCL is older than 2.23 and looks "
-        "for the module by its former name.",
+        cause="nvidia_peermem is not loaded and the driver has no DMA-BUF, or NCCL is older than 2.23 and looks for "
+        "the module under its former name.",
         symptom="NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'; a tenth of the bandwidth between nodes",
         fix="`modprobe nvidia-peermem`, NVIDIA's open driver, or a newer NCCL.",
         recorded=NO_HARDWARE,

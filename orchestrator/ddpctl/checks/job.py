@@ -86,7 +86,7 @@ def _judge_code(view: View) -> Iterable[Finding]:
         Severity.WARNING,
         hashes,
         what=f"code in {view.want.workdir}",
-        fix="bring all nodes to one version, or let ddpctl send the code (`code: .`)",
+        fix="put the same version on all nodes, or let ddpctl send the code (`code: .`)",
         show=lambda value: _version(by_hash[value]),
     )
 
@@ -158,9 +158,7 @@ def _run(process: dict[str, Any]) -> tuple[str | None, ...]:
     return (process["user"], *(variables.get(name) for name in names))
 
 
-def _present(
-    host: str, kind: str, job: str, processes: list[dict[str, Any]], wanted: str | None, whole: bool
-) -> Finding:
+def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], own: str | None, whole: bool) -> Finding:
     pids = [process["pid"] for process in processes]
     first = processes[0]
     listed = f"pid {', '.join(map(str, pids[:6]))}{', ...' if len(pids) > 6 else ''}"
@@ -176,13 +174,13 @@ def _present(
         return report.warning(
             host,
             f"{len(pids)} {what}{named} left over from a launch whose launcher is gone ({who})",
-            fix="make sure that nobody needs them: the command ends them at once"
+            fix="make sure that nobody needs them: the command kills them at once"
             if whole
-            else "this host runs too many ranks to be sure that none of their runs is alive: end them by hand",
+            else "this host runs too many ranks to be sure that none of their runs is alive: kill them by hand",
             command=command,
             evidence=evidence,
         )
-    if kind == "ours" and job and job == wanted:
+    if kind == "ours" and job and job == own:
         # Started twice, the name would mean the newer run only, and the older one be forgotten.
         message = f"the job {job} is running here already ({who})"
         fix = f"follow it with `ddpctl attach {job}`, or end it with `ddpctl kill {job}`"
@@ -203,10 +201,10 @@ def _joined(pids: list[int]) -> str:
 CHECKS = (
     Check(
         "job.script",
-        "the script is there and equal",
+        "every host has the script, and the same one",
         _judge_script,
         ask=(script_question,),
-        cause="With `code: null` the script must lie on every node. It is missing on one, or another version.",
+        cause="With `code: null` the script must lie on every node. It is missing on one, or differs between nodes.",
         symptom="can't open file '/x.py': [Errno 2]; exitcode 2; DDP expects same model across all ranks",
         fix="Let ddpctl send the code (`code: .`), or copy it.",
     ),
@@ -221,7 +219,7 @@ CHECKS = (
     ),
     Check(
         "job.data",
-        "the data is there",
+        "every host has the data",
         _judge_data,
         ask=(_all_data,),
         cause="A path of `requires.data` is missing, unreadable or of another size on a node.",
@@ -230,12 +228,13 @@ CHECKS = (
     ),
     Check(
         "job.leftovers",
-        "nobody is there already",
+        "nothing else is running there",
         _judge_leftovers,
         ask=(LEFTOVERS,),
-        cause="Ranks of an earlier launch live on though their launcher is gone, or the same job is running already.",
+        cause="Ranks of an earlier launch are still running though their launcher is gone, or the same job is running "
+        "already.",
         symptom="out of memory at once; address already in use; a machine that is slow for no reason",
-        fix="`ddpctl kill JOB`, or end the processes that the finding names. A helper that left its parents "
-        "belongs to its run for as long as a rank of that lives.",
+        fix="`ddpctl kill JOB`, or end the processes that the finding names. A helper process without its parent "
+        "belongs to its run for as long as a rank of that run lives.",
     ),
 )

@@ -108,7 +108,7 @@ def _syntax(fault: SourceFault, host: str | None, pythons: Mapping[str, tuple[in
 
 
 def _unseen(fault: SourceFault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
-    message = f"not looked at: {fault.where} {fault.message}, and {_has(host, pythons)}, which may accept it"
+    message = f"not checked: {fault.where} {fault.message}, and {_has(host, pythons)}, which may accept it"
     evidence = {"file": fault.file, "line": fault.line, **({} if host else {"hosts": list(pythons)})}
     return report.unknown(host, message, evidence=evidence)
 
@@ -138,13 +138,13 @@ def _judge_imports(view: View) -> Iterable[Finding]:
     if imports is None:
         return
     if imports.unread:
-        why = f"not looked at: what {', '.join(imports.unread[:3])} imports, which could not be read here"
+        why = f"not checked: what {', '.join(imports.unread[:3])} imports, which could not be read here"
         evidence = {"hosts": list(view.answers), "files": list(imports.unread[:100])}
         yield report.unknown(None, why, evidence=evidence)
     if not imports.tried:
         return
     if view.want.managed and not any(target.environment for target in view.targets):
-        why = "not looked at: `ddpctl up` does it once the managed environment is on the nodes"
+        why = "not checked: `ddpctl up` does it once the managed environment is on the nodes"
         yield from (report.unknown(host, why) for host in view.answers)
         return
     told, torches = modules(view), python.imports(view)

@@ -29,13 +29,13 @@ def chosen(
             ids = [check.id for check in catalogue]
             near = difflib.get_close_matches(name, ids, 1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"the checks are {', '.join(ids)}"
-            raise UsageError(f"there is no check {name!r}", hint=hint)
+            raise UsageError(f"no such check: {name!r}", hint=hint)
     run: list[Check] = []
     out: list[Check] = []
     for check in catalogue:
-        wanted = not only or any(_named(check, name) for name in only)
+        asked_for = not only or any(_named(check, name) for name in only)
         left = any(_named(check, name) for name in skip)
-        (run if wanted and not left else out).append(check)
+        (run if asked_for and not left else out).append(check)
     return tuple(run), tuple(out)
 
 
@@ -143,7 +143,7 @@ def _unreadable(check: Check, host: str | None, error: Exception) -> Finding:
     return Finding(
         check.id,
         Severity.ERROR,
-        f"{check.title} could not be judged: what was answered cannot be read ({type(error).__name__}: {words})",
+        f"{check.title} could not be judged: its answer cannot be read ({type(error).__name__}: {words})",
         host=host,
         fix=f"run `ddpctl preflight --only {check.id} --debug` to see why",
     )
@@ -167,7 +167,7 @@ def _no_answer(check: Check, target: Target, question: Question, answer: Answer)
     return Finding(
         check.id,
         Severity.WARNING if answer.timed_out else Severity.UNKNOWN,
-        f"{'could not be checked' if answer.timed_out else 'not looked at'}: {answer.error}",
+        f"{'could not be checked' if answer.timed_out else 'not checked'}: {answer.error}",
         host=target.name,
         fix=f"run `ddpctl preflight --only {check.id} --debug` to see why",
         evidence={"question": question.key, "error": answer.error, "timed_out": answer.timed_out},

@@ -65,7 +65,7 @@ def _judge_kill(view: View) -> Iterable[Finding]:
                 host,
                 f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
                 "lingering or not: a detached job would die with the connection",
-                fix="this is for every user; KillExcludeUsers= is for one. Lingering does not help",
+                fix="this affects every user; KillExcludeUsers= exempts one. Lingering does not help",
                 command=as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
                 evidence=known,
             )
@@ -78,8 +78,8 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
             continue  # while processes of the session's scope live, logind keeps the user's shared memory
         yield report.warning(
             host,
-            f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login is "
-            "no session that would keep it",
+            f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login "
+            "has no session that keeps it",
             command=as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
             evidence=known,
         )
@@ -90,7 +90,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
 
 def _judge_profile(view: View) -> Iterable[Finding]:
     for host, value in view.values(SHELL).items():
-        fix = "in ~/.bashrc, put what is meant for people after `case $- in *i*) ;; *) return;; esac`"
+        fix = "in ~/.bashrc, put what is only for people after `case $- in *i*) ;; *) return;; esac`"
         if value.get("timed_out"):
             message = f"{value['shell']} did not start within {value['seconds']:.0f} s: its profile waits for something"
             yield report.warning(host, message, fix=fix, evidence=value)
@@ -135,7 +135,8 @@ CHECKS = (
         "the profile is quiet and quick",
         _judge_profile,
         ask=(_shell,),
-        cause="~/.bashrc prints or waits also when nobody sits there. bash reads it for every command over SSH.",
+        cause="~/.bashrc prints or waits even when nobody is at the terminal. bash reads it for every command over "
+        "SSH.",
         symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
         fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
     ),

@@ -47,7 +47,7 @@ def owners_text(owners: list[dict[str, Any]]) -> str:
     first = sorted(owners, key=lambda one: (one["state"] != "listening", one["pid"] is None))[0]
     where = f"{first['state']} on {first['address']}"
     if first["pid"] is None:
-        return f"a process of user {first['user']} that we may not look into ({where})"
+        return f"a process of user {first['user']} that we may not inspect ({where})"
     job = f", ddpctl job {first['job']}" if first.get("job") else ""
     return f"pid {first['pid']} ({first['command']}, user {first['user']}{job}, {where})"
 
@@ -69,8 +69,9 @@ CHECKS = (
         "the master port is free",
         _judge,
         ask=(_port,),
-        cause="Another process listens on the job's master_port on the master node: an earlier job's leftover, another "
-        "user's job, a notebook. A listener on 127.0.0.1 alone is enough. A port in TIME_WAIT does no harm.",
+        cause="Another process listens on the job's master_port on the master node: a process left over from an "
+        "earlier job, another user's job, a notebook. A listener on 127.0.0.1 alone is enough. A port in TIME_WAIT "
+        "does no harm.",
         symptom="The server socket has failed to listen on any local network address. port: 29500, ... code: -98, "
         "name: EADDRINUSE on the master; the other nodes wait 15 minutes",
         fix="End that process, or let ddpctl pick a free port: `master_port: auto`.",

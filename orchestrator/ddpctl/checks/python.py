@@ -155,7 +155,7 @@ def _judge_packages(view: View) -> Iterable[Finding]:
 CHECKS = (
     Check(
         "python.version",
-        "Python is there and equal",
+        "Python is there, and the same everywhere",
         _judge_version,
         ask=(PYTHON,),
         cause="The interpreter named by `python:` is not on the node, is older than 3.8, or its minor version is not "
@@ -167,7 +167,7 @@ CHECKS = (
     ),
     Check(
         "python.packages",
-        "required packages are installed and equal",
+        "required packages are installed, and the same everywhere",
         _judge_packages,
         ask=(installed,),
         cause="A package of the inventory's `environment.packages` is missing on a node or has another version there.",

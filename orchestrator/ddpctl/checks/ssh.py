@@ -104,10 +104,11 @@ CONNECT = _check(
     "SSH connects",
     _other_connection,
     cause="The host is down, another port is used, a firewall drops or rejects port 22, there is no route, or sshd "
-    "accepts and then says nothing (too many logins at once: MaxStartups). A link that dies in mid-use counts too.",
+    "accepts and then says nothing (too many logins at once: MaxStartups). A connection that dies while it is in use "
+    "counts too.",
     symptom="ssh: connect to host node3 port 22: Connection refused / Connection timed out / No route to host; "
     "kex_exchange_identification: Connection closed by remote host",
-    fix="Look whether the host is up and which port its sshd uses (`port:` in the inventory, Port in ssh_config); "
+    fix="Check that the host is up, and which port its sshd uses (`port:` in the inventory, Port in ssh_config); "
     "behind a bastion, name it with `jump:`.",
 )
 
@@ -115,8 +116,8 @@ HOST_KEY = _check(
     "ssh.host_key",
     "host keys are known and unchanged",
     _is(HostKeyUnknown, HostKeyChanged),
-    cause="known_hosts has no key of this host, or another one: a new machine, a machine set up again, or somebody "
-    "in between. ddpctl never adds or replaces a key by itself.",
+    cause="known_hosts has no key of this host, or another one: a new machine, a reinstalled machine, or somebody in "
+    "between. ddpctl never adds or replaces a key by itself.",
     symptom="Host key verification failed. / REMOTE HOST IDENTIFICATION HAS CHANGED!",
     fix="Unknown: `ddpctl trust` shows the SHA-256 of each key and adds it once you have compared it. Changed: "
     "find out why; only then `ssh-keygen -f FILE -R HOST` and `ddpctl trust`.",
@@ -139,7 +140,7 @@ SHELL = _check(
     cause="The login works, but the account's shell is nologin, or its profile ends the shell, waits for input, or "
     "starts another program before our command runs.",
     symptom="This account is currently not available. / a command over ssh prints nothing and ends with 1",
-    fix="In ~/.bashrc put whatever is meant for people after `case $- in *i*) ;; *) return;; esac`.",
+    fix="In ~/.bashrc put what is only for people after `case $- in *i*) ;; *) return;; esac`.",
 )
 
 WORKER = _check(
@@ -147,8 +148,8 @@ WORKER = _check(
     "ddpctl's worker runs on the node",
     _other_remote,
     cause="The connection and the interpreter work, but ddpctl's own program on the node answered with an error.",
-    symptom="an error of the worker, named as it is",
-    fix="The message says it; `--debug` shows the worker's traceback, which belongs into a bug report.",
+    symptom="the worker's own error",
+    fix="See the message; `--debug` shows the worker's traceback, for a bug report.",
 )
 
 

@@ -63,7 +63,7 @@ def _judge_import(view: View) -> Iterable[Finding]:
             yield report.finding(
                 Severity.WARNING if late else Severity.ERROR,
                 host,
-                f"{value['error']}: a cold environment on a network disk does that, and a library that hangs"
+                f"{value['error']}: the cause is a cold environment on a network disk, or a library that hangs"
                 if late
                 else f"import torch fails: {value['error']}",
                 fix="run it once: the next import finds the files in memory; if it never ends, look for the library"
@@ -76,14 +76,14 @@ def _judge_import(view: View) -> Iterable[Finding]:
 
 VERSIONS = Check(
     "torch.versions",
-    "torch is installed and equal",
+    "torch is installed, and the same everywhere",
     _judge_versions,
     ask=(python.installed,),
     cause="torch is missing on a node, or two nodes have different versions or builds. torch itself never compares "
     "versions between nodes: the processes meet and then wait for each other for ever.",
-    symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / "
-    "failed to format addr, unknown family=0 / no output at all",
-    fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does it in one go.",
+    symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / failed "
+    "to format addr, unknown family=0 / no output at all",
+    fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",
 )
 
 IMPORT = Check(
@@ -130,7 +130,7 @@ def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
             return Severity.WARNING, f"; {one.where} may import it"
     asked = any(modules_question(target, view.want) for target in view.targets)
     if imports.unread or (asked and (not told or told["error"])):
-        return Severity.WARNING, "; whether the script needs it was not seen"
+        return Severity.WARNING, "; whether the script needs it is unknown"
     return Severity.INFO, "; harmless, nothing that the script imports needs it"
 
 

@@ -42,7 +42,9 @@ HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Write the result
 def scaling(
     inventory: Path | None = session.InventoryArgument,
     job: str = JobOption,
-    nodes: str = typer.Option(None, "--nodes", metavar="N,...", help="Numbers of nodes; default: 1,2,4 ... and all."),
+    nodes: str = typer.Option(
+        None, "--nodes", metavar="N,...", help="Numbers of nodes to measure; default: 1,2,4 ... and all."
+    ),
     compare: str = typer.Option(None, "--compare", metavar="dp", help="dp: DataParallel on one node too."),
     seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Measure each size for this long after warm-up."),
     html: Path = HtmlOption,
@@ -84,7 +86,7 @@ def network(
     spec = _network_job(where, job)
     launch = launch_of(where, spec, session.new_identity(), nproc=1)
     if len(launch.hosts) < 2:
-        raise UsageError("bench network measures between nodes, and there is one only", hint="add hosts")
+        raise UsageError("bench network measures links between nodes, and there is only one node", hint="add hosts")
     with _measuring(where) as (fleet, tell):
         tell(StageStarted("bench network", None))
         run, lines = output_of_rank_0(launch, fleet, tell, by=session.me())

@@ -23,8 +23,10 @@ from ddpctl_worker.contract import SCHEMA
 def exec(
     inventory: Path | None = session.InventoryArgument,
     host: str = typer.Option(None, "--host", metavar="H,...", help="Only on these hosts; ranges as node[0-3]."),
-    sudo: bool = typer.Option(False, "--sudo", help="As root, by sudo; a password is asked for once a user."),
-    timeout: float = typer.Option(300.0, "--timeout", min=0.1, metavar="SECONDS", help="End it after this time."),
+    sudo: bool = typer.Option(False, "--sudo", help="Run it as root by sudo; asks for each user's password once."),
+    timeout: float = typer.Option(
+        300.0, "--timeout", min=0.1, metavar="SECONDS", help="End the command after this time."
+    ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:

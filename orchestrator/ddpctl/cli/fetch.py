@@ -33,7 +33,7 @@ def fetch(
     for host, fetched in outcome.results.items():
         print_line(f"{folder / host}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
     for name in nowhere(outcome):
-        session.warn(f"warning: the declared output {name} is on no node that answered: the job wrote nothing there")
+        session.warn(f"warning: no node that answered has the declared output {name}: the job wrote nothing there")
     if outcome.errors:
         raise HostsFailed(f"{len(outcome.errors)} of {len(run.hosts)} hosts could not be fetched from", outcome.errors)
     return 0
@@ -47,9 +47,9 @@ def _check(dest: Path) -> None:
     """
     there = next(path for path in (dest, *dest.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise UsageError(f"nothing can be fetched into {dest}: {there} is not a folder", hint="name another place")
+        raise UsageError(f"nothing can be fetched into {dest}: {there} is not a folder", hint="name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"nothing can be fetched into {dest}: {there} cannot be written", hint="name another place")
+        raise UsageError(f"nothing can be fetched into {dest}: {there} cannot be written", hint="name another folder")
 
 
 def print_line(text: str) -> None:

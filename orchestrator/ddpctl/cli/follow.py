@@ -106,7 +106,7 @@ def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
     try:
         file = files.Positions(run.run)
     except OSError as error:
-        session.warn(f"warning: attach will start from the first line, no position can be kept here: {error}")
+        session.warn(f"warning: attach will start from the first line, the position could not be saved here: {error}")
         yield lambda positions: None
         return
     before = sys.getswitchinterval()

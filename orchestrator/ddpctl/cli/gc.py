@@ -16,7 +16,7 @@ from ddpctl.stages.gc import KEEP_DAYS, collect
 
 def gc(
     inventory: Path | None = session.InventoryArgument,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would go, and how much it frees."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed, and how much it frees."),
     days: float = typer.Option(KEEP_DAYS, "--days", min=0.0, help="Keep anything used in the last N days."),
     yes: bool = typer.Option(False, "-y", "--yes", help="Do not ask."),
     option: Path | None = session.InventoryOption,

@@ -23,7 +23,7 @@ def kill(
     grace: float = typer.Option(
         None, "--grace", min=0.0, help="Seconds from SIGTERM to SIGKILL; default: the job's timeouts.stop (10)."
     ),
-    every: bool = typer.Option(False, "--all", help="Every live run of that name, where there are several."),
+    every: bool = typer.Option(False, "--all", help="Kill every live run of that name."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -46,15 +46,15 @@ def kill(
     return 0
 
 
-def _grace(run: RunStatus, wanted: float | None) -> float:
-    return wanted if wanted is not None else (run.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S
+def _grace(run: RunStatus, given: float | None) -> float:
+    return given if given is not None else (run.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S
 
 
 def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
     found = "; ".join(f"{run.run} on {fold(run.hosts)}, started {run.started or '-'}" for run in runs)
     return UsageError(
         f"{len(runs)} runs of {job} are live: {found}",
-        hint=f"name the one by its id (ddpctl kill {runs[-1].run}), or end them all: ddpctl kill {job} --all",
+        hint=f"name one by its id (ddpctl kill {runs[-1].run}), or kill them all: ddpctl kill {job} --all",
     )
 
 

@@ -29,8 +29,10 @@ from ddpctl.stages.up import refusal
 
 def preflight(
     inventory: Path | None = session.InventoryArgument,
-    deep: bool = typer.Option(False, "--deep", help="A rehearsal too: every rank, the job's interpreter and backend."),
-    fix: bool = typer.Option(False, "--fix", help="Show the fixes that are commands, ask once, run them, look again."),
+    deep: bool = typer.Option(
+        False, "--deep", help="Also rehearse: every rank, with the job's interpreter and backend."
+    ),
+    fix: bool = typer.Option(False, "--fix", help="Show the fixes that are commands, ask once, run them, check again."),
     yes: bool = typer.Option(False, "-y", "--yes", help="With --fix: do not ask."),
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
@@ -52,8 +54,8 @@ def preflight(
         if sudo is not None:
             if not as_json:
                 session.print_view(report_view(report))
-            if wanted := _confirmed(report, yes):
-                done = apply(wanted, fleet, view.tell, sudo)
+            if fixes := _confirmed(report, yes):
+                done = apply(fixes, fleet, view.tell, sudo)
                 stderr_console().print(fixed_view(done))
                 report = second_look(report, done, launch, fleet, view.tell, options)
     if html is not None:
@@ -77,7 +79,8 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
         raise UsageError("--yes answers the question of --fix", hint="ddpctl preflight --fix --yes")
     if fix and not yes and not can_ask():
         raise UsageError(
-            "--fix asks before it changes a host, and nobody can be asked", hint="ddpctl preflight --fix --yes"
+            "--fix asks before it changes a host, and there is no terminal to ask at",
+            hint="ddpctl preflight --fix --yes",
         )
 
 

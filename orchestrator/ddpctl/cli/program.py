@@ -120,7 +120,9 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
 
 def root(
     inventory: Path = typer.Option(None, "-i", "--inventory", help="Inventory file (may also follow the command)."),
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks, and what nodes said on stderr; anywhere."),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show tracebacks and the nodes' stderr (may also follow the command)."
+    ),
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""

@@ -17,7 +17,7 @@ from ddpctl.stages.push import push as push_stage
 def push(
     inventory: Path | None = session.InventoryArgument,
     job: str = typer.Option(None, "--job", help="Whose code and nodes; needed when there are several."),
-    locked: bool = typer.Option(False, "--locked", help="Insist on the lock of the last push; resolve nothing."),
+    locked: bool = typer.Option(False, "--locked", help="Use the lock of the last push; fail if it is out of date."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:

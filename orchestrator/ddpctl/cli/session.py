@@ -36,7 +36,7 @@ InventoryArgument = typer.Argument(
 )
 InventoryOption = typer.Option(None, "-i", "--inventory", help="Inventory file.", show_default=False)
 OnlyOption = typer.Option(None, "--only", metavar="ID,...", help="Only these checks (docs/checks.md lists them).")
-SkipOption = typer.Option(None, "--skip", metavar="ID,...", help="All checks but these.")
+SkipOption = typer.Option(None, "--skip", metavar="ID,...", help="Skip these checks.")
 JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdout.")
 JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest run) or a run id.", show_default=False)
 

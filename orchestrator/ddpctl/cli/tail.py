@@ -17,10 +17,10 @@ from ddpctl.stages.status import find_run
 
 def tail(
     job: str = session.JobArgument,
-    follow: bool = typer.Option(False, "-f", "--follow", help="Go on until the run is over."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Keep following until the run is over."),
     rank: str = typer.Option(None, "--rank", help="Only these ranks: 2 or 0,3 or 4-7."),
     host: str = typer.Option(None, "--host", help="Only these hosts: node1 or node[0-3],node7."),
-    lines: int = typer.Option(None, "-n", "--lines", min=0, help="Of each host only the last N lines; default: all."),
+    lines: int = typer.Option(None, "-n", "--lines", min=0, help="Only the last N lines of each host; default: all."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:

@@ -20,7 +20,7 @@ from ddpctl.transport.prompts import Say
 
 def trust(
     inventory: Path | None = session.InventoryArgument,
-    yes: bool = typer.Option(False, "-y", "--yes", help="Add without asking."),
+    yes: bool = typer.Option(False, "-y", "--yes", help="Add the keys without asking."),
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Show unknown host keys (SHA-256) and, confirmed, add them to known_hosts. A changed key is never replaced."""
@@ -70,7 +70,8 @@ def _confirmed(count: int, yes: bool) -> bool:
         return True
     if not can_ask():
         raise UsageError(
-            f"{plural(count, 'unknown key')}, and nobody can be asked", hint="compare them, then: ddpctl trust --yes"
+            f"{plural(count, 'unknown key')}, and there is no terminal to ask at",
+            hint="compare them, then: ddpctl trust --yes",
         )
     return confirm(f"add {plural(count, 'key')}?")
 
@@ -98,9 +99,9 @@ def _raise_for(reports: list[KeyReport]) -> None:
     if changed:
         commands = dict.fromkeys(command for report in changed for command in report.forget)
         raise HostKeyChanged(
-            f"the key of {', '.join(report.host for report in changed)} is not the one in known_hosts; "
-            "it was left as it is",
-            hint=f"find out why; if the machine was made anew: {'; '.join(commands)}; then ddpctl trust",
+            f"the key of {', '.join(report.host for report in changed)} is not the one in known_hosts; it was left as "
+            "it is",
+            hint=f"find out why; if the machine was reinstalled: {'; '.join(commands)}; then ddpctl trust",
         )
     left = [report.host for report in reports if report.state == "unknown"]
     if left:

@@ -53,13 +53,13 @@ def up(
     detach: bool = typer.Option(False, "-d", "--detach", help="Return once every node has confirmed its start."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; contact nothing."),
     skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without the checks."),
-    deep: bool = typer.Option(False, "--deep", help="Check with a rehearsal of all ranks too, as in preflight."),
+    deep: bool = typer.Option(False, "--deep", help="Also rehearse with all ranks, as in preflight."),
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
     on_interrupt: OnInterrupt = typer.Option(
         OnInterrupt.ASK,
         "--on-interrupt",
-        help="On Ctrl-C while following: ask (detach where nobody can be asked), detach, or kill the job.",
+        help="On Ctrl-C while following: ask (without a terminal: detach), detach, or kill the job.",
     ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
@@ -71,9 +71,7 @@ def up(
     if skip_preflight and (
         given := [name for name, value in (("deep", deep), ("only", only), ("skip", skip)) if value]
     ):
-        raise UsageError(
-            f"--{given[0]} is about the preflight that --skip-preflight leaves out", hint="give one of them"
-        )
+        raise UsageError(f"--{given[0]} has no effect with --skip-preflight", hint="drop one of the two")
     launch = _launch(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
     for note in launch.notes:
         session.warn(f"warning: {note}")

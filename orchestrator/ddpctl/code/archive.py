@@ -73,7 +73,7 @@ def pack(
     """
     root = Path(folder).resolve()
     if not root.is_dir():
-        raise UsageError(f"the code folder {root} is not there", hint="correct code: in the job, or write code: null")
+        raise UsageError(f"there is no code folder {root}", hint="correct code: in the job, or write code: null")
     target = cache if cache is not None else platformdirs.user_cache_path("ddpctl") / "code"
     excluded = tuple(exclude)
     for attempt in range(_ATTEMPTS):
@@ -84,7 +84,7 @@ def pack(
         except _Changed as error:
             if attempt == _ATTEMPTS - 1:
                 hint = f"stop what writes it, or add it to {IGNORE_FILE}"
-                raise ProvisionError(f"{root / str(error)} changes while it is packed", hint=hint) from None
+                raise ProvisionError(f"{root / str(error)} kept changing while it was packed", hint=hint) from None
     raise AssertionError("not reached")
 
 

@@ -55,12 +55,12 @@ def _names(archive: CodeArchive, root: Path) -> Iterator[str]:
 
 def code_mentions(archive: CodeArchive, name: str) -> bool:
     """Whether any file of the archive holds this name; True where there is too much to read."""
-    wanted = name.encode()
+    mark = name.encode()
     with tarfile.open(archive.path, "r:gz") as tar:
         for number, member in enumerate(tar):
             if number >= MAX_FILES or member.size > MAX_BYTES:
                 return True
             stream = tar.extractfile(member) if member.isfile() else None
-            if stream is not None and wanted in stream.read():
+            if stream is not None and mark in stream.read():
                 return True
     return False

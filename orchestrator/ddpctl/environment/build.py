@@ -95,13 +95,11 @@ class Builder:
     def _checked(self, source: SourcePackage, wheel: Wheel, lock: Lock) -> Wheel:
         """The lock is for this very package; ``--locked`` is for this very wheel, unless it is made of files here."""
         if wheel.name != source.name or source.version not in ("", wheel.version):
-            raise ProvisionError(
-                f"{source} became {wheel.filename} when it was built", hint="pin another version of it"
-            )
+            raise ProvisionError(f"{source} was built as {wheel.filename}", hint="pin another version of it")
         before = built_before(lock.text).get(wheel.name)
         if self.locked and not source.folder and before not in (None, wheel.sha256):
             raise ProvisionError(
-                f"{wheel.filename} is another build than the one in the lock", hint="run ddpctl push without --locked"
+                f"{wheel.filename} is not the build in the lock", hint="run ddpctl push without --locked"
             )
         return wheel
 
@@ -180,7 +178,7 @@ class Builder:
             if isinstance(answer, Path):
                 return answer
             system = replace(system, requires=(*system.requires, *answer))
-        raise ProvisionError(f"{source} asks for other packages each time that it is built", hint="pin another version")
+        raise ProvisionError(f"{source} asks for different packages each time it is built", hint="pin another version")
 
     def _needs(
         self, system: BuildSystem, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
@@ -272,7 +270,7 @@ def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path |
     except InvalidWheelFilename:
         raise RemoteError(f"built {name!r}, which is no wheel", host=transport.host) from None
     if "/" in name or hash_file(part) != sha256:
-        raise RemoteError(f"{name} arrived changed", hint="run the same command again", host=transport.host)
+        raise RemoteError(f"{name} arrived damaged", hint="run the same command again", host=transport.host)
     return part.rename(out / name)
 
 

@@ -70,7 +70,7 @@ def _check(lock: Lock, request: LockRequest) -> None:
     """Raises ProvisionError for a lock that nothing may be installed from."""
     if lock.version("torch") is None:
         raise ProvisionError(
-            "the packages bring no torch, and no job runs without one", hint="add torch to environment.packages"
+            "the packages do not include torch, and no job runs without it", hint="add torch to environment.packages"
         )
     if lock.sources and not request.environment.build:
         raise ProvisionError(

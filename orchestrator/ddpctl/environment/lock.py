@@ -33,7 +33,7 @@ FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
 
 @dataclass(frozen=True)
 class LockRequest:
-    """What is wanted: requirement lines, or a file of them, or a lock that somebody made already; and a project.
+    """What to resolve: requirement lines, or a file of them, or a lock that somebody made already; and a project.
 
     ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
     """
@@ -140,10 +140,10 @@ def _compile(request: LockRequest, target: Platform, backend: str | None, pins: 
     """One run of uv's resolver."""
     with tempfile.TemporaryDirectory(prefix="ddpctl-lock-") as name:
         folder = Path(name).resolve()  # uv writes paths that count from it
-        wanted, fixed, output = folder / "requirements.in", folder / "constraints.txt", folder / "pylock.toml"
-        wanted.write_text(request.lines(), encoding="utf-8")
+        inputs, fixed, output = folder / "requirements.in", folder / "constraints.txt", folder / "pylock.toml"
+        inputs.write_text(request.lines(), encoding="utf-8")
         fixed.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
-        command = [uv.find_uv_bin(), "pip", "compile", str(wanted), "--constraints", str(fixed)]
+        command = [uv.find_uv_bin(), "pip", "compile", str(inputs), "--constraints", str(fixed)]
         if request.environment.requirements:
             command += [str(Path(request.environment.requirements).resolve())]
         command += ["--format", "pylock.toml", "--output-file", str(output), "--no-header", "--no-annotate"]

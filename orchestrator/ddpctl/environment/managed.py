@@ -131,7 +131,7 @@ def _provide(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], import
     if not damaged:
         return
     for host, error in damaged.items():
-        state.tell(Note(f"{error.message}: once more", "warning", host))
+        state.tell(Note(f"{error.message}: trying once more", "warning", host))
     bad = state.wheelhouse.verify(lock.wheels)
     if bad:
         state.tell(Note(f"changed on this machine since the lock was made: {', '.join(bad)}", "warning"))
@@ -170,7 +170,7 @@ def _bring(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str]) -> tuple
     state.traffic += Traffic(everywhere, 0, 0, everywhere)
     if not lacking:
         state.tell(StageStarted(STAGE, 0, "bytes"))
-        state.tell(StageEnded(STAGE, True, f"{everywhere / 1e6:.0f} MB needed: all there already"))
+        state.tell(StageEnded(STAGE, True, f"{everywhere / 1e6:.0f} MB needed: all of it is on the nodes already"))
         return [host for host in hosts if host in known.results], dict(known.errors)
     files = _files(state, lock, tool, lacking)
     state.tell(StageStarted(STAGE, sum(file.size for file in files), "bytes"))
@@ -181,8 +181,8 @@ def _bring(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str]) -> tuple
     return list(delivery.done), dict(delivery.errors)
 
 
-def _only(answer: Holdings, wanted: set[str]) -> Holdings:
-    have = {name: size for name, size in answer.have.items() if name in wanted}
+def _only(answer: Holdings, hashes: set[str]) -> Holdings:
+    have = {name: size for name, size in answer.have.items() if name in hashes}
     return Holdings(have, answer.partial, answer.free)
 
 

@@ -61,12 +61,12 @@ class Origins:
 
     def login(self, address: str) -> tuple[str, str] | None:
         """User and password for a download from the same server as a configured source."""
-        wanted = urlsplit(address)
+        url = urlsplit(address)
         for known in map(urlsplit, self.all):
             if known.username and (known.scheme, known.hostname, known.port) == (
-                wanted.scheme,
-                wanted.hostname,
-                wanted.port,
+                url.scheme,
+                url.hostname,
+                url.port,
             ):
                 return unquote(known.username), unquote(known.password or "")
         return None

@@ -1,4 +1,4 @@
-"""The controller's wheels, by hash: downloaded once, for all clusters, in parallel, resumed where they broke off."""
+"""The controller's wheels, by hash: downloaded once, for all clusters, in parallel, resumed where they stopped."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ddpctl.environment.blobs import FileSource, hash_file
 from ddpctl.environment.locked import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.errors import FileDamaged, ProvisionError
+from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
 
 AT_ONCE = 6
-TRIES = 4
 TIMEOUT = httpx.Timeout(30.0, connect=15.0)
 _RETRY = (httpx.TransportError,)
 
@@ -28,7 +28,7 @@ OnBytes = Callable[[int], None]
 
 
 class Wheelhouse:
-    """``folder`` holds one file a wheel, named by its SHA-256, and `.part` files of downloads that broke off."""
+    """``folder`` holds one file a wheel, named by its SHA-256, and `.part` files of unfinished downloads."""
 
     def __init__(self, folder: Path, origins: Origins) -> None:
         self._folder, self._origins = folder, origins
@@ -87,7 +87,7 @@ class Wheelhouse:
         local = self._local(wheel)
         if local is not None:
             if not local.is_file():
-                raise ProvisionError(f"{wheel.filename} is not at {local} any more", hint="resolve again: ddpctl push")
+                raise ProvisionError(f"{wheel.filename} is no longer at {local}", hint="resolve again: ddpctl push")
             return FileSource(local, wheel.sha256, local.stat().st_size, wheel.filename)
         path = self._folder / wheel.sha256
         with FileLock(f"{path}.lock"):  # another ddpctl may be at the same wheel
@@ -105,17 +105,17 @@ class Wheelhouse:
     def _download(self, client: httpx.Client, wheel: Wheel, path: Path, on_bytes: OnBytes) -> None:
         part = path.with_name(f"{path.name}.part")
         resumed = part.exists()
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(DOWNLOAD_TRIES):
             try:
                 self._continue(client, wheel, part, on_bytes)
                 break
             except _RETRY as error:
-                if attempt == TRIES:
+                if attempt == DOWNLOAD_TRIES - 1:
                     raise ProvisionError(
                         f"cannot download {wheel.filename}: {error or type(error).__name__}",
                         hint="check the network to the package index; what has arrived is kept",
                     ) from error
-                time.sleep(0.5 * 2**attempt)
+                time.sleep(DOWNLOAD_PAUSE_S * 2**attempt)
         if hash_file(part) != wheel.sha256:
             part.unlink()
             if resumed:  # what lay there from an earlier try may have been the wrong part

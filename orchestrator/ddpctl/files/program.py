@@ -27,13 +27,13 @@ def script_file(job: JobSpec) -> Path | None:
         return None
     folder = Path(job.code)
     if not folder.is_dir():
-        raise InventoryError("the code folder is not there", file=job.code, path=f"jobs.{job.name}.code")
+        raise InventoryError("there is no such code folder", file=job.code, path=f"jobs.{job.name}.code")
     if job.script is None:
         return None
     path, key = folder / job.script, f"jobs.{job.name}.script"
     if ".." in Path(job.script).parts or not path.is_relative_to(folder):
         hint = "only that folder is sent to the nodes: set code to one that holds the script"
-        raise InventoryError(f"{job.script!r} lies outside of the code folder", file=job.code, path=key, hint=hint)
+        raise InventoryError(f"{job.script!r} is outside of the code folder", file=job.code, path=key, hint=hint)
     if path.is_file():
         return path
     close = nearest(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else None
@@ -109,7 +109,7 @@ def _split(words: Sequence[str]) -> tuple[str, bool, list[Node]]:
     module = bool(words) and words[0] in ("-m", "--module")
     rest = list(words[1:] if module else words)
     if not rest or not rest[0]:
-        raise UsageError("nothing stands after --", hint="write -- SCRIPT ARGS")
+        raise UsageError("nothing follows --", hint="write -- SCRIPT ARGS")
     if rest[0].startswith("-"):
         raise UsageError(f"{rest[0]!r} after -- is not a script", hint="write -- SCRIPT ARGS, or -- ./-name.py")
     return rest[0], module, [_node(word) for word in rest[1:]]

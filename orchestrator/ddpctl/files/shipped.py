@@ -17,4 +17,4 @@ def shipped_jobs() -> Path:
     for folder in (package / "jobs", package.parents[1] / "worker" / "jobs"):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError("the training programs did not come with this ddpctl")
+    raise FileNotFoundError("this ddpctl was installed without its training programs")

@@ -32,7 +32,7 @@ def preflight_html(report: PreflightReport) -> str:
     parts = [
         _head(report),
         _findings("What is wrong, and how to fix it", groups.problems(report.findings)),
-        _findings("Not looked at", groups.of_severity(report.findings, Severity.UNKNOWN)),
+        _findings("Not checked", groups.of_severity(report.findings, Severity.UNKNOWN)),
         _hosts(report),
         _mesh(report.mesh) if report.mesh is not None and len(report.mesh.hosts) > 1 else "",
         _findings("Worth knowing", groups.of_severity(report.findings, Severity.INFO)),

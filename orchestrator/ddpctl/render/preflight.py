@@ -96,7 +96,7 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
 
 
 def _rest(report: PreflightReport) -> list[Text]:
-    """All that is well, in one line, and what was not looked at, a line a reason."""
+    """All that is well, in one line, and what was not checked, a line a reason."""
     ok = [f.check for f in report.findings if f.severity is Severity.OK]
     line = Text(f"{len(set(ok))} checks ok", style="green")
     subjects = list(dict.fromkeys(check.split(".")[0] for check in ok))

@@ -29,8 +29,8 @@ def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
 def plan_view(fixes: Sequence[Fix]) -> RenderableType:
     """Every command whole on a line of its own, below its host."""
     if not fixes:
-        return Text("nothing here is fixed by a command that ddpctl runs")
-    lines = [Text("to be run as it is printed:", style="bold")]
+        return Text("no finding has a fix that ddpctl can run")
+    lines = [Text("the commands, exactly as they would run:", style="bold")]
     for host in dict.fromkeys(fix.host for fix in fixes):
         lines.append(Text(host, style="bold"))
         lines += [

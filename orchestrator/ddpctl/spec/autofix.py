@@ -114,5 +114,5 @@ def _parts(command: str) -> list[list[str]]:
 
 
 def _is_listed(part: Sequence[str]) -> bool:
-    wanted = _CHANGES.get(part[0].rpartition("/")[2])
-    return wanted is not None and re.fullmatch(wanted, " ".join(part[1:])) is not None
+    pattern = _CHANGES.get(part[0].rpartition("/")[2])
+    return pattern is not None and re.fullmatch(pattern, " ".join(part[1:])) is not None

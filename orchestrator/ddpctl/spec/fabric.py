@@ -48,12 +48,12 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class HostNetwork:
-    """A node's network as the node and the inventory say: ``wanted`` addresses (resolved) and interface."""
+    """A node's network as the node and the inventory say: ``configured`` addresses (resolved) and interface."""
 
     host: str
     addresses: tuple[NodeAddress, ...]
     ssh_address: str | None = None
-    wanted: tuple[str, ...] = ()
+    configured: tuple[str, ...] = ()
     interface: str | None = None
     local: bool = False
     port_range: tuple[int, int] = (32768, 60999)
@@ -73,7 +73,7 @@ def host_network(
     host: str,
     value: Mapping[str, Any],
     *,
-    wanted: Iterable[str] = (),
+    configured: Iterable[str] = (),
     interface: str | None = None,
     local: bool = False,
 ) -> HostNetwork:
@@ -92,7 +92,7 @@ def host_network(
     )
     low, high = value["port_range"]
     return HostNetwork(
-        host, addresses, value.get("ssh_address"), tuple(wanted), interface, local, (int(low), int(high))
+        host, addresses, value.get("ssh_address"), tuple(configured), interface, local, (int(low), int(high))
     )
 
 
@@ -103,7 +103,7 @@ def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
     this very machine, loopback is the fabric.
     """
     if all(network.local for network in networks):
-        return {network.host: network.wanted or (LOOPBACK,) for network in networks}
+        return {network.host: network.configured or (LOOPBACK,) for network in networks}
     seen: dict[str, int] = {}
     for network in networks:
         for address in {entry.address for entry in network.addresses}:
@@ -117,7 +117,7 @@ def other_addresses(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...
     the interface, what the node has besides, so that the right one can be told."""
     if all(network.local for network in networks):
         return {}
-    free = candidates([replace(network, wanted=(), interface=None) for network in networks])
+    free = candidates([replace(network, configured=(), interface=None) for network in networks])
     first = candidates(networks)
     return {
         host: tuple(address for address in dict.fromkeys((*first[host], *free[host])) if address not in first[host][:1])
@@ -126,8 +126,8 @@ def other_addresses(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...
 
 
 def _ranked(network: HostNetwork, seen: Mapping[str, int], common: Mapping[str, int]) -> tuple[str, ...]:
-    if network.wanted:
-        return network.wanted
+    if network.configured:
+        return network.configured
     usable = [entry for entry in network.addresses if entry.up and not entry.loopback]
     if network.interface:
         usable = [entry for entry in usable if entry.interface == network.interface]

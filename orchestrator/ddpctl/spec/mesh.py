@@ -37,7 +37,8 @@ class Dial(NamedTuple):
 @dataclass(frozen=True)
 class Speed:
     """What a link gave: round trip in ms, Mbit/s from the dialer (``push``) and to it (``pull``), and whether the bulk
-    data arrived: ok, slow (broken off), stalled or failed. ``mtu``: where it stalled, the largest packets that pass."""
+    data arrived: ok, slow (stopped early), stalled or failed. ``mtu``: where it stalled, the largest packets that
+    pass."""
 
     dialer: str
     peer: str

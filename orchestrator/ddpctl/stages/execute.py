@@ -52,7 +52,7 @@ class Sudo:
             password = self._ask(user)
             if not password:
                 raise RemoteError(
-                    f"sudo asks for the password of {user}, and nobody gives one",
+                    f"sudo asks for the password of {user}, and none was given",
                     hint="run it at a terminal, or let this user use sudo without a password (NOPASSWD)",
                     host=transport.host,
                 )
@@ -63,7 +63,7 @@ class Sudo:
                     raise
             else:
                 return password
-        raise RemoteError(f"sudo took none of {PASSWORD_TRIES} passwords of {user}", host=transport.host)
+        raise RemoteError(f"sudo rejected {PASSWORD_TRIES} passwords of {user}", host=transport.host)
 
     def run(self, transport: Transport, argv: Sequence[str], timeout: float) -> Ran:
         """``argv`` as root.

@@ -47,7 +47,7 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
             receiver.fetched.missing = tuple(result["missing"])
         except OSError as error:  # of a file here: the transport has errors of its own
             what = f"{receiver.place} cannot be written on this machine: {error.strerror}"
-            raise DdpctlError(what, hint="put that right or name another folder", host=transport.host) from None
+            raise DdpctlError(what, hint="fix that, or name another folder", host=transport.host) from None
         finally:
             receiver.close()
         return receiver.fetched
@@ -80,7 +80,7 @@ class _Receiver:
             info = frame.data["file"]
             self._open(info["path"], info["size"], info.get("mode", 0o600))
         elif self._file is None or len(frame.raw) > self._left:
-            raise garbled("more of a file than was announced")
+            raise garbled("more bytes of a file than were announced")
         else:
             self._file.write(frame.raw)
             self._left -= len(frame.raw)

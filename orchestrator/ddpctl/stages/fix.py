@@ -22,7 +22,7 @@ _RULES = {"nft": ("nft", "-j", "list", "ruleset"), "iptables": ("iptables-save",
 
 
 def apply(fixes: Sequence[Fix], fleet: Fleet, tell: Tell, sudo: Sudo) -> list[Applied]:
-    """Run the fixes, on all hosts at once and on each in order; connections are made anew afterwards.
+    """Run the fixes, on all hosts at once and on each in order; new connections are made afterwards.
 
     Raises:
         RemoteError: nobody knows the password for sudo; nothing was changed.

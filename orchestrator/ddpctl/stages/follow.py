@@ -24,13 +24,12 @@ from ddpctl.errors import (
     as_fault,
 )
 from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
 
-RETRY_FIRST_S = 0.5
-RETRY_MOST_S = 5.0
 # How long a host that cannot be reached is waited for once all others are over.
 GIVE_UP_S = 30.0
 # ... and when one of those has failed: the run is over, and what this host says last can be read later.
@@ -112,7 +111,7 @@ class _Stream:
     cancelled: threading.Event
     offset: int | None = None
     warned: bool = False  # of a broken connection, since the last one that was whole
-    pause: float = RETRY_FIRST_S
+    pause: float = limits.RETRY_FIRST_S
 
     def read(self) -> None:
         """In a thread of its own. However it ends, an end comes out: without one the host would be waited for."""
@@ -139,7 +138,7 @@ class _Stream:
                     self.warned = True
                 if self.cancelled.wait(self.pause):
                     raise
-                self.pause = min(RETRY_MOST_S, self.pause * 2)
+                self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
 
     def _call(self) -> str:
         """Read to the end; returns the state that the node's part of the run is in then."""
@@ -154,7 +153,7 @@ class _Stream:
         return str(answer["state"])
 
     def _frame(self, frame: Frame) -> None:
-        self.warned, self.pause = False, RETRY_FIRST_S
+        self.warned, self.pause = False, limits.RETRY_FIRST_S
         if frame.data.get("state") == contract.STALE:
             self.out.put(_Stale(self.host, frame.data.get("heartbeat_age_s")))
         elif "state" in frame.data:
@@ -251,7 +250,7 @@ def _drain(
             if item.error is not None:
                 errors[item.host] = item.error
                 if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
-                    tell(Note(f"{item.error}; its output is not followed any more", "warning", item.host))
+                    tell(Note(f"{item.error}; its output is no longer followed", "warning", item.host))
         else:
             broken.pop(item.host, None)
             for line in item.lines:

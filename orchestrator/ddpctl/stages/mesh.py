@@ -182,7 +182,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
 
 
 def _not_ready(host: str) -> DdpctlError:
-    return RemoteError(f"it does not listen {READY_S:g} s after it was asked to", kind=TIMEOUT, host=host)
+    return RemoteError(f"it still does not listen {READY_S:g} s after the request", kind=TIMEOUT, host=host)
 
 
 def _dial(

@@ -47,12 +47,12 @@ def remembered(key: str) -> PreflightReport | None:
 
 def still_holds(report: PreflightReport, master: str, fleet: Fleet) -> bool:
     """Whether the ports that it picked are still free on the master."""
-    wanted = [port for port in (report.facts.master_port, report.facts.gang_port) if port is not None]
+    ports = [port for port in (report.facts.master_port, report.facts.gang_port) if port is not None]
     try:
-        free = fleet.transport(master).call("free_port", {"exactly": wanted}, timeout=PORTS_S)["ports"]
+        free = fleet.transport(master).call("free_port", {"exactly": ports}, timeout=PORTS_S)["ports"]
     except DdpctlError:
         return False  # a full preflight will say what is wrong
-    return bool(free == wanted)
+    return bool(free == ports)
 
 
 def remember(key: str, report: PreflightReport) -> None:

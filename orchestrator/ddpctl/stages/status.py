@@ -79,7 +79,10 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
     if runs:
         return runs
     if outcome.errors:
-        raise HostsFailed(f"no host that answered knows {job!r}, and {len(outcome.errors)} did not", outcome.errors)
+        raise HostsFailed(
+            f"no host that answered knows {job!r}, and {plural(len(outcome.errors), 'host')} did not answer",
+            outcome.errors,
+        )
     raise NoSuchJob(
         f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists what there is"
     )

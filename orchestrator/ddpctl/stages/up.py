@@ -131,7 +131,7 @@ class Up:
         plan = self._launch.plan(self.facts)
         if plan.unknown:
             raise PreflightFailed(
-                f"nothing was started: not known: {', '.join(plan.unknown)}",
+                f"nothing was started: unknown: {', '.join(plan.unknown)}",
                 hint="run `ddpctl preflight`, or write it into the inventory: fabric_address, slots, master_port",
             )
         self.plan = plan

@@ -81,7 +81,9 @@ class Agent:
         try:
             flags = _FLAGS.get(algorithm.partition("-cert-")[0], 0)
             request = bytes([_SIGN]) + _string(blob) + _string(data) + struct.pack(">I", flags)
-            answer = _Reader(self._ask(request, AGENT_SIGN_S, "does not sign; does a key wait for a touch or a yes?"))
+            answer = _Reader(
+                self._ask(request, AGENT_SIGN_S, "does not sign; is a key waiting for a touch or a confirmation?")
+            )
         except OSError as error:
             raise AgentRefused(str(error)) from None
         finally:
@@ -124,7 +126,7 @@ class Agent:
 
     def _silent(self) -> AgentSilent:
         return AgentSilent(
-            self._dead, hint="confirm in time, or unlock or restart it; `IdentityAgent none` in ssh_config goes without"
+            self._dead, hint="confirm in time, or unlock or restart it; `IdentityAgent none` in ssh_config skips it"
         )
 
     def _read(self, size: int, until: float) -> bytes:

@@ -71,7 +71,7 @@ def frame(verb: str, one: Frame, host: str, args: Mapping[str, Any]) -> Frame:
     for key, shape in FRAMES.get(verb, {}).items():
         if key in one.data:
             return Frame(_checked(shape, verb, one.data, host, args), one.raw)
-    raise garbled(f"{verb}: a message of no known kind")
+    raise garbled(f"{verb}: a message of an unknown kind")
 
 
 def _checked(shape: Any, verb: str, data: Mapping[str, Any], host: str, args: Mapping[str, Any]) -> Any:

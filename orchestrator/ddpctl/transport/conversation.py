@@ -270,7 +270,7 @@ def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
         raise garbled("its last message holds neither a result nor an error")
     message, kind, hint = (error.get(key) for key in ("message", "kind", "hint"))
     raise RemoteError(
-        _said(message) or "the worker failed without a word",
+        _said(message) or "the worker failed without a message",
         kind=_said(kind) or "error",
         hint=_said(hint),
     )

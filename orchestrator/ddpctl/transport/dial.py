@@ -195,7 +195,7 @@ def unreachable(hop: Hop, error: OSError) -> ConnectError:
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(f"{where} refuses the connection", hint="is sshd running there, and is `port:` right?")
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
-        return Unreachable(f"no route to {where} ({error.strerror})", hint="is the host up, and its address right?")
+        return Unreachable(f"no route to {where} ({error.strerror})", hint="is the host up, and is its address right?")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return Unreachable(f"{error.strerror} on this machine", hint="raise `ulimit -n`")
     return Unreachable(f"cannot connect to {where}: {error.strerror or error}")

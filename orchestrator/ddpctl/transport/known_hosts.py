@@ -103,12 +103,12 @@ class KnownHosts:
 
     def about(self, name: str, port: int) -> tuple[KnownHost, ...]:
         """The lines about a server, revoked ones and authorities too."""
-        wanted = entry_name(name, port)
-        if wanted not in self._found:  # a hashed name costs a digest a line: once is enough
+        entry_for = entry_name(name, port)
+        if entry_for not in self._found:  # a hashed name costs a digest a line: once is enough
             plain, others = self._index
-            hashed = (entry for entry in others if entry.names.match(wanted))
-            self._found[wanted] = (*plain.get(wanted.lower(), ()), *hashed)
-        return self._found[wanted]
+            hashed = (entry for entry in others if entry.names.match(entry_for))
+            self._found[entry_for] = (*plain.get(entry_for.lower(), ()), *hashed)
+        return self._found[entry_for]
 
     @cached_property
     def _index(self) -> tuple[dict[str, list[KnownHost]], tuple[KnownHost, ...]]:
@@ -212,7 +212,7 @@ def _key(kind: str, text: str) -> Key:
 
 @lru_cache(maxsize=64)
 def _read(files: tuple[tuple[str, int, int], ...]) -> KnownHosts:
-    """The files as one; with the stamps as arguments they are parsed anew once they change."""
+    """The files as one; with the stamps as arguments they are parsed again once they change."""
     known = KnownHosts()
     for path, _time, _size in files:
         known += parse(Path(path).read_text("utf-8", "replace"), path)

@@ -1,4 +1,4 @@
-"""Every deadline and every limit of the transport, in one place: seconds, bytes, or a count."""
+"""Every deadline and limit of the transport, and every retry of the control plane: seconds, bytes, or a count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CONNECT_S = 10.0  # TCP, all addresses of a host together
 FIRST_BYTE_S = 10.0  # from the TCP connection to the server's first byte
 HANDSHAKE_S = 20.0  # key exchange
 AUTH_S = 20.0  # each answer in a login
-GATE_S = 20.0  # a login that waited longer for its turn dials anew: sshd's LoginGraceTime has been running
+GATE_S = 20.0  # a login that waited longer for its turn dials again: sshd's LoginGraceTime has been running
 AGENT_LIST_S = 5.0  # the agent's keys; also the wait for another login's signature before the connection is let go
 AGENT_SIGN_S = 60.0  # a signature: a person may have to touch a token or to confirm
 MATCH_EXEC_S = 10.0  # a command of `Match exec`
@@ -32,8 +32,14 @@ PROXIES = 8  # ProxyCommands whose login is under way: they may all go through o
 TUNNELS = 64  # tunnels being opened at once through one jump host: they too only wait
 WORKERS = 32  # hosts that ``Fleet.map`` works on at once
 CHANNELS = 8  # commands at once on one connection: sshd allows 10 (MaxSessions)
-DROPPED_RETRIES = 3  # only when the server hangs up before its first word
 
+# What is tried again, how often, and after which pause.
+DROPPED_RETRIES = 3  # a login, only when the server hangs up before its first word
+DROPPED_PAUSE_S = 0.3, 0.9  # a random number between these, doubled each time: hosts must not come back all at once
+SESSION_RETRIES, SESSION_PAUSE_S = 5, 0.1  # a refused session: sshd takes a moment to count one as ended
+JUMP_DOWN_S = 5.0  # until a jump host that could not be reached is tried again
+RETRY_FIRST_S, RETRY_MOST_S = 0.5, 5.0  # following a host: doubled each time, without end
+DOWNLOAD_TRIES, DOWNLOAD_PAUSE_S = 4, 1.0  # a wheel, resumed where it stopped: the pause is doubled each time
 PASSWORD_TRIES = 3  # questions for one account's password
 
 AGENT_BYTES = 256 << 10  # an agent's answer

@@ -13,7 +13,7 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
 from ddpctl.transport.dial import Dropped, silent
-from ddpctl.transport.limits import CHANNEL_S, CHANNELS, FIRST_BYTE_S, POLL_S
+from ddpctl.transport.limits import CHANNEL_S, CHANNELS, FIRST_BYTE_S, POLL_S, SESSION_PAUSE_S, SESSION_RETRIES
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 from ddpctl_worker.contract import BUSY
@@ -77,7 +77,6 @@ class Connection(paramiko.Transport):
 
 _READ = 1 << 21  # everything that is there: a partial read would move the rest
 _WRITE = 32_000  # fits into one packet
-_ALONE_RETRIES, _ALONE_PAUSE_S = 5, 0.1  # sshd takes a moment to count a session as ended
 _OPEN_FAILED_CONNECT = 2  # RFC 4254: SSH_OPEN_CONNECT_FAILED
 _OPEN_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
 
@@ -153,19 +152,19 @@ class HopLogin:
         alone = 0
         while True:
             if not self._slots.take(max(0.0, until - time.monotonic()), reclaim):
-                raise RemoteError(f"{CHANNELS} commands are running there for {timeout:g} s already", kind=BUSY)
+                raise RemoteError(f"{CHANNELS} commands have been running there for {timeout:g} s", kind=BUSY)
             try:
                 return self.connection.open_session(timeout=CHANNEL_S)
             except paramiko.ChannelException as error:
                 alone += not self._slots.shrink()
                 self._slots.give()
-                if alone > _ALONE_RETRIES or time.monotonic() > until:
+                if alone > SESSION_RETRIES or time.monotonic() > until:
                     raise RemoteError(
                         f"sshd opens no session ({error.text})",
                         kind="no_session",
                         hint="raise MaxSessions in sshd_config there, or see its log",
                     ) from None
-                time.sleep(_ALONE_PAUSE_S)
+                time.sleep(SESSION_PAUSE_S)
             except (paramiko.SSHException, EOFError, OSError) as error:
                 self._slots.give()
                 raise self.lost(error) from None

@@ -62,7 +62,7 @@ def _no_agreement(hop: Hop, connection: Connection) -> Exception:
     if not connection.remote_version:
         return Dropped()
     if cause is None or isinstance(cause, EOFError):
-        what = "hangs up" if cause is not None else f"is silent for {HANDSHAKE_S:g} s"
+        what = "hangs up" if cause is not None else f"was silent for {HANDSHAKE_S:g} s"
         return Unreachable(f"{hop.where} {what} in the key exchange", hint="see the log of sshd there")
     if isinstance(cause, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(f"{hop.where}: no algorithm in common ({cause})", hint="update sshd there")
@@ -96,8 +96,8 @@ def trusted(known: KnownHosts) -> JudgeKey:
         if verdict is Verdict.CHANGED:
             was = ", ".join(f"{entry.key.type} {entry.key.sha256} ({entry.place})" for entry in entries[:3])
             raise HostKeyChanged(
-                f"the host key of {name} has changed: it shows {key.type} {key.sha256}, known is {was}; "
-                "somebody may be listening in",
+                f"the host key of {name} has changed: it shows {key.type} {key.sha256}, known_hosts has {was}; "
+                "somebody may be intercepting the connection",
                 hint="if the host was really reinstalled, remove the old key with "
                 + " and ".join(f"`{command}`" for command in forget(name, [entry.place for entry in entries])),
             )
@@ -116,7 +116,7 @@ def _but(hop: Hop, key: Key, known: KnownHosts) -> str:
     authorities = known.authorities(hop.key_name, hop.key_port)
     if key.certificate is not None:
         why = key.certificate.why_not(hop.key_name) or "no @cert-authority line has its authority"
-        said.append(f"its certificate does not count: {why}")
+        said.append(f"its certificate is not accepted: {why}")
     elif authorities:
         said.append(f"it comes without a certificate of the authority in {authorities[0].place}")
     said += known.notes[:1]
@@ -134,7 +134,7 @@ def authenticate(hop: Hop, connection: Connection, ring: KeyRing, heard: Callabl
         login.run()
     except NoAnswer as error:
         if error.silent:
-            raise Unreachable(f"{hop.where} does not answer our login for {AUTH_S:g} s") from None
+            raise Unreachable(f"{hop.where} did not answer the login for {AUTH_S:g} s") from None
         raise _ended_in_login(hop, login.tried) from None
     finally:
         heard(hop, login.auth.banner)
@@ -181,7 +181,7 @@ class _Login:
             try:
                 answer = self.auth.prove(identity)
             except AgentRefused:
-                self.tried[-1] += ", with which the agent does not sign"
+                self.tried[-1] += ", which the agent does not sign with"
                 return False
         return self._judged(answer, identity.label)
 
@@ -215,9 +215,9 @@ class _Login:
         self._allowed = answer.allowed or self._allowed
         return answer.done
 
-    def _second_factor(self, label: str, wanted: str) -> AuthRefused:
+    def _second_factor(self, label: str, factor: str) -> AuthRefused:
         return AuthRefused(
-            f"{self._hop.where} takes {label} of {self._hop.user} and wants {wanted} besides",
+            f"{self._hop.where} takes {label} of {self._hop.user}, but also wants {factor}",
             hint="ddpctl cannot answer a second factor: use an account or a jump host without one",
         )
 

@@ -17,7 +17,7 @@ HINT = (
 
 
 def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number)

@@ -19,7 +19,7 @@ from ddpctl.transport.ssh_config import in_shell
 
 
 class ProxyEnded(Dropped):
-    """The command ended without a word and without an error: the server, or what is between, hung up."""
+    """The command ended without output and without an error: the server, or what is between, hung up."""
 
 
 class ProxySocket:
@@ -59,7 +59,7 @@ class ProxySocket:
         if not readable(self._sock, CONNECT_S + FIRST_BYTE_S):
             raise Unreachable(
                 f"no answer through ProxyCommand `{hop.proxy_command}` within {CONNECT_S + FIRST_BYTE_S:g} s",
-                hint="try it by hand",
+                hint="run it by hand to see why",
             )
         try:
             if self._sock.recv(1, socket.MSG_PEEK):
@@ -73,7 +73,7 @@ class ProxySocket:
             raise Unreachable(
                 f"ProxyCommand `{hop.proxy_command}` ended with status {self._child.returncode}"
                 + (f": {said}" if said else ""),
-                hint="try it by hand",
+                hint="run it by hand to see why",
             )
         raise ProxyEnded(said.encode())
 
@@ -133,5 +133,5 @@ def _pair(hop: Hop) -> tuple[socket.socket, socket.socket]:
 
 
 def _no_start(hop: Hop, error: OSError) -> Unreachable:
-    hint = "raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "try it by hand"
+    hint = "raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "run it by hand to see why"
     return Unreachable(f"ProxyCommand `{hop.proxy_command}` cannot be started: {error.strerror}", hint=hint)

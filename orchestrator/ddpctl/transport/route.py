@@ -154,7 +154,7 @@ class _Resolver:
                 raise UsageError(f"{seen[-1]}: not a jump host: {word.strip()!r}", hint="write [user@]host[:port]")
             name = found["host"].strip("[]")
             if name in seen:
-                raise UsageError(f"{' -> '.join((*seen, name))}: the jump hosts go round in a circle")
+                raise UsageError(f"{' -> '.join((*seen, name))}: the jump hosts form a circle")
             options = self._options(name)
             if found["user"]:
                 options["user"] = [found["user"]]

@@ -22,8 +22,10 @@ from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.limits import (
     CHANNEL_S,
     DIALS,
+    DROPPED_PAUSE_S,
     DROPPED_RETRIES,
     GATE_S,
+    JUMP_DOWN_S,
     LOGINS,
     LOGINS_BEHIND_JUMP,
     PROXIES,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from ddpctl.transport.node import NodeConnection
 
 T = TypeVar("T")
-_FAILED_JUMP_S = 5.0  # for so long a jump host that could not be reached is not tried again
 
 
 class Gates:
@@ -118,7 +119,7 @@ class Connector:
         said = b""
         for number in range(1 + DROPPED_RETRIES):
             if number:
-                self.closed.wait(random.uniform(0.3, 0.9) * 2 ** (number - 1))
+                self.closed.wait(random.uniform(*DROPPED_PAUSE_S) * 2 ** (number - 1))
             if self.closed.is_set():
                 raise LinkLost("the connections are being closed")
             try:
@@ -128,9 +129,9 @@ class Connector:
         words = last_line(said)
         if hop.proxy_command:
             raise Unreachable(
-                f"ProxyCommand `{hop.proxy_command}` ended {1 + DROPPED_RETRIES} times without a word of {hop.where}"
+                f"ProxyCommand `{hop.proxy_command}` ended {1 + DROPPED_RETRIES} times before {hop.where} said anything"
                 + (f": {words}" if words else ""),
-                hint="try it by hand",
+                hint="run it by hand to see why",
             )
         raise Unreachable(
             f"{hop.where} hung up {1 + DROPPED_RETRIES} times before SSH began" + (f": {words}" if words else ""),
@@ -188,7 +189,7 @@ class Connector:
         with jump.lock:
             if jump.link is not None and jump.link.alive:
                 return jump.link
-            if jump.error is None or time.monotonic() - jump.failed_at > _FAILED_JUMP_S:
+            if jump.error is None or time.monotonic() - jump.failed_at > JUMP_DOWN_S:
                 try:
                     jump.link, jump.error = self.connect(hop.via), None
                     return jump.link

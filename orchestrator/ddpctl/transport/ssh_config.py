@@ -1,6 +1,6 @@
 """OpenSSH's client configuration: parsed once, asked for every host.
 
-paramiko's own reader knows no Include, compiles every pattern anew for every host (minutes for hundreds of both) and
+paramiko's own reader knows no Include, compiles every pattern again for every host (minutes for hundreds of both) and
 asks the name server for each host's IdentityFile. This one follows ssh_config(5) and is compared with ``ssh -G``: the
 first value wins, IdentityFile and CertificateFile add up, Include is read in place, and a ``Match final`` anywhere
 makes a second pass in which Host lines see the HostName.
@@ -177,7 +177,9 @@ class _Parser:
 
     def blocks(self, text: str, source: str, depth: int) -> list[Block]:
         if depth > _MAX_DEPTH:
-            raise UsageError(f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for a circle")
+            raise UsageError(
+                f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for files that include each other"
+            )
         found = [Block(lambda _asked: True)]
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
@@ -259,7 +261,8 @@ def _exec(command: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"Match exec `{command}` of ssh_config does not end within {MATCH_EXEC_S:g} s", hint="try it by hand"
+            f"Match exec `{command}` of ssh_config does not end within {MATCH_EXEC_S:g} s",
+            hint="run it by hand to see why",
         ) from None
     except OSError as error:
         raise UsageError(f"Match exec `{command}` of ssh_config cannot be run: {error.strerror}") from None

@@ -21,7 +21,7 @@ IDLE_S = 0.25  # between two turns of a loop that nothing wakes
 LEAVE_S = 5.0  # how long a goodbye waits for its answer
 STEADY_S = 30.0  # a loop that ran for so long had got over its fault
 FAULTS_S = 10.0  # a loop that fails again and again for so long will not
-NAP_S = 4.0  # a loop that turns four times a second and stood still for this long was asleep
+NAP_S = 4.0  # a loop that turns four times a second and did not for this long was asleep
 Wake = Callable[[], None]
 
 
@@ -51,8 +51,8 @@ class Gang:
         self._turned: Optional[float] = None  # when this thread's loop last came around (monotonic)
         self._turned_before: Optional[float] = None  # at the last check; when that was (monotonic)
         self._checked = time.monotonic()
-        self._stood = 0.0  # for how long the thread has stood still since
-        self.stuck = False  # the thread that talks stands still
+        self._stood = 0.0  # for how long the thread has been stuck since
+        self.stuck = False  # the thread that talks does not run
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
         self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
@@ -120,7 +120,7 @@ class Gang:
         raise NotImplementedError
 
     def _close_all(self) -> None:
-        """Drop every connection: the loop begins anew, or has ended."""
+        """Drop every connection: the loop begins again, or has ended."""
         raise NotImplementedError
 
     def _guarded(self) -> None:
@@ -142,7 +142,7 @@ class Gang:
             with contextlib.suppress(Exception):
                 self._close_all()
             if now - since > FAULTS_S and self.verdict is None:
-                text = "the thread on %s that watches the other nodes fails again and again: %s" % (self.host, fault)
+                text = "the thread on %s that watches the other nodes keeps failing: %s" % (self.host, fault)
                 self._decided(outcomes.failed(outcomes.cause(self.host, SUPERVISOR_LOST, text)))
             if self._leaving is not None:
                 return
@@ -175,7 +175,7 @@ class Gang:
         return found
 
     def _nap(self, now: float) -> float:
-        """How long this loop stood still since it was last asked (monotonic seconds); 0.0 for an ordinary turn."""
+        """How long this loop was stuck since it was last asked (monotonic seconds); 0.0 for an ordinary turn."""
         before, self._turned = self._turned, now
         nap = now - before if before is not None and now - before > NAP_S else 0.0
         self._supervised += nap

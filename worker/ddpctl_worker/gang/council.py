@@ -1,4 +1,5 @@
-"""How the nodes of a run agree on its end. Pure: the hub feeds it what happens, with the time (monotonic seconds).
+"""How the hub decides which failure came first and when all nodes stop. Pure: the hub feeds it events and their times
+(monotonic seconds).
 
 Which node failed first is not simply which one says so first: a rank whose peer died fails too, and its launcher may
 be the quicker one. So the hub waits a moment, prefers a failure that does not look like a peer's death, and then the
@@ -19,7 +20,7 @@ from ddpctl_worker.outcome import Outcome
 SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
 REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
-STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that stands still watches nothing
+STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that is stuck watches nothing
 VICTIMS_S = 8.0  # how long victims wait for their culprit; a starved node finds it seconds late
 MUTE_S = 10.0  # ... while a node that lives has reported no failure
 LATE_S = 3.0  # no word for so long: may be down
@@ -49,7 +50,7 @@ class Seat:
 
 
 class Council:
-    """The state of a run as the hub sees it."""
+    """The state of a run as the hub sees it, and its verdict once there is one."""
 
     def __init__(self, hosts: Sequence[str], hub: str) -> None:
         self._hub = hub
@@ -58,7 +59,7 @@ class Council:
         self._done: List[Candidate] = []  # nodes that have succeeded, maybe too early for the others
         self.cuts = Cuts(hosts, hub)
         self._cut = False  # a link that is cut is among the candidates
-        self._slept = 0.0  # the longest that the hub stood still
+        self._slept = 0.0  # the longest that the hub did not run
         self.verdict: Optional[Outcome] = None
 
     def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
@@ -76,7 +77,7 @@ class Council:
         """A node says how long ago its supervisor's loop turned: its other threads talk on while that one hangs."""
         seat = self.seats[host]
         if age > STILL_S and not seat.finished:
-            text = "the supervisor on %s stands still: its loop has not turned for %d s" % (host, age)
+            text = "the supervisor on %s is stuck: its loop has not run for %d s" % (host, age)
             self._give_up(seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
@@ -111,7 +112,7 @@ class Council:
         return min([now - one for one in outputs] or [0.0])
 
     def slept(self, seconds: float) -> None:
-        """The hub itself stood still for so long (a suspended or starved machine): nobody's silence in that time
+        """The hub itself did not run for this long (a suspended or starved machine): nobody's silence in that time
         counts, for nobody was listening."""
         self._slept = max(self._slept, seconds)
         for seat in self.seats.values():
@@ -191,7 +192,7 @@ class Council:
             if seat.gone is not None and now - seat.gone > REJOIN_S:
                 self._give_up(seat, self._why_gone(host), seat.gone, now)
             elif now - seat.heard > SILENT_S:
-                text = "nothing was heard of %s for %d s: it is down or cut off" % (host, SILENT_S)
+                text = "nothing was heard from %s for %d s: it is down or cut off" % (host, SILENT_S)
                 self._give_up(seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
 
     def _find_cut(self, now: float) -> None:
@@ -208,8 +209,8 @@ class Council:
 
     def _why_gone(self, host: str) -> Dict[str, Any]:
         if self._slept >= SILENT_S:
-            text = "%s stood still for %d s (suspended, or starved): the others gave it up" % (self._hub, self._slept)
-            return outcomes.cause(self._hub, NODE_LOST, text)
+            text = "%s did not run for %d s (suspended, or starved of CPU): the other nodes gave it up"
+            return outcomes.cause(self._hub, NODE_LOST, text % (self._hub, self._slept))
         text = "the supervisor on %s is gone; the host itself still answers" % host
         return outcomes.cause(host, SUPERVISOR_LOST, text)
 

@@ -17,7 +17,7 @@ from ddpctl_worker.outcome import Outcome
 
 CONNECT_S = 3.0
 RETRY_S = 0.3
-RECONNECT_S = 4.0  # without a word of the hub
+RECONNECT_S = 4.0  # without a message from the hub
 ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
 MEET_S = 10.0  # the same after a success: a hub that never heard of this node would take it for missing
 
@@ -183,7 +183,7 @@ class MemberGang(Gang):
             text = "the supervisor on %s is gone; the host itself still answers" % self.hub_host
             self._decided(outcomes.failed(outcomes.cause(self.hub_host, SUPERVISOR_LOST, text)))
         elif now - self._heard > SILENT_S:
-            text = "nothing was heard of %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
+            text = "nothing was heard from %s for %d s: it is down or cut off" % (self.hub_host, SILENT_S)
             self._decided(outcomes.failed(outcomes.cause(self.hub_host, NODE_LOST, text)))
 
     def _park(self) -> None:

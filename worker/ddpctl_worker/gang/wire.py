@@ -152,9 +152,9 @@ def _object(line: bytes) -> Dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise Stranger("a line that is no JSON") from None
+        raise Stranger("a line that is not JSON") from None
     if not isinstance(value, dict):
-        raise Stranger("a line that is no JSON object")
+        raise Stranger("a line that is not a JSON object")
     return value
 
 

@@ -145,7 +145,7 @@ class Dialer:
         finally:
             for attempt in self._running + self._waiting:
                 attempt.started = attempt.started or time.monotonic()
-                attempt.end(ERROR, None, "the preflight was broken off")
+                attempt.end(ERROR, None, "the preflight was interrupted")
             self._selector.close()
 
     def _start(self, attempt: _Attempt) -> None:
@@ -217,7 +217,7 @@ class Dialer:
             attempt.end(FOREIGN, None, "it said %r" % text)
             return
         if hello is None:
-            attempt.end(FOREIGN, None, "a preflight of somebody else is running there")
+            attempt.end(FOREIGN, None, "somebody else's preflight is running there")
         elif hello.host != attempt.peer:
             attempt.result["answered"] = hello.host
             attempt.end(WRONG_HOST, None, "%s answered" % hello.host)

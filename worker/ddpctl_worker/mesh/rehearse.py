@@ -60,7 +60,7 @@ class _Rehearsal:
     def __init__(self, request: Dict[str, Any], folder: str, channel: Channel) -> None:
         name = str(request["name"])
         if os.path.basename(name) != name or name.startswith("."):
-            raise WorkerError(BAD_REQUEST, "%r is no name of a script" % (name,))
+            raise WorkerError(BAD_REQUEST, "%r is not the name of a script" % (name,))
         self._paths = RunPaths(folder)
         self._request = request
         self._channel = channel

@@ -1,5 +1,5 @@
 """Empties the pipes of the launcher and its ranks into memory, from a thread of its own: it touches no disk and waits
-for nothing but output, so no rank ever stands still because of what else goes on here.
+for nothing but output, so no rank ever waits for anything else that happens here.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
 
 
 def _of_launcher(seen: Evidence) -> List[Failure]:
-    """For a launcher that ended without a word of its ranks."""
+    """For a launcher that ended before its ranks said anything."""
     if not seen.status:
         return []
     code = code_of(seen.status)

@@ -113,8 +113,8 @@ class TetherListener:
 
     def how_still(self) -> str:
         if self._beat is not None:
-            return "stood still for %d s" % STILL_S
-        return "could not start the launcher within %g s (does its folder or its Python lie on a disk that hangs?)" % (
+            return "was stuck for %d s" % STILL_S
+        return "could not start the launcher within %g s (is its folder or its Python on a disk that hangs?)" % (
             self._up
         )
 
@@ -154,14 +154,14 @@ class Leftovers:
 def wait_until_gone(
     listener: TetherListener, supervisor: Optional[ProcessId], look: Callable[[], None]
 ) -> Optional[str]:
-    """Until the supervisor is gone; one whose loop stands still is killed. What is to be said of its end."""
+    """Until the supervisor is gone; one whose loop is stuck is killed. Returns what to say of its end."""
     while listener.listen(LOOK_S):
         if listener.stands_still() and supervisor is not None:
             processes.send(supervisor, 9)
-            return "the supervisor %s and was killed; the processes that it left were ended" % listener.how_still()
+            return "the supervisor %s and was killed; the processes that it left were killed" % listener.how_still()
         look()
     died = listener.words.get("died")
-    return "the supervisor failed (%s); the processes that it left were ended" % died if died else None
+    return "the supervisor failed (%s); the processes that it left were killed" % died if died else None
 
 
 def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> None:
@@ -186,7 +186,7 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
 
 
 def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
-    """What the supervisor said of the run's end; without a word of its own the run is lost."""
+    """What the supervisor said of the run's end; if it said nothing, the run is lost."""
     host = paths.host
     body = left.end or record.exit_record(lost(paths, host, detail))
     counts = {"signalled": stopper.signalled, "forced": stopper.forced}
@@ -195,7 +195,7 @@ def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Opt
 
 
 class Deputy:
-    """Held by the supervisor; does nothing while the guardian lives."""
+    """The process that takes a dead guardian's place. Held by the supervisor; does nothing while the guardian lives."""
 
     def __init__(self, order: Dict[str, Any], tether: Tether) -> None:
         self._order = {"node": order["node"], "cookie": order["cookie"]}

@@ -46,7 +46,7 @@ class Deadlines:
     def _stuck(self, gang: Optional[Gang]) -> Optional[Outcome]:
         if gang is None or not gang.stuck:
             return None
-        text = "the thread on %s that watches the other nodes stands still" % self._host
+        text = "the thread on %s that watches the other nodes is stuck" % self._host
         return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
 
     def _left_alone(self, ranks: Roster, now: float) -> Optional[Outcome]:
@@ -56,7 +56,7 @@ class Deadlines:
         self._alone_since = self._alone_since or now
         if now - self._alone_since < self._linger:
             return None
-        text = "every rank on %s has ended%s, but the launcher went on for %g s without them: it hangs" % (
+        text = "every rank on %s has ended%s, but the launcher kept running for %g s without them: it hangs" % (
             self._host,
             "" if any(one.status is None for one in ranks.deaths.values()) else " with exit code 0",
             self._linger,

@@ -3,7 +3,7 @@
     start (dies with the SSH channel) -> guardian (subreaper) -> supervisor (subreaper) -> launcher -> ranks
 
 Killed with SIGKILL, the supervisor leaves its whole tree to the guardian, which ends it and writes the exit record,
-with the outcome that the supervisor knew, where it did. A supervisor whose loop stands still is killed.
+with the outcome that the supervisor knew, where it did. A supervisor whose loop is stuck is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def launch(order: Dict[str, Any]) -> Dict[str, Any]:
     except BrokenPipeError:
         answer = b""
     if not answer:
-        return {"refused": "the supervisor did not come up; see supervisor.log in the run's folder"}
+        return {"refused": "the supervisor did not start; see supervisor.log in the run's folder"}
     found: Dict[str, Any] = json.loads(answer)
     return found
 

@@ -179,7 +179,7 @@ def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[
 class BeforeExec:
     """What the launcher's process does first: die with the supervisor, restore its own OOM score and signals.
 
-    It ends without a word if one of ``called_off`` is there by now: the run was stopped while this was on its way.
+    It ends silently if one of ``called_off`` is there by now: the run was stopped while this was on its way.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Launching:
         self.group = cgroup.make(self._run["run"], self._run["host"])
         if not fs.write_once(self._paths.claim, self.names(), durable=False):
             self.leave_group()
-            raise TooLate("the start of this run took too long and was given up")
+            raise TooLate("the start of this run took too long and was abandoned")
 
     def start(self, drain: Drain) -> Optional[str]:
         """Spawn the launcher and hand its pipes and those of its ranks to ``drain``; why that was not possible."""

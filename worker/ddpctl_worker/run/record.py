@@ -194,7 +194,7 @@ def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Opti
     """How a run without a supervisor ended: as asked, if somebody had asked for its end, otherwise lost."""
     if os.path.lexists(paths.stop):
         return outcomes.killed(host, str(fs.read_optional(paths.stop).get("by") or ""), when=when)
-    text = detail or "the supervisor was killed; the processes that it left were ended"
+    text = detail or "the supervisor was killed, and so were the processes that it left"
     return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text, when=when), when=when or 0.0)
 
 
@@ -222,7 +222,7 @@ class ExitWriter:
         except Exception as error:
             if str(error) != self._told:
                 self._told = str(error)
-                notes.note("the run's end cannot be written down yet: %r" % error)
+                notes.note("the run's end cannot be recorded yet: %r" % error)
         self._pause = min(PAUSE_S, self._pause * 2)
         self.again_at = time.monotonic() + self._pause
         return False

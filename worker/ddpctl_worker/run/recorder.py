@@ -205,7 +205,7 @@ class FolderWatch:
             self._gone_since = self._gone_since or now
             if now - self._gone_since < self._gone:
                 return None
-            text = "the run's folder %s was removed: nobody could see or stop the job any more" % self._paths.node
+            text = "the run's folder %s was removed: nobody could see or stop the job without it" % self._paths.node
             return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
         except OSError:
             pass

@@ -62,10 +62,10 @@ def _check(request: Dict[str, Any]) -> None:
         raise WorkerError(BAD_REQUEST, "the run is for %r, this is %r" % (run.get("host"), request.get("host")))
     for text in argv:
         if not isinstance(text, str) or "\0" in text:
-            raise WorkerError(BAD_REQUEST, "an argument that is no text, or holds a NUL byte")
+            raise WorkerError(BAD_REQUEST, "an argument is not text, or holds a NUL byte")
     for key, text in {**(request.get("env") or {}), **(request.get("secrets") or {})}.items():
         if not isinstance(text, str) or "\0" in key + text or not key or "=" in key:
-            raise WorkerError(BAD_REQUEST, "the environment variable %r is no text, or holds a NUL byte" % key)
+            raise WorkerError(BAD_REQUEST, "the environment variable %r is not text, or holds a NUL byte" % key)
 
 
 def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
@@ -90,7 +90,9 @@ def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise WorkerError(NO_SPACE, "no space for the run's record: %s" % error, "free space or gc") from None
+            raise WorkerError(
+                NO_SPACE, "no space for the run's record: %s" % error, "free some space, or run ddpctl gc"
+            ) from None
         raise
     fs.sync_folder(os.path.dirname(found.node))
     return True
@@ -100,7 +102,7 @@ def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
     """The status of a run that somebody else started; waits while that start is under way."""
     deadline = time.monotonic() + OTHER_START_S
     if fs.read_json(found.run) is None and os.path.exists(found.exit):
-        raise WorkerError(BAD_REQUEST, "the run was stopped before it came to this node", "start a new one")
+        raise WorkerError(BAD_REQUEST, "the run was stopped before it reached this node", "start a new one")
     while True:
         status = node_status(found)
         settled = status["state"] in TERMINAL or fs.read_optional(found.state).get("supervisor")
@@ -118,7 +120,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
     refused = _make_folders(run, base, found, env)
     if refused is None:
         cwd = launcher.working_folder(request.get("cwd"), found)
-        refused = None if os.path.isdir(cwd) else "the working folder %s is not there" % cwd
+        refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
         shim = launcher.make_shim(found, python, env.get("PATH"), int(run["nproc"]))

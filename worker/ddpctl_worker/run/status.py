@@ -1,6 +1,6 @@
 """The status verb: what the records say, judged against the machine as it is now.
 
-To read is not to write: the judgement on a run that is lost is made anew whenever somebody asks, and comes out the
+To read is not to write: the judgement on a run that is lost is made again whenever somebody asks, and comes out the
 same each time, since it rests on records that nobody touches any more. Only ``settle``, for a verb that acts, writes.
 """
 
@@ -225,7 +225,7 @@ def settle(paths: RunPaths) -> None:
         if outcome is not None:
             record.write(paths, outcome, ended=notes.iso(outcome.when), patience=0.0)
     except OSError as error:
-        notes.note("the run's end could not be written down: %s" % error)
+        notes.note("the run's end could not be recorded: %s" % error)
 
 
 def end_of(outcome: Outcome) -> Dict[str, Any]:
@@ -277,7 +277,7 @@ def refuse_elsewhere(paths: RunPaths) -> None:
     while not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
         if _is_other(state) or last_sign(paths) > first:
             raise WorkerError(
-                contract.OTHER_MACHINE, _elsewhere(state), "put right the host's `address:` in the inventory"
+                contract.OTHER_MACHINE, _elsewhere(state), "correct the host's `address:` in the inventory"
             )
         time.sleep(0.5)
 

@@ -154,7 +154,7 @@ def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
         try:
             record.write_reserved(paths.stop_reserve, paths.stop, word)
         except OSError:
-            notes.note("the stop could not be written down: %s" % full)
+            notes.note("the stop could not be recorded: %s" % full)
 
 
 def _wake(paths: RunPaths) -> None:
@@ -193,4 +193,4 @@ def _write_end(paths: RunPaths, outcome: Outcome, own: Stopper) -> None:
     try:
         record.write(paths, outcome, signalled=own.signalled, forced=own.forced, survivors=own.survivors, patience=2.0)
     except OSError as error:
-        notes.note("the run's end could not be written down: %s" % error)
+        notes.note("the run's end could not be recorded: %s" % error)

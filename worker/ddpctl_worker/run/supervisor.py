@@ -236,7 +236,7 @@ class Supervisor:
 
     def _take_orders(self) -> None:
         if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
-            text = "the supervisor was told to end by SIGTERM: is the machine shutting down?"
+            text = "the supervisor received SIGTERM: is the machine shutting down?"
             self._ending.propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
         if self._wakeup.asked(STOP):
             self._stop_look = self._recorder.look()
@@ -245,7 +245,7 @@ class Supervisor:
             self._obey(request)
 
     def _obey(self, request: Dict[str, Any]) -> None:
-        """Somebody asks for the end; without a word of his on the disk the signal alone says so."""
+        """Somebody asks for the end; if they left nothing on the disk, the signal alone says so."""
         self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
         self._begin_stop(None if grace is None else float(grace))
@@ -306,7 +306,7 @@ class Supervisor:
         self._log_until = time.monotonic() + LOG_S
         self._writer.close()
         if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
-            text = "%d processes that outlived the launcher were ended; timeouts.leftover gives them %g s"
+            text = "%d processes that outlived the launcher were killed; timeouts.leftover gives them %g s"
             notes.note(text % (self._stopper.signalled, self._leftover))
         self._tell_outcome()
 

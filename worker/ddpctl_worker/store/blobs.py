@@ -58,7 +58,7 @@ def open_blob(base_dir: str, sha256: str) -> Optional[int]:
     if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
         return fd
     os.close(fd)
-    raise WorkerError(UNSAFE_PATH, "%s is not a file of ours (uid %d)" % (path, info.st_uid), "remove it")
+    raise WorkerError(UNSAFE_PATH, "%s belongs to another user (uid %d)" % (path, info.st_uid), "remove it")
 
 
 def blob_size(base_dir: str, sha256: str) -> Optional[int]:
@@ -101,7 +101,7 @@ def discard_if_corrupt(base_dir: str, sha256: str) -> bool:
 class Part:
     """A blob on its way: append with ``write``, then ``commit`` or ``keep`` (for a later resume) or ``drop``.
 
-    ``done`` is how many bytes are there; the first ones may come from an earlier transfer that broke off. The file
+    ``done`` is how many bytes are there; the first ones may come from an earlier transfer that was cut short. The file
     is locked while this object lives, so that no second writer takes it up.
     """
 
@@ -138,7 +138,7 @@ class Part:
         """Append. Raises WorkerError no_space (the part is dropped: it would keep the disk full)."""
         if self.done + len(data) > self.size:
             self.drop()
-            raise WorkerError(CORRUPT, "more bytes than the announced %d came for %s" % (self.size, self.sha256))
+            raise WorkerError(CORRUPT, "more bytes came for %s than the announced %d" % (self.sha256, self.size))
         view = memoryview(data)
         try:
             while view:
@@ -298,7 +298,7 @@ def store_put(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hash", "size", "offset": 0}`` and ``size - offset`` bytes of body -> ``{"stored": bool, "bytes": received}``.
 
     ``stored`` is False when the blob was there already; the body is not read then. An ``offset`` goes on after a
-    transfer that broke off (``store_has`` names how far it came).
+    transfer that was cut short (``store_has`` names how far it came).
     """
     base_dir, sha256, size = request["base_dir"], request["hash"], int(request["size"])
     offset = int(request.get("offset", 0))

@@ -1,4 +1,4 @@
-"""What lies below base_dir that nothing uses any more: old runs, environments, wheels, and what broke off."""
+"""What lies below base_dir that nothing uses any more: old runs, environments, wheels, and unfinished transfers."""
 
 from __future__ import annotations
 

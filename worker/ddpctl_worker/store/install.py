@@ -52,7 +52,7 @@ def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     begun = time.monotonic()
     lock = request["lock"]
     if hashlib.sha256(lock.encode("utf-8")).hexdigest() != request["lock_hash"]:
-        raise WorkerError(CORRUPT, "the lock arrived changed", "run the same command again")
+        raise WorkerError(CORRUPT, "the lock arrived damaged", "run the same command again")
     base_dir = request["base_dir"]
     name = environment_id(request["lock_hash"])
     with _claimed(base_dir, name, channel):

@@ -80,7 +80,7 @@ class Puller:
     # --- from outside -------------------------------------------------------------------------------------------------
     def lost(self, host: str) -> None:
         """The controller has lost this node: do not wait for it any longer."""
-        self._out.setdefault(host, "the controller lost it")
+        self._out.setdefault(host, "the controller lost its connection to it")
         current = self._current
         if self._current_host == host and current is not None:
             with contextlib.suppress(OSError):
@@ -165,12 +165,12 @@ class Puller:
         while item.done < item.size:
             data, _ = reader.read()
             if data is None:
-                raise PeerGone("it cannot go on with %s" % item.name)
+                raise PeerGone("it cannot continue with %s" % item.name)
             if data:
                 self._incoming.append(item, data)
                 self.relayed += len(data)
             if pace.starved(item.done):
-                raise PeerGone("nothing of %s came from it for %g s" % (item.name, STARVED_S))
+                raise PeerGone("it sent nothing of %s for %g s" % (item.name, STARVED_S))
             if pace.due() and self._better_elsewhere(peer, item, pace):
                 raise PeerGone("it is slow: somebody before it has much more of %s" % item.name)
         try:
@@ -179,7 +179,7 @@ class Puller:
             if error.kind != CORRUPT:
                 raise
             self.suspects.append([peer.host, item.sha256])
-            raise PeerGone("%s came changed from it: %s" % (item.name, error.message)) from None
+            raise PeerGone("%s arrived damaged from it: %s" % (item.name, error.message)) from None
 
     def _better_elsewhere(self, peer: Peer, item: IncomingFile, pace: "Pace") -> bool:
         """Whether the next node further up is far ahead of what reaches us; asked only while we lag."""
@@ -215,7 +215,7 @@ class Puller:
             while item.done < item.size:
                 piece = self._pieces.get()
                 if piece is None:
-                    raise WorkerError(INTERRUPTED, "the controller went away", "run the same command again")
+                    raise WorkerError(INTERRUPTED, "the controller disconnected", "run the same command again")
                 sha256, offset, data = piece
                 if (sha256, offset) != (item.sha256, item.done):
                     raise WorkerError(CORRUPT, "the controller sent another piece than was asked for")

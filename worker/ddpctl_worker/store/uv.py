@@ -27,7 +27,7 @@ class UvFailed(Exception):
 
     def __init__(self, output: str, code: int) -> None:
         self.output = output[-OUTPUT:]
-        super().__init__(" ".join(output.split())[-1500:] or "exit status %d without a word" % code)
+        super().__init__(" ".join(output.split())[-1500:] or "exit status %d without a message" % code)
 
 
 class Uv:
@@ -58,7 +58,7 @@ def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout:
         try:
             while child.poll() is None:
                 if channel.closed.wait(0.02):
-                    raise WorkerError(INTERRUPTED, "the controller went away")
+                    raise WorkerError(INTERRUPTED, "the controller disconnected")
                 if time.monotonic() > until:
                     raise WorkerError(TIMEOUT, "%s did not end within %g s" % (os.path.basename(argv[0]), timeout))
         finally:
@@ -166,5 +166,5 @@ def unpacked_size(folder: str, wheels: List[Dict[str, str]], known: Set[str]) ->
             with zipfile.ZipFile(os.path.join(folder, wheel["hash"], wheel["name"])) as archive:
                 total += sum(entry.file_size for entry in archive.infolist())
         except (OSError, zipfile.BadZipFile) as error:
-            raise WorkerError(CORRUPT, "%s is no wheel: %s" % (wheel["name"], error)) from None
+            raise WorkerError(CORRUPT, "%s is not a wheel: %s" % (wheel["name"], error)) from None
     return total

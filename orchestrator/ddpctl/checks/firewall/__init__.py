@@ -32,10 +32,10 @@ def readable(dump: Dump) -> bool:
 def unread(dump: Dump) -> str:
     """Why the rules of a host are not known."""
     if not dump:
-        return "its firewall could not be asked for"
+        return "its firewall was not read"
     if dump.get("uid") != 0:
         return "its firewall can only be read by root (nor may this login read it with `sudo -n`)"
-    said = next(iter(dump.get("errors", {}).values()), "neither nft nor iptables-save is there")
+    said = next(iter(dump.get("errors", {}).values()), "neither nft nor iptables-save is installed")
     return f"its firewall could not be read: {said}"
 
 
@@ -106,8 +106,8 @@ def opening(
     if not blocks:
         managing = manager(dump)
         if managing is None:
-            wanted = f"TCP {', '.join(joined(span) for span in spans)} from {', '.join(peers)}"
-            return None, f"let in {wanted}; as root, or where `sudo -n` may read the rules, ddpctl prints the command"
+            traffic = f"TCP {', '.join(joined(span) for span in spans)} from {', '.join(peers)}"
+            return None, f"allow {traffic}; as root, or where `sudo -n` may read the rules, ddpctl prints the command"
         blocks = (BlockingRule(managing.name, "inet", "", "", "", False),)
     allowed = sources(peers, nets)
     root = "" if dump.get("uid") == 0 else "sudo "

@@ -33,8 +33,8 @@ def _lines(block: BlockingRule, opening: Opening) -> list[str]:
 
 def _note(block: BlockingRule, hook: str) -> str:
     if hook == "output":
-        return f"{block.chain} of firewalld stops what goes out: change that policy or direct rule by hand"
-    return "the reload drops what was only set until the next one"
+        return f"{block.chain} of firewalld blocks outgoing traffic: change that policy or direct rule by hand"
+    return "the reload drops firewall settings that are not permanent"
 
 
 FIREWALLD = FirewallTool("firewalld", _owns, _lines, _note, last="firewall-cmd --reload", manages=True)

@@ -63,7 +63,7 @@ def _rule(line: str) -> tuple[str, Rule]:
     words = shlex.split(line)
     conditions: list[Condition] = []
     if "rpfilter" in words:
-        conditions.append(Condition("way_back", negate="--invert" in words))
+        conditions.append(Condition("reply_route", negate="--invert" in words))
     verdict: str | None = None
     target: str | None = None
     for negate, option, arguments in _options(words[2:]):
@@ -156,5 +156,5 @@ def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     ]
 
 
-_NOTE = "it is gone after a reboot: write it into the rules that this machine loads (iptables-save) too"
+_NOTE = "it is lost at a reboot: add it to the rules that this machine loads (iptables-save) too"
 IPTABLES = FirewallTool("iptables", _owns, _lines, lambda block, hook: _NOTE)

@@ -106,7 +106,7 @@ def _branches(
 def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Sets) -> Condition:
     """A match; an unknown one keeps its name and cannot be judged."""
     if _is_reverse_path(left):
-        return Condition("way_back", negate=(right is False) == (op == "=="))
+        return Condition("reply_route", negate=(right is False) == (op == "=="))
     key = _key(left)
     values = _values(right, body, sets)
     if values is None or op in ("<", ">", "<=", ">="):
@@ -243,5 +243,5 @@ def _braces(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else "{ " + ", ".join(words) + " }"
 
 
-_NOTE = "it is gone after a reboot: write it into /etc/nftables.conf too"
+_NOTE = "it is lost at a reboot: add it to /etc/nftables.conf too"
 NFT = FirewallTool("nft", _owns, _lines, lambda block, hook: _NOTE)

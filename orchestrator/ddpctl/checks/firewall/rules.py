@@ -29,7 +29,7 @@ class Packet:
 @dataclass(frozen=True)
 class Condition:
     """One match of a rule. ``key`` is saddr, daddr (values: networks), sport, dport (values: port spans), proto, iif,
-    oif, state, family (values: words), syn, way_back, or anything else, which cannot be judged."""
+    oif, state, family (values: words), syn, reply_route, or anything else, which cannot be judged."""
 
     key: str
     values: tuple[Any, ...] = ()
@@ -58,7 +58,7 @@ class Condition:
             return ("ipv4" if version == 4 else "ipv6") in self.values
         if self.key == "syn":
             return packet.state == "new"
-        if self.key == "way_back":  # rpfilter: the peer's answers have a way, or mesh.route would have told
+        if self.key == "reply_route":  # rpfilter: the peer's answers have a route, or mesh.route would have found it
             return True
         return None
 

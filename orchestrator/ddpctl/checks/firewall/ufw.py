@@ -15,12 +15,12 @@ def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
 def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     """``prepend`` and not ``insert 1``: ufw numbers IPv6 rules after all IPv4 ones."""
     form = "from {} to any port" if opening.hook == "input" else "to {} port"
-    way = "" if opening.hook == "input" else "out "
+    direction = "" if opening.hook == "input" else "out "
     return [
-        f"ufw prepend allow {way}proto tcp {form.format(source)} {ports}"
+        f"ufw prepend allow {direction}proto tcp {form.format(source)} {ports}"
         for source in opening.sources
         for ports in portions(opening.spans)
     ]
 
 
-UFW = FirewallTool("ufw", _owns, _lines, lambda block, hook: "ufw keeps it over a reboot", manages=True)
+UFW = FirewallTool("ufw", _owns, _lines, lambda block, hook: "ufw keeps it across reboots", manages=True)

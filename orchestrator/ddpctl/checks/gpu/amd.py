@@ -10,6 +10,7 @@ from ddpctl.checks.base import View
 from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
+from ddpctl.spec.values import plural
 
 GPUS = Question("amd_gpus")
 
@@ -44,9 +45,9 @@ def driver_fault(view: View, host: str, value: dict[str, Any]) -> Finding | None
     if value["pci"] and not value["gpus"]:
         return report.warning(
             host,
-            f"{len(value['pci'])} AMD GPU(s) on the PCI bus, but the amdgpu driver has none of them: torch would run "
-            "on the processor",
-            fix="where there is no such module, install AMD's driver (amdgpu-dkms) and reboot",
+            f"{plural(len(value['pci']), 'AMD GPU')} on the PCI bus, but the amdgpu driver has none of them: torch "
+            "would run on the CPU",
+            fix="if there is no such module, install AMD's driver (amdgpu-dkms) and reboot",
             command=as_root(view, host, "modprobe amdgpu"),
             evidence=value,
         )
@@ -54,7 +55,7 @@ def driver_fault(view: View, host: str, value: dict[str, Any]) -> Finding | None
         return report.error(
             host,
             f"{value['user']} may not open {_some(value['closed'])}: HIP sees no GPU",
-            fix="it counts from the next login on: end running connections to the host first",
+            fix="it takes effect at the next login: end running connections to the host first",
             command=as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
             evidence=value,
         )

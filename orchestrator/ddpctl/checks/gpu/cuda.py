@@ -13,6 +13,7 @@ from ddpctl.checks.gpu import amd, use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.nvidia import labels
+from ddpctl.spec.values import plural
 
 _ASK = (*nvidia.ASK, amd.GPUS, python.live_question, python.installed)
 
@@ -79,8 +80,8 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
     name = f"torch {real['torch']}" if real.get("torch") else "CUDA" if cards.api == "cuda" else "HIP"
     yield report.error(
         host,
-        f"{name} finds none of the {cards.count} GPU(s): {said}",
-        fix=None if build else "the driver itself does not start, whatever torch will be installed",
+        f"{name} finds none of the {plural(cards.count, 'GPU')}: {said}",
+        fix=None if build else "the driver itself does not start, whichever torch is installed",
         command=python.run_python(view, host, "import torch; torch.cuda.init()") if build else _look(cards),
         evidence={"torch": dict(real), "live": python.live(view, host)},
     )
@@ -92,10 +93,10 @@ def _look(cards: _Cards) -> str:
 
 def _other_build(view: View, host: str, cards: _Cards, build: Mapping[str, Any]) -> Finding:
     kind = "ROCm" if build.get("hip") else "CUDA" if build["cuda"] else "CPU-only"
-    maker = "GPU(s)" if cards.api == "cuda" else "AMD GPU(s)"
+    found = plural(cards.count, "GPU" if cards.api == "cuda" else "AMD GPU")
     return report.warning(
         host,
-        f"{cards.count} {maker}, but torch {build['version']} is a {kind} build: the job would not use them",
+        f"{found}, but torch {build['version']} is a {kind} build: the job would not use them",
         fix=f"install a {'CUDA' if cards.api == 'cuda' else 'ROCm'} build of torch there; {python.MANAGED}",
         evidence={"torch": build["version"], "driver": cards.driver},
     )

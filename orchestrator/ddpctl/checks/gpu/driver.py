@@ -14,23 +14,24 @@ from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
 from ddpctl.spec.nvidia import KERNEL, Gpu, Smi, labels
+from ddpctl.spec.values import plural
 
 # What is wrong, what a person does, and a command that looks; none of them ends a process or reboots by itself.
 _BROKEN = {
     nvidia.HUNG: (
-        "nvidia-smi does not end: the driver or a GPU is stuck",
-        "reboot the host: no process that hangs in the driver can be ended",
+        "nvidia-smi hangs: the driver or a GPU is stuck",
+        "reboot the host: a process that is stuck in the driver cannot be killed",
         "dmesg -T | grep -i nvrm",
     ),
     nvidia.MISMATCH: (
         "the driver's library was upgraded and the loaded module was not",
-        "reboot the host, or end every process on its GPUs and load the modules again; start a container anew",
+        "reboot the host, or end every process on its GPUs and reload the modules; restart a container",
         "cat /proc/driver/nvidia/version",
     ),
-    nvidia.LOST: ("a GPU does not answer any more", "reboot the host", "dmesg -T | grep -i xid"),
+    nvidia.LOST: ("a GPU no longer answers", "reboot the host", "dmesg -T | grep -i xid"),
     nvidia.FAILED: ("nvidia-smi fails", None, "nvidia-smi"),
 }
-# How each family of distributions makes its boot image anew.
+# How each family of distributions rebuilds its boot image.
 _INITRAMFS = {
     "debian": "update-initramfs -u",
     "rhel": "dracut --force",
@@ -80,8 +81,8 @@ def _broken(view: View, host: str, smi: Smi) -> Finding:
 def _no_windows_driver(host: str, smi: Smi) -> Finding:
     return report.warning(
         host,
-        f"WSL2 reaches no NVIDIA driver: {smi.text}",
-        fix="install NVIDIA's driver in Windows, none in Linux, and start WSL anew (`wsl --shutdown` in Windows)",
+        f"WSL2 finds no NVIDIA driver: {smi.text}",
+        fix="install NVIDIA's driver in Windows, none in Linux, and restart WSL (`wsl --shutdown` in Windows)",
         evidence={"text": smi.text},
     )
 
@@ -89,13 +90,13 @@ def _no_windows_driver(host: str, smi: Smi) -> Finding:
 def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
     cards = len(kernel["gpus"])
     if "nouveau" in kernel["modules"]:
-        message = f"{cards} NVIDIA GPU(s), but the nouveau driver holds them: CUDA cannot use them"
+        message = f"{plural(cards, 'NVIDIA GPU')} held by the nouveau driver: CUDA cannot use them"
         command = _without_nouveau(view, host, kernel.get("distribution") or ())
         fix = "then install NVIDIA's driver and reboot: nouveau stays loaded until then"
     else:
-        message = f"{cards} NVIDIA GPU(s) on the PCI bus, but no driver is loaded: torch would run on the processor"
+        message = f"{plural(cards, 'NVIDIA GPU')} on the PCI bus, but no driver is loaded: torch would run on the CPU"
         command = as_root(view, host, "modprobe nvidia")
-        fix = "where there is no such module, install NVIDIA's driver"
+        fix = "if there is no such module, install NVIDIA's driver"
     severity = Severity.INFO if view.want.backend == "gloo" else Severity.WARNING
     return report.finding(severity, host, message, fix=fix, command=command, evidence=kernel)
 
@@ -109,9 +110,9 @@ def _without_nouveau(view: View, host: str, distribution: Iterable[str]) -> str:
 
 def _recovery(view: View, host: str) -> Iterable[Finding]:
     """What the driver asks for: after some faults nvidia-smi works, its counters are 0, and CUDA does not start."""
-    wanted = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", use.gpus(view, host))
-    wanted.pop("None", None)
-    for action, gpus in wanted.items():
+    actions = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", use.gpus(view, host))
+    actions.pop("None", None)
+    for action, gpus in actions.items():
         reboot, reset = "reboot" in action.lower(), action.lower().endswith("reset") and "drain" not in action.lower()
         these = labels(gpus)
         message = (
@@ -155,7 +156,7 @@ def _judge_model(view: View) -> Iterable[Finding]:
         Severity.WARNING,
         models,
         what="GPUs",
-        fix="DDP runs at the pace of the slowest; put unlike machines into jobs of their own (`labels:`, `nodes:`)",
+        fix="DDP runs at the pace of the slowest; put different machines into separate jobs (`labels:`, `nodes:`)",
     )
 
 
@@ -172,11 +173,11 @@ DRIVER = Check(
     "the GPU driver works",
     _judge_driver,
     ask=(*nvidia.ASK, amd.GPUS),
-    cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, "
-    "the nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may "
-    "not open /dev/kfd.",
+    cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, the "
+    "nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may not "
+    "open /dev/kfd.",
     symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
-    "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi that never ends",
+    "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi never returns",
     fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
     recorded=NO_HARDWARE,
     exempt=_no_gpu,
@@ -188,7 +189,7 @@ MODEL = Check(
     ask=(*nvidia.ASK, amd.GPUS),
     cause="Different GPU models or memory sizes in one job.",
     symptom="out of memory on one node only; every step as slow as the slowest GPU",
-    fix="Put unlike machines into jobs of their own.",
+    fix="Put different machines into separate jobs.",
     recorded=NO_HARDWARE,
     exempt=use.without_gpus,
 )
@@ -213,7 +214,7 @@ def _judge_count(view: View) -> Iterable[Finding]:
         Severity.WARNING,
         auto,
         what="GPUs:",
-        fix="right if the machines differ; otherwise a GPU is missing: compare `nvidia-smi -L` of the hosts",
+        fix="fine if the machines differ; otherwise a GPU is missing: compare `nvidia-smi -L` of the hosts",
     )
 
 
@@ -242,7 +243,7 @@ def _others(some: Mapping[str, int]) -> str:
 def _why_none(view: View, host: str, smi: Smi) -> str:
     hidden = use.unused(view).get(host, "")
     if smi.gpus and all(gpu.is_on("mig.mode.current") for gpu in smi.gpus) and not smi.mig_devices:
-        return "MIG is on and no instance was made"
+        return "MIG is on, and it has no instance"
     if hidden.startswith(use.HIDDEN):
         return hidden.partition("(")[2].rstrip(")") or hidden
     if amd.has_gpus(view, host):
@@ -261,9 +262,9 @@ def _too_few(view: View, target: Target, count: int) -> Finding:
         why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
     return report.error(
         target.name,
-        f"{target.nproc} processes, but {count} GPU(s){why}: each needs one of its own",
+        f"{target.nproc} processes, but {plural(count, 'GPU')}{why}: each needs one of its own",
         fix=f"set `slots: {count}` for {target.name}, or `nproc_per_node: auto`"
-        + (f"; where the login sets {live.chosen}, take it out of the profile" if live and live.chosen else ""),
+        + (f"; where the login sets {live.chosen}, remove it from the profile" if live and live.chosen else ""),
         evidence={"nproc": target.nproc, "gpus": count},
     )
 
@@ -280,8 +281,8 @@ def _shared(view: View) -> Iterable[Finding]:
     for names, uuids in by(lambda uuid: tuple(owners[uuid]), shared).items():
         yield report.error(
             None,
-            f"{named(list(names))} use the same {len(uuids)} GPU(s) ({uuids[0]}{', ...' if len(uuids) > 1 else ''}): "
-            "NCCL refuses a GPU that two ranks have, or hangs",
+            f"{named(list(names))} use the same {plural(len(uuids), 'GPU')} "
+            f"({uuids[0]}{', ...' if len(uuids) > 1 else ''}): NCCL refuses a GPU that two ranks have, or hangs",
             fix="give each its own (CUDA_VISIBLE_DEVICES in `env:`, or the container's devices), or keep one of them",
             evidence={"hosts": list(names), "uuids": uuids},
         )
@@ -293,7 +294,7 @@ COUNT = Check(
     _judge_count,
     ask=(*nvidia.ASK, amd.GPUS, python.live_question),
     cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
-    "GPUs among nodes with some, unlike numbers of GPUs, or one GPU under two names of the inventory.",
+    "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
     symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
     fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
     recorded=NO_HARDWARE,

@@ -15,6 +15,7 @@ from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.nvidia import App, Gpu, Smi, labels
+from ddpctl.spec.values import plural
 
 APP_MIB = 512.0  # a process with less has no more than a context, or is a desktop's
 BUSY_MIB = 1024.0  # a desktop and the driver's own use stay below
@@ -101,10 +102,10 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
     share = f"{used / 1024:.1f} of {total / 1024:.1f} GB in use"
     return report.warning(
         host,
-        f"{labels(gpus)}: {'up to ' if len(gpus) > 1 else ''}{share} by no process that can be seen (another "
-        "container, or a process that died badly)",
-        fix="a process of another container shows on the machine below; memory that nobody holds needs a reset of the "
-        "GPU",
+        f"{labels(gpus)}: {'up to ' if len(gpus) > 1 else ''}{share} by no visible process (another container, or a "
+        "process that died uncleanly)",
+        fix="a process of another container is visible on the machine itself; memory that no process holds needs a "
+        "GPU reset",
         command=as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
         evidence={"gpus": [dict(gpu.cells) for gpu in gpus]},
     )
@@ -141,9 +142,9 @@ def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
         return None
     return GpuState(
         Severity.INFO,
-        f" is cut up by MIG ({smi.mig_devices} device(s) on this host): a process sees one of them, and NCCL does not "
-        "connect two of the same GPU",
-        "to have the whole GPU: nothing may run on it, its instances go, and some models need a reset",
+        f" is partitioned by MIG ({plural(smi.mig_devices, 'device')} on this host): a process sees one of them, "
+        "and NCCL does not connect two of the same GPU",
+        "to get the whole GPU back, stop what runs on it; its instances are removed, and some models need a reset",
         _no_mig,
     )
 
@@ -159,8 +160,8 @@ CHECKS = (
         "GPUs are free",
         _judge_busy,
         ask=nvidia.ASK,
-        cause="A process of somebody else, or a rank of an earlier job that was not ended, holds GPU memory. Small "
-        "ones (a desktop, the MPS server) are left out.",
+        cause="Somebody else's process, or a rank left over from an earlier job, holds GPU memory. Small ones (a "
+        "desktop, the MPS server) are left out.",
         symptom="CUDA out of memory at the very start of the job",
         fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
         recorded=NO_HARDWARE,
@@ -171,7 +172,7 @@ CHECKS = (
         "GPUs accept processes",
         by_host(_mode_of),
         ask=nvidia.ASK,
-        cause="Compute mode Prohibited, or Exclusive_Process while somebody is on the GPU.",
+        cause="Compute mode Prohibited, or Exclusive_Process while another process uses the GPU.",
         symptom="CUDA error: all CUDA-capable devices are busy or unavailable",
         fix="`nvidia-smi -c DEFAULT`.",
         recorded=NO_HARDWARE,
@@ -182,7 +183,7 @@ CHECKS = (
         "GPUs are whole",
         by_host(_mig_of),
         ask=nvidia.ASK,
-        cause="Multi-Instance GPU cuts a card into devices. A process can use one of them, and NCCL does not "
+        cause="Multi-Instance GPU splits a card into devices. A process can use one of them, and NCCL does not "
         "connect two devices of the same card.",
         symptom="fewer devices than expected, or NCCL's `Duplicate GPU detected`",
         fix="One process a node, or switch MIG off for DDP jobs.",

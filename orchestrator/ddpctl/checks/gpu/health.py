@@ -15,6 +15,7 @@ from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import Gpu, Smi, labels
+from ddpctl.spec.values import plural
 
 CommandFor = Callable[[View, str, list[Gpu]], str]
 DRAIN = "nothing may run on the GPU meanwhile; where the driver refuses, reboot the host"
@@ -76,9 +77,9 @@ def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
         what = ": row remapping failed, and bad memory stays in use"
         return GpuState(Severity.ERROR, what, "have the GPU replaced", _look)
     if remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
-        return GpuState(Severity.WARNING, ": bad memory is to be set aside at the next reset", DRAIN, reset_command)
+        return GpuState(Severity.WARNING, ": bad memory will be set aside at the next reset", DRAIN, reset_command)
     if uncorrected > 0:
-        what = f": {uncorrected:.0f} uncorrected memory error(s) since the driver was loaded"
+        what = f": {plural(round(uncorrected), 'uncorrected memory error')} since the driver was loaded"
         return GpuState(Severity.WARNING, what, DRAIN, reset_command)
     return None
 
@@ -93,7 +94,7 @@ def _look(view: View, host: str, gpus: list[Gpu]) -> str:
 _THROTTLE = {
     "clocks_event_reasons.hw_thermal_slowdown": "it is too hot (hardware thermal slowdown)",
     "clocks_event_reasons.sw_thermal_slowdown": "it is too hot (software thermal slowdown)",
-    "clocks_event_reasons.hw_power_brake_slowdown": "the power supply brakes it (hardware power brake)",
+    "clocks_event_reasons.hw_power_brake_slowdown": "the power supply throttles it (hardware power brake)",
     "clocks_event_reasons.hw_slowdown": "the hardware slows it down (power or heat)",
 }
 
@@ -104,7 +105,7 @@ def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
         return None
     heat = gpu.number("temperature.gpu")
     at = "" if heat is None else f" at {heat:.0f} °C"
-    return GpuState(Severity.WARNING, f" throttled{at}: {reason}", "look after the host's cooling and power", _look)
+    return GpuState(Severity.WARNING, f" throttled{at}: {reason}", "check the host's cooling and power", _look)
 
 
 def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
@@ -117,7 +118,7 @@ def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     return GpuState(
         Severity.WARNING,
         f" has {now:.0f} PCIe lanes, others of its model have {most:.0f}",
-        "right if its slot has no more; otherwise reseat the card or its riser cable",
+        "fine if its slot has no more; otherwise reseat the card or its riser cable",
     )
 
 
@@ -137,7 +138,7 @@ def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | Non
     return GpuState(
         Severity.INFO,
         ": persistence mode is off: the first CUDA call of every process takes seconds; slow, not wrong",
-        "it does not outlive a reboot; nvidia-persistenced does the same and starts with the host",
+        "it is lost at a reboot; nvidia-persistenced does the same and starts with the host",
         _persist,
     )
 
@@ -186,7 +187,7 @@ CHECKS = (
         "persistence mode",
         by_host(_persistence_of),
         ask=nvidia.ASK,
-        cause="Without persistence mode the driver sets the GPU up anew for the first process that opens it.",
+        cause="Without persistence mode the driver initializes the GPU again for the first process that opens it.",
         symptom="the first CUDA call takes 5 to 30 s",
         fix="`nvidia-smi -pm 1` or nvidia-persistenced.",
         recorded=NO_HARDWARE,

@@ -15,6 +15,7 @@ from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, Gpu, Smi, labels
 from ddpctl.spec.question import Question
+from ddpctl.spec.values import plural
 
 FABRIC = Question("fabric_manager", deadline=8.0)
 _DOWN = ("inactive", "failed", "activating", "deactivating")  # other words are no answer of systemd's
@@ -43,7 +44,7 @@ def _judge_fabric(view: View) -> Iterable[Finding]:
         elif waiting and not starts:
             yield _wait(view, host, waiting, live)
         elif value and _state(view, host, value) is None and not starts:
-            yield report.unknown(host, "not looked at: systemd does not answer here")
+            yield report.unknown(host, "not checked: systemd does not answer here")
 
 
 def _without_switches(view: View) -> Mapping[str, str]:
@@ -94,14 +95,14 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
         Severity.WARNING if starts else Severity.ERROR,
         host,
         f"{fault}: {harm}",
-        fix=f"the package of nvidia-fabricmanager must have the driver's very version, {driver}",
+        fix=f"install the nvidia-fabricmanager package of exactly the driver's version, {driver}",
         command=as_root(view, host, "systemctl enable --now nvidia-fabricmanager") if "they" not in fault else None,
         evidence=value or {},
     )
 
 
 def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
-    """Without a word of CUDA's own it may still be on its way, minutes after the boot."""
+    """Unless CUDA itself says otherwise, it may still be starting, minutes after the boot."""
     sure = live is not None and live.error is not None
     smi = smis(view)[host]
     return report.finding(
@@ -109,7 +110,8 @@ def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> F
         host,
         f"{labels(waiting)}: fabric state {waiting[0].cells['fabric.state']}, so CUDA fails with error 802 until the "
         "fabric manager has registered them",
-        fix="start nvidia-fabricmanager on the machine that has the NVSwitches; for a guest that is the one below it",
+        fix="start nvidia-fabricmanager on the machine that has the NVSwitches; for a virtual machine, that is its "
+        "host",
         command=f"{smi.program} -q | grep -A 3 -w Fabric",
         evidence={"fabric.state": waiting[0].cells["fabric.state"]},
     )
@@ -151,16 +153,16 @@ def _judge_p2p(view: View) -> Iterable[Finding]:
         elif translated:
             yield _iommu(host, paths, translated)
         elif None in paths["acs"].values():
-            yield report.unknown(host, "not looked at: the bridges' ACS is for root only")
+            yield report.unknown(host, "not checked: only root can read the bridges' ACS")
 
 
 def _acs(view: View, host: str, paths: Mapping[str, Any], bridges: list[str]) -> Finding:
     clear = "; ".join(f"setpci -s {bridge} ECAP_ACS+6.w=0000" for bridge in bridges)
     return report.warning(
         host,
-        f"{len(bridges)} PCI bridge(s) above the GPUs redirect traffic between them (ACS): P2P is slow, and on some "
+        f"ACS on {plural(len(bridges), 'PCI bridge')} redirects the traffic between GPUs: P2P is slow, and on some "
         "boards NCCL hangs in the first collective",
-        fix="it lasts until the next reboot: switch ACS off in the BIOS. It takes away the isolation that virtual "
+        fix="it lasts until the next reboot: disable ACS in the BIOS too. That removes the isolation that virtual "
         "machines with devices of their own need. Or set NCCL_P2P_DISABLE=1 for it (`env:`)",
         command=as_root(view, host, f"sh -c '{clear}'"),
         evidence={"acs": {bridge: f"{paths['acs'][bridge]:#06x}" for bridge in bridges}},
@@ -170,7 +172,7 @@ def _acs(view: View, host: str, paths: Mapping[str, Any], bridges: list[str]) ->
 def _iommu(host: str, paths: Mapping[str, Any], kinds: list[str]) -> Finding:
     return report.warning(
         host,
-        f"the IOMMU translates what the GPUs send each other ({', '.join(kinds)}): P2P is slow, and on some boards "
+        f"the IOMMU translates the traffic between the GPUs ({', '.join(kinds)}): P2P is slow, and on some boards "
         "NCCL hangs in the first collective",
         fix="boot with iommu=pt on the kernel's command line; or set NCCL_P2P_DISABLE=1 for it (`env:`)",
         command="cat /proc/cmdline /sys/kernel/iommu_groups/*/type",
@@ -184,8 +186,8 @@ CHECKS = (
         "the NVSwitch fabric manager runs",
         _judge_fabric,
         ask=(FABRIC, *nvidia.ASK, python.live_question),
-        cause="On machines with NVSwitches (HGX, DGX) CUDA starts only when nvidia-fabricmanager of the driver's "
-        "very version runs, and has registered every GPU.",
+        cause="On machines with NVSwitches (HGX, DGX) CUDA starts only when nvidia-fabricmanager of exactly the "
+        "driver's version runs, and has registered every GPU.",
         symptom="Error 802: system not yet initialized; cudaErrorSystemNotReady",
         fix="Install the fabric manager of the driver's version and start it.",
         recorded=NO_HARDWARE,
@@ -196,10 +198,10 @@ CHECKS = (
         "GPUs reach each other over PCI Express",
         _judge_p2p,
         ask=(PATHS, KERNEL, SMI, env.question),
-        cause="On a machine that is not virtual, with several GPUs without NVLink: bridges with ACS switched on, "
-        "or an IOMMU that translates, send what goes from GPU to GPU up to the root.",
+        cause="On a machine that is not virtual, with several GPUs without NVLink: bridges with ACS switched on, or "
+        "an IOMMU that translates, send what goes from GPU to GPU up to the root.",
         symptom="the first all-reduce hangs with all GPUs at 100 %; NCCL_P2P_DISABLE=1 makes it work",
-        fix="ACS off in the BIOS (or by setpci), iommu=pt; NCCL_P2P_DISABLE=1 as a way around.",
+        fix="Disable ACS in the BIOS (or by setpci), iommu=pt; NCCL_P2P_DISABLE=1 as a workaround.",
         recorded=NO_HARDWARE,
         exempt=_without_p2p,
     ),

@@ -165,7 +165,7 @@ def unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iter
     for host, smi in smis(view).items():
         if smi.state != nvidia.OK and host not in apart and there(host):
             why = "nvidia-smi is not installed" if smi.state == nvidia.ABSENT else "nvidia-smi does not work"
-            yield report.unknown(host, f"not looked at: {why}")
+            yield report.unknown(host, f"not checked: {why}")
 
 
 def _why_unused(view: View, host: str, smi: Smi) -> str | None:

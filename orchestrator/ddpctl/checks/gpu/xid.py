@@ -17,6 +17,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.nvidia import Gpu, bus_of
 from ddpctl.spec.question import Question
+from ddpctl.spec.values import plural
 
 LOG = Question("kernel_log", deadline=8.0)
 FRESH_S = 86400.0  # an older fault of a GPU that was reset since is a warning
@@ -52,8 +53,8 @@ _MEMORY = (48, 63, 64, 92, 94, 95, 140)  # what the error counters count, which 
 _NO_INIT = 0  # RmInitAdapter, which has no Xid
 _MILD = {
     61: "internal controller warning",
-    63: "bad memory is to be set aside at the next reset",
-    94: "contained memory error: the program that hit it was ended",
+    63: "bad memory will be set aside at the next reset",
+    94: "contained memory error: the program that hit it was killed",
     121: "link error, corrected",
 }
 # 13, 31, 43, 45, 68, 69 ...: a program's own fault; told only as a number.
@@ -104,7 +105,7 @@ def _judge(view: View) -> Iterable[Finding]:
         if value["source"] is None:
             yield report.unknown(
                 host,
-                "not looked at: the kernel log is closed to this user, and sudo asks for a password",
+                "not checked: this user may not read the kernel log, and sudo asks for a password",
                 fix="the group adm may read the kernel's journal; kernel.dmesg_restrict=0 opens dmesg to everybody "
                 "until the next reboot",
                 command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
@@ -167,7 +168,7 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
         return (Severity.WARNING if code in _MILD and fresh and not reset else Severity.INFO), None
     action = gpu.cells.get("gpu_recovery_action") if gpu else None
     if reset or (action == "None" and code in _MEMORY and not _errors(gpu)):
-        return Severity.INFO, "the GPU was reset since"
+        return Severity.INFO, "the GPU has been reset since"
     if not fresh or (code in _MEMORY and gpu is not None and action is None and _errors(gpu) == 0):
         return Severity.WARNING, None if not fresh else "its error counters are at 0, so it may have been reset since"
     if action == "None":
@@ -195,7 +196,8 @@ def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
     yield report.finding(
         Severity.ERROR if fresh else Severity.WARNING,
         host,
-        f"{len(faults)} fatal NVSwitch error(s) (SXid {codes}), last {_ago(last.age)}: {last.bus}: {last.rest[:120]}",
+        f"{plural(len(faults), 'fatal NVSwitch error')} (SXid {codes}), last {_ago(last.age)}: "
+        f"{last.bus}: {last.rest[:120]}",
         fix="drain the host and reboot it: GPUs behind that switch hang; if it comes back, the baseboard is at fault",
         command=as_root(view, host, "dmesg -T") + " | grep -i sxid",
         evidence={"codes": codes, "count": len(faults), "age_s": last.age},
@@ -216,9 +218,9 @@ XID = Check(
     "no GPU faults in the kernel log",
     _judge,
     ask=(LOG, *nvidia.ASK),
-    cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad "
-    "memory (48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did "
-    "(SXid), or the driver could not start it (RmInitAdapter). What a reset cured since is only told.",
+    cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad memory "
+    "(48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did (SXid), or the "
+    "driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
     symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
     fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
     recorded=NO_HARDWARE,

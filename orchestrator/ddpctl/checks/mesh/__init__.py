@@ -63,7 +63,8 @@ def not_dialled(view: View) -> Iterable[Finding]:
         if len(view.targets) > 1:
             yield report.unknown(
                 None,
-                "not looked at: the nodes did not dial each other; that takes the master and one more host that answer",
+                "not checked: the nodes did not dial each other; that needs an answer of the master and of one more "
+                "host",
             )
         return
     missing = mesh.scheduled - mesh.pairs
@@ -73,7 +74,7 @@ def not_dialled(view: View) -> Iterable[Finding]:
         more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
         yield report.unknown(
             next(iter(why)) if len(why) == 1 else None,
-            f"not looked at: {len(missing)} of {len(mesh.scheduled)} links were not dialled ({told}{more})",
+            f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not dialled ({told}{more})",
             evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
         )
 
@@ -89,5 +90,5 @@ def _reasons(mesh: Mesh, missing: Iterable[Pair]) -> dict[str, str]:
         elif homeless is not None:
             found[homeless] = "no address that the others could reach"
         else:
-            found.setdefault(pair[0], "it did not say how its connections went")
+            found.setdefault(pair[0], "it did not report on its connections")
     return found

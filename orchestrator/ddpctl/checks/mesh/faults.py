@@ -44,8 +44,8 @@ def faults(view: View) -> tuple[BlockedDial, ...]:
     mesh = view.mesh
     if mesh is None:
         return ()
-    no_way_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
-    blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_way_back]
+    no_route_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
+    blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_route_back]
     lost = _silent_dialers(mesh, blocked)
     found = (_fault(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
     return tuple(fault for fault in found if fault.certain or fault.dial not in mesh.crowded_out)
@@ -81,13 +81,13 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     mine = dial.local or mesh.fabric[dial.dialer].address if dial.dialer in mesh.fabric else dial.local or ""
     there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")
     back = Packet(dial.address, mine, dial.port, SOURCE_PORT, "established")
-    ways = (
+    chains = (
         (dial.peer, "input", there),
         (dial.dialer, "output", there),
         (dial.dialer, "input", back),
         (dial.peer, "output", back),
     )
-    found = [(*way, _blocks(view, mesh, dial, *way)) for way in ways]
+    found = [(*chain, _blocks(view, mesh, dial, *chain)) for chain in chains]
     for certain in (True, False):
         for host, hook, packet, every in found:
             blocks = tuple(block for block in every if block.certain or not certain)

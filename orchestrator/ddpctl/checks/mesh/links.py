@@ -46,7 +46,7 @@ def _not_measured(view: View) -> Iterable[Finding]:
     yield from not_dialled(view)
     mesh = view.mesh
     if mesh is not None and not mesh.speeds and mesh.pairs:
-        yield report.unknown(None, "not looked at: no link was measured")
+        yield report.unknown(None, "not checked: no link was measured")
 
 
 def _holes(mesh: Mesh) -> dict[Pair, _Hole]:
@@ -63,11 +63,11 @@ def _holes(mesh: Mesh) -> dict[Pair, _Hole]:
 def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> Finding:
     others = tuple(dict.fromkeys(h.receiver if h.sender == host else h.sender for h in holes))
     sends, receives = any(h.sender == host for h in holes), any(h.receiver == host for h in holes)
-    way = "between" if sends and receives else "from" if sends else "to"
-    joint = "and" if way == "between" else "to" if way == "from" else "from"
+    direction = "between" if sends and receives else "from" if sends else "to"
+    joint = "and" if direction == "between" else "to" if direction == "from" else "from"
     passed = min((hole.mtu for hole in holes if hole.mtu), default=None)
     mtus = {name: _mtu(view, mesh, name) for name in (host, *others)}
-    text = f"big packets {way} {host} {joint} {fold(others)} never arrive, small ones do"
+    text = f"big packets {direction} {host} {joint} {fold(others)} never arrive, small ones do"
     if passed:
         text += f"; packets of up to {passed} bytes pass, and the interface sends up to {mtus[host] or '?'}"
     command, fix = _mtu_fix(view, mesh, host, others, passed)
@@ -95,7 +95,7 @@ def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: i
         )
     return as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
         f"packets of up to {passed} bytes pass: set the interface's MTU to that, or raise what the switch or tunnel on "
-        "the way carries; gone after a reboot: set it in the machine's network configuration too"
+        "the way carries; it is lost at a reboot: set it in the machine's network configuration too"
     )
 
 
@@ -169,7 +169,7 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
         fix = "the speed that was negotiated and the error counters tell a bad port or cable from a busy neighbour"
     else:
         command = f"traceroute -n {mesh.fabric[others[0]].address}"
-        fix = "the way that packets take tells a detour or another site from a busy node"
+        fix = "the route tells a detour or another site from a busy node"
     number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
     one = " over one TCP connection" if unit == "Mbit/s" else ""
     return report.warning(
@@ -211,7 +211,7 @@ CHECKS = (
         cause="A round trip takes three times the median and at least 2 ms more, twice in a row: a detour, another "
         "site, power saving on the interface.",
         symptom="small all-reduces are slow",
-        fix="`traceroute` between the two nodes; nodes of one job belong into one site.",
+        fix="`traceroute` between the two nodes; keep the nodes of one job in one site.",
         exempt=one_host,
     ),
 )

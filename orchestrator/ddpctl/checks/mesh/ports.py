@@ -22,7 +22,7 @@ from ddpctl_worker.contract import DROPPED, REFUSED, REJECTED
 
 HOW = {
     DROPPED: "nothing comes back (dropped)",
-    REFUSED: "the connection is refused by a reset",
+    REFUSED: "the connection is refused (reset)",
     REJECTED: "a firewall or router answers that it is prohibited",
     "error": "the connection fails",
 }
@@ -184,7 +184,7 @@ def _between(view: View, mesh: Mesh, crowd: Sequence[_Group]) -> Finding:
     hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
     spans = _spans(_opened(everything.faults, mesh))
     cause = (
-        f"whether the nodes do it themselves is not known ({hidden[0]}: "
+        f"whether the nodes do it themselves is unknown ({hidden[0]}: "
         f"{firewall.unread(view.firewalls.get(hidden[0], {}))})"
         if hidden
         else "no firewall rule on them does it, so it is a filter between the nodes (switch, security group)"
@@ -210,7 +210,7 @@ def _cause(group: _Group, dump: Any) -> str:
             f"{block.rule}; else it is a filter between the nodes (switch, security group)"
         )
     if not firewall.readable(dump):
-        return f"whether {group.host} itself does it is not known: {firewall.unread(dump)}"
+        return f"whether {group.host} itself does it is unknown: {firewall.unread(dump)}"
     return f"no firewall rule of {group.host} does it, so it is a filter between the nodes (switch, security group)"
 
 
@@ -221,7 +221,7 @@ def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | Non
     if any(fault.reply for fault in group.faults):  # what comes back to us comes to a port that our kernel picked
         ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
     if not group.blocks and firewall.readable(dump) and not firewall.manager(dump):
-        return None, f"let the filter between the nodes pass TCP {_spans(ports)} to {group.host} from {_list(peers)}"
+        return None, f"make the filter between the nodes pass TCP {_spans(ports)} to {group.host} from {_list(peers)}"
     entries = network_answer(view, group.host).get("addresses", ())
     nets = [f"{entry['address']}/{entry['prefix']}" for entry in entries]
     command, note = firewall.opening(dump, group.blocks, group.faults[0].hook, peers, ports, nets)
@@ -266,7 +266,8 @@ CHECKS = (
         "connect returned No route to host, retrying",
         fix="ddpctl reads the firewall and prints the command for it (nft, iptables, ufw, firewalld), limited to the "
         "cluster's addresses (many of them: to their network) and the job's ports. A rule that it cannot judge is "
-        "called possible. It never runs it. To confine the range: sysctl -w "
+        "called possible. `ddpctl preflight --fix` runs the command once you have agreed. To confine the range: sysctl "
+        "-w "
         'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',
         exempt=one_host,
     ),

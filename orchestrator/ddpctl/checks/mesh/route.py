@@ -47,7 +47,7 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
     others = tuple(dict.fromkeys(dial.peer if leaving else dial.dialer for dial in dials))
     who = names(others, host, mesh)
     addresses = ", ".join(dict.fromkeys(dial.address for dial in dials))
-    text = f"{host} cannot get to {who}" if leaving else f"{who} cannot get to {host}"
+    text = f"{host} cannot reach {who}" if leaving else f"{who} cannot reach {host}"
     return report.error(
         host,
         f"{text} at {addresses}: {dials[0].detail or 'no route'}",
@@ -112,19 +112,19 @@ CHECKS = (
         "every node has a route to every other",
         judge_route,
         cause="A node has no route to another's fabric address, or nobody answers there on its local network, though "
-        "the controller reaches both: two networks, a wrong netmask, a missing route.",
+        "this machine reaches both: two networks, a wrong netmask, a missing route.",
         symptom="No route to host; Network is unreachable; client socket has timed out",
-        fix="Add the route (`ip route get ADDRESS` on the node shows what it does now), or set `fabric_address:` to an "
-        "address in a network that all nodes share.",
+        fix="Add the route (`ip route get ADDRESS` on the node shows what it does now), or set `fabric_address:` to "
+        "an address in a network that all nodes share.",
         exempt=one_host,
     ),
     Check(
         "mesh.identity",
         "the right node answers at every address",
         judge_identity,
-        cause="Another node, or a program that is no part of the job, answers at a node's address: an address given "
-        "twice, a cloned machine, a port forwarding (a container's published port), a proxy.",
-        symptom="a hang of a minute and more without a useful word; Connection reset by peer",
+        cause="Another node, or a program that is no part of the job, answers at a node's address: an address that is "
+        "used twice, a cloned machine, a port forwarding (a container's published port), a proxy.",
+        symptom="a hang of a minute or more without a useful message; Connection reset by peer",
         fix="Find who owns the address (`arping`, `ip neigh`), remove the forwarding, or use another port.",
         exempt=one_host,
     ),

@@ -30,7 +30,7 @@ def _this_run(value: str, info: ValidationInfo) -> str:
     """The run that was asked for, where one was."""
     run = asked(info).get("run")
     if run is not None and value != (run["run"] if isinstance(run, Mapping) else run):
-        raise ValueError("it speaks of another run")
+        raise ValueError("it is about another run")
     return value
 
 
@@ -89,7 +89,7 @@ class StatusDict(TypedDict):
 def _of_job(runs: list[StatusDict], info: ValidationInfo) -> list[StatusDict]:
     job = asked(info).get("job")
     if job is not None and any(job not in (one["job"], one["run"]) for one in runs):
-        raise ValueError("it speaks of another job")
+        raise ValueError("it is about another job")
     return runs
 
 

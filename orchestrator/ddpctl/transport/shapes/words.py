@@ -40,7 +40,7 @@ def _plain(value: Any, depth: int = DEPTH) -> Any:
     if depth == 0:
         raise ValueError("it is nested too deeply")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("it holds a number that is none")
+        raise ValueError("it holds a number that is not finite")
     if isinstance(value, int) and abs(value) > _MOST:
         raise ValueError("it holds a number that is too large")
     if isinstance(value, (dict, list)):
@@ -89,7 +89,7 @@ def asked(info: ValidationInfo) -> Mapping[str, Any]:
 def own_name(value: str, info: ValidationInfo) -> str:
     """A node speaks for itself."""
     if value != (info.context or {})["host"]:
-        raise ValueError("it speaks for another host")
+        raise ValueError("it is about another host")
     return value
 
 
