@@ -138,7 +138,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "candidates": end.get("candidates") or [] if end else [],
         "note": found.note,
         "last_output_age_s": round(max(0.0, now - pulse.last_output), 3)
-        if pulse and live and pulse.last_output
+        if pulse and live and not end and pulse.last_output
         else None,
         "dropped_lines": end.get("dropped_lines", 0) if end else pulse.dropped if pulse else 0,
         "survivors": end.get("survivors", []) if end else [],
