@@ -124,7 +124,9 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "cause": end.get("cause") if end else why,
         "candidates": end.get("candidates") or [] if end else [],
         "note": found.note,
-        "last_output_age_s": round(max(0.0, now - beat.last_output), 3) if beat and live and beat.last_output else None,
+        "last_output_age_s": round(max(0.0, now - beat.last_output), 3)
+        if beat and live and not end and beat.last_output
+        else None,
         "dropped_lines": end.get("dropped_lines", 0) if end else beat.dropped if beat else 0,
         "survivors": end.get("survivors", []) if end else [],
         "record": run,
