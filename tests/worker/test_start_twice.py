@@ -53,7 +53,7 @@ def test_a_start_that_was_cut_off_is_told_as_such(node: Node) -> None:
         node.started.append(run)
         stream = node.open("start", **request)
         with contextlib.suppress(AssertionError):
-            eventually(lambda run=run: (node.folder(run) / "run.json").exists(), "the claim", 5)  # type: ignore[misc]
+            eventually(lambda run=run: (node.folder(run) / "run.json").exists(), "the claim", 30)  # type: ignore[misc]
         time.sleep(pause)
         stream.process.kill()
         stream.hang_up()
