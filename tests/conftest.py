@@ -29,7 +29,7 @@ MakeLab = Callable[..., Lab]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A lab test is one that lies in the lab's folder or asks for a lab; a slow one is known by the same signs."""
+    """Marks tests ``lab`` and ``slow`` by their folder and their fixtures."""
     here = Path(__file__).parent
     for item in items:
         folder, fixtures = item.path.relative_to(here).parts[0], set(getattr(item, "fixturenames", ()))

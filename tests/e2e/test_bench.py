@@ -90,8 +90,7 @@ def test_scaling(site: Site, lab: Lab) -> None:
     assert two["slowest"]["host"] == lab[two["slowest"]["rank"]].name
     lines = [metrics_of(host, two["run"]) for host in (lab[0], lab[1])]
     profiled = statistics.fmean(one["profiled_share"] for of in lines for one in of[2:] if "profiled_share" in one)
-    # Two measurements of two stretches of the run: on a machine with other work they differ by a tenth.
-    assert two["comm_share"] == pytest.approx(profiled, rel=0.25)
+    assert two["comm_share"] == pytest.approx(profiled, rel=0.1)
     assert "<svg" in page.read_text()
     assert "<script" not in page.read_text()
     assert_nothing_runs(lab)
@@ -154,9 +153,8 @@ def test_network_names_the_slow_host(site: Site, lab: Lab) -> None:
     assert [one["hosts"] for one in report["slow"]] == [["node2"]]
     assert report["backend"] == "gloo"
     rates = {tuple(one["hosts"]): one["busbw_gb_s"] for one in report["pairs"]}
-    # GB/s: what a link lets through, less what a busy machine takes from it.
-    assert 0.015 < rates["node0", "node1"] < 0.028
-    assert 0.003 < rates["node0", "node2"] < 0.0056
+    assert rates["node0", "node1"] == pytest.approx(0.025, rel=0.2)
+    assert 0.003 < rates["node0", "node2"] < 0.0056  # GB/s; what headers and retransmissions leave: 0.0040 to 0.0044
     assert "<svg" in page.read_text()
     assert_nothing_runs(lab)
 

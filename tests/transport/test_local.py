@@ -56,7 +56,7 @@ def test_cancel_ends_the_worker(local: LocalTransport) -> None:
     begun = time.monotonic()
     with pytest.raises(Interrupted):
         local.call("echo", {"frames": 99, "every": 1}, timeout=None, cancel=lambda: time.monotonic() - begun > 0.3)
-    assert time.monotonic() - begun < 20  # of 99
+    assert time.monotonic() - begun < 4
     assert workers() == []
 
 

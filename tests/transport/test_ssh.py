@@ -110,7 +110,7 @@ def test_cancel(lab3: Lab, node0: Transport) -> None:
     begun = time.monotonic()
     with pytest.raises(Interrupted):
         node0.call("echo", {"frames": 100, "every": 1}, timeout=None, cancel=lambda: time.monotonic() - begun > 0.5)
-    assert time.monotonic() - begun < 20  # of 100
+    assert time.monotonic() - begun < 3
     until = time.monotonic() + 5
     while any("ddpctl=" in " ".join(process.argv) for process in lab3[0].processes()):
         assert time.monotonic() < until, "the worker outlives its reader"
@@ -121,7 +121,7 @@ def test_cancel(lab3: Lab, node0: Transport) -> None:
 def test_until_brings_the_result(node0: Transport) -> None:
     enough = threading.Event()
     result = node0.call("echo", {"frames": 600, "every": 0.2}, on_frame=lambda frame: enough.set(), until=enough)
-    assert 1 <= result["sent"] < 100
+    assert 1 <= result["sent"] < 20
 
 
 def test_a_quiet_stream_is_not_a_dead_link(node0: Transport) -> None:
@@ -140,6 +140,6 @@ def test_ctrl_c_ends_a_map_at_once(lab3: Lab) -> None:
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         fleet.map(lambda transport: transport.call("echo", {"frames": 60, "every": 1}))
-    assert time.monotonic() - begun < 20  # of 60
+    assert time.monotonic() - begun < 6
     assert fleet.map(lambda transport: transport.call("echo")).ok
     fleet.close()

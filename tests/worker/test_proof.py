@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,20 @@ def without_groups(node: Node) -> None:
     python.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'{hide} "$0" "$@"\' {sys.executable} "$@"\n')
     python.chmod(0o755)
     node.python = str(python)
+
+
+def test_a_group_that_is_removed_while_it_is_read_was_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor removes the group that a stop is reading; the kernel then answers the read with ENODEV."""
+    group = groups()
+
+    def open_and_remove(path: str, **how: str) -> IO[str]:
+        file = open(path, **how)  # type: ignore[call-overload] # noqa: SIM115
+        group.remove()
+        return cast(IO[str], file)
+
+    monkeypatch.setattr(cgroup, "open", open_and_remove, raising=False)
+    assert group.empty()
+    assert not Path(group.path).exists()
 
 
 @pytest.mark.parametrize("with_group", [True, False], ids=["group", "no-group"])

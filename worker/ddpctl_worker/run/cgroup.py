@@ -8,6 +8,7 @@ Protocol: https://docs.kernel.org/admin-guide/cgroup-v2.html, ``cgroup.procs``, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -38,8 +39,10 @@ class ControlGroup:
         try:
             with open(os.path.join(self.path, "cgroup.events"), encoding="ascii") as file:
                 return "populated 0" in file.read().splitlines()
-        except FileNotFoundError:
-            return True
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: removed after it was opened
+                return True
+            raise
 
     def kill(self) -> None:
         """SIGKILL for all that is in it, whatever it forks meanwhile."""

@@ -158,7 +158,7 @@ def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 
 def _wake(paths: RunPaths) -> None:
-    """Were supervisor or guardian stopped with SIGSTOP, they continue now: otherwise they would never end."""
+    """Continue a supervisor and a guardian that SIGSTOP holds: they could not end otherwise."""
     for who in watchers(holders(paths)):
         processes.send(who, signal.SIGCONT)
 
