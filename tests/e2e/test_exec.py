@@ -83,7 +83,8 @@ def test_one_of_64_hosts(make_lab: Any, ddpctl: Ddpctl) -> None:
     assert done.stdout == "node[0-63]: fine\n"
     assert "failed on 1 of 64 hosts: node17: exit code 3" in done.stderr
     told = ddpctl("exec", str(inventory(lab)), "--json", "--", "sh", "-c", line, timeout=200).json()
-    assert [one["host"] for one in told["hosts"] if one["exit_code"] != 0] == ["node17"]
+    failed = [one for one in told["hosts"] if one["exit_code"] != 0]
+    assert [(one["host"], one["exit_code"]) for one in failed] == [("node17", 3)], failed
 
 
 def test_output_is_bounded(lab: Lab, ddpctl: Ddpctl) -> None:

@@ -38,7 +38,7 @@ def test_three_hosts_train(site: Site, lab: Lab) -> None:
 
     fetch = other("fetch", job, "results").ok()
     assert [line for line in fetch.stderr.splitlines() if "warning" in line] == [
-        "warning: the declared output plots is on no node that answered: the job wrote nothing there"
+        "warning: no node that answered has the declared output plots: the job wrote nothing there"
     ]
     assert (other.folder / "results/node0/outputs/saved_models/resnet_ddp.pth").stat().st_size > 100_000
     assert not list((other.folder / "results/node1").rglob("*.pth"))
