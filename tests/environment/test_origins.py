@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.environment.lock import explanation
 from ddpctl.environment.origins import Origins, origins, pip_settings, without_login
+from ddpctl.environment.resolve import explanation
 from ddpctl.spec.inventory import Environment
 
 PIP = {"index-url": ["https://pip/simple"], "extra-index-url": ["https://pip/extra"], "find-links": ["/pip"]}

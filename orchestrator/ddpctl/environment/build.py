@@ -22,10 +22,8 @@ from typing import Any
 from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from ddpctl.environment.blobs import FileSource, hash_file
-from ddpctl.environment.direct import as_provision_error, holdings, send_missing
-from ddpctl.environment.lock import LockRequest, resolve_one
-from ddpctl.environment.locked import Lock, SourcePackage, Wheel, built_before
+from ddpctl.environment.direct import FileSource, as_provision_error, hash_file, holdings, send_missing
+from ddpctl.environment.lock import Lock, SourcePackage, Wheel, built_before
 from ddpctl.environment.material import (
     BUILD_S,
     EPOCH,
@@ -38,7 +36,7 @@ from ddpctl.environment.material import (
     obtain,
 )
 from ddpctl.environment.platforms import Platform
-from ddpctl.environment.tool import Tool
+from ddpctl.environment.resolve import LockRequest, resolve_one
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ConnectError, ProvisionError, RemoteError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
@@ -65,7 +63,7 @@ class Builder:
     locked: bool
     traffic: Traffic = field(default_factory=Traffic)
 
-    def complete(self, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...] = ()) -> Lock:
+    def complete(self, lock: Lock, tool: Wheel, hosts: Sequence[str], within: tuple[str, ...] = ()) -> Lock:
         """The lock with a wheel for every package. ``hosts`` are nodes of its kind; ``within`` names the packages whose
         build needs this one.
 
@@ -136,7 +134,7 @@ class Builder:
         source: SourcePackage,
         identity: str,
         lock: Lock,
-        tool: Tool,
+        tool: Wheel,
         hosts: Sequence[str],
         within: tuple[str, ...],
     ) -> Wheel:
@@ -168,7 +166,7 @@ class Builder:
             return self._remember(identity, lock, made)
 
     def _on_a_node(
-        self, source: SourcePackage, sdist: Path, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+        self, source: SourcePackage, sdist: Path, lock: Lock, tool: Wheel, hosts: Sequence[str], within: tuple[str, ...]
     ) -> Path:
         """On the first of ``hosts`` that can be reached."""
         system = build_system(sdist)
@@ -181,7 +179,7 @@ class Builder:
         raise ProvisionError(f"{source} asks for different packages each time it is built", hint="pin another version")
 
     def _needs(
-        self, system: BuildSystem, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
+        self, system: BuildSystem, lock: Lock, tool: Wheel, hosts: Sequence[str], within: tuple[str, ...]
     ) -> Lock:
         """What the build needs, for the node; torch, where it is among that, as the nodes will have it."""
         if not system.requires:
@@ -197,18 +195,14 @@ class Builder:
         return self.complete(needed, tool, hosts, within)
 
     def _ask(
-        self, source: SourcePackage, sdist: Path, system: BuildSystem, needed: Lock, tool: Tool, hosts: Sequence[str]
+        self, source: SourcePackage, sdist: Path, system: BuildSystem, needed: Lock, tool: Wheel, hosts: Sequence[str]
     ) -> Path | list[str]:
         """The wheel from a node, or what its backend asks for besides."""
-        files = list(self.wheelhouse.fetch([*needed.wheels, *([tool.wheel] if tool.wheel else [])]).values())
-        files += [tool.source] if tool.source else []
+        files = list(self.wheelhouse.fetch([*needed.wheels, tool]).values())
         files.append(FileSource(sdist, hash_file(sdist), sdist.stat().st_size, sdist.name))
         request = {
+            **needed.request(tool),
             "source": {"hash": files[-1].sha256, "name": sdist.name},
-            "lock": needed.node_text,
-            "lock_hash": needed.lock_hash,
-            "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in needed.wheels],
-            "uv": {"hash": tool.sha256, "kind": tool.kind},
             "requires": list(system.requires),
             "backend": system.backend,
             "backend_path": list(system.path),

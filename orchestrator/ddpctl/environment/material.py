@@ -14,9 +14,9 @@ from typing import Any
 import uv
 
 from ddpctl.code import pack
-from ddpctl.environment.lock import explanation, uv_environment
-from ddpctl.environment.locked import SourcePackage
+from ddpctl.environment.lock import SourcePackage
 from ddpctl.environment.origins import Origins
+from ddpctl.environment.resolve import explanation, run, uv_environment
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ProvisionError
 
@@ -104,16 +104,7 @@ def _clone(source: SourcePackage, folder: Path) -> None:
     ):
         env = uv_environment(Origins()) | {"GIT_TERMINAL_PROMPT": "0"}
         try:
-            done = subprocess.run(
-                ["git", *words],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=BUILD_S,
-                check=False,
-            )
+            done = run(["git", *words], env, BUILD_S)
         except FileNotFoundError:
             raise ProvisionError(f"{source} comes from {url}, and there is no git here", hint="install git") from None
         if done.returncode != 0:

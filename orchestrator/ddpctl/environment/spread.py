@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.environment.blobs import Source
 from ddpctl.environment.certs import Credentials, new_credentials
-from ddpctl.environment.direct import Holdings, as_provision_error, deliver, holdings
+from ddpctl.environment.direct import Holdings, Source, as_provision_error, deliver, holdings
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic

@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from filelock import FileLock
 
-from ddpctl.environment.blobs import FileSource, hash_file
-from ddpctl.environment.locked import Wheel
+from ddpctl.environment.direct import FileSource, hash_file
+from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.errors import FileDamaged, ProvisionError
 from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
