@@ -75,7 +75,8 @@ class KeyRing:
         agent = [] if hop.identities_only else list(self._held_by(hop).values())
         held = [identity for identity in others if isinstance(identity.signer, AgentKey)]
         known = [*named, *held, *agent, *others]
-        ordered = [*self._chosen_certificates(hop, known), *known]
+        chosen = [found for path in hop.certificates for found in self._certified(path, known)]
+        ordered = [*chosen, *known]
         return list({identity.blob: identity for identity in reversed(ordered)}.values())[::-1]
 
     def why_not(self, hop: Hop) -> list[str]:
@@ -132,9 +133,6 @@ class KeyRing:
         beside = None if hop.certificates else _certificate_path(path)
         mine = [key] if key else []
         return [*self._certified(beside, [*mine, *self._held_by(hop).values()]), *mine]
-
-    def _chosen_certificates(self, hop: Hop, keys: list[Identity]) -> list[Identity]:
-        return [found for path in hop.certificates for found in self._certified(path, keys)]
 
     def _certified(self, path: str | None, keys: Iterable[Identity]) -> list[Identity]:
         """The certificate in a file, with whichever of the keys it is about."""
