@@ -21,6 +21,7 @@ from ddpctl.environment.wheelhouse import Counter, Wheelhouse
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.files.records import state_dir
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell, counting
+from ddpctl.spec.fold import by
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
@@ -207,9 +208,8 @@ def _install(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> Fl
 def _compare(state: _Build) -> None:
     """The same torch, CUDA build and NCCL everywhere, as each node itself says after importing it."""
     for name in ("torch", "cuda", "nccl"):
-        found: dict[str | None, list[str]] = {}
-        for host, node in state.nodes.items():
-            found.setdefault(node.versions.get(name), []).append(host)
+        versions = {host: node.versions.get(name) for host, node in state.nodes.items()}
+        found = by(versions.__getitem__, versions)
         # A build for another machine may call itself differently (2.13.0 and 2.13.0+cpu).
         if len({str(version).partition("+")[0] for version in found}) < 2:
             continue

@@ -151,15 +151,19 @@ def too_old(version: str, python: str) -> PythonMissing:
     )
 
 
+def no_interpreter(python: str, missing: bool, quoted: str) -> PythonMissing:
+    """``missing``, or there and of no use; ``quoted``: what was said of it."""
+    what = f"there is no {python}" if missing else f"{python} cannot be executed"
+    hint = "name the interpreter with the inventory's `python:` key"
+    return PythonMissing(f"{what}{quoted}", kind="python_missing", hint=hint)
+
+
 def no_banner(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> RemoteError | ShellBroken:
     """Why the command ended without a banner: no interpreter, one from before 3.4, or a shell that does not obey."""
     said = last_line(stderr, stdout)
     quoted = f": {said}" if said else ""
-    hint = "name the interpreter with the inventory's `python:` key"
-    if exit_code == 127:
-        return PythonMissing(f"there is no {python}{quoted}", kind="python_missing", hint=hint)
-    if exit_code == 126:
-        return PythonMissing(f"{python} cannot be executed{quoted}", kind="python_missing", hint=hint)
+    if exit_code in (126, 127):
+        return no_interpreter(python, exit_code == 127, quoted)
     if exit_code == 2 and b"-I" in stderr and b"nknown option" in stderr:
         return too_old("2", python)
     how = f"exit status {exit_code}" if exit_code >= 0 else "no exit status"

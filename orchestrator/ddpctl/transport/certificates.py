@@ -6,7 +6,6 @@ The format is PROTOCOL.certkeys of OpenSSH. The signature is checked by cryptogr
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import paramiko
@@ -110,10 +109,6 @@ def parse(blob: bytes) -> Certificate:
 def wire_type(blob: bytes) -> str:
     """The type that a key or a certificate begins with."""
     return Fields(blob).text()
-
-
-def wire_types(types: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{name}{TAIL}" for name in types)
 
 
 def packed(data: bytes) -> bytes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from ddpctl.transport.certificates import Certificate, wire_types
+from ddpctl.transport.certificates import TAIL, Certificate
 from ddpctl.transport.ssh_words import Patterns
 
 SSH_PORT = 22
@@ -52,7 +52,7 @@ class Key:
     @property
     def sha256(self) -> str:
         """The fingerprint as ssh-keygen prints it."""
-        return fingerprint(self.blob)
+        return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode("ascii").rstrip("=")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ class KnownHosts:
         mine = [entry for entry in self._near(name, port) if not entry.revoked]
         types = {entry.key.type for entry in mine if not entry.authority}
         signed = any(entry.authority for entry in mine)
-        return (*(wire_types(order(())) if signed else ()), *order([kind for kind in ALGORITHMS if kind in types]))
+        certified = [f"{name}{TAIL}" for name in order(())] if signed else []
+        return (*certified, *order([kind for kind in ALGORITHMS if kind in types]))
 
     def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[KnownHost, ...]]:
         """What to think of ``key``, and the lines that say so (those with another key, where it changed)."""
@@ -163,11 +164,6 @@ def forget(spelled: str, places: Iterable[str]) -> tuple[str, ...]:
     """The commands that take a server's lines (``file:line``) out of the files that have them."""
     files = dict.fromkeys(place.rpartition(":")[0] for place in places)
     return tuple(f"ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(spelled)}" for file in files)
-
-
-def fingerprint(blob: bytes) -> str:
-    """``SHA256:...`` of a key's blob."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode("ascii").rstrip("=")
 
 
 def line_for(name: str, port: int, key: Key) -> str:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpctl.errors import PythonMissing, RemoteError
+from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation
-from ddpctl.transport.bootstrap import BOOTSTRAP
+from ddpctl.transport.bootstrap import BOOTSTRAP, no_interpreter
 from ddpctl.transport.pipe import Tail
 
 if TYPE_CHECKING:
@@ -148,13 +148,8 @@ class LocalTransport(conversation.WorkerTransport):
                 [str(Path(python).expanduser()) if python.startswith("~") else python, "-I", "-c", BOOTSTRAP]
             )
         except OSError as error:
-            what = f"there is no {python}" if isinstance(error, FileNotFoundError) else f"{python} cannot be executed"
-            raise PythonMissing(
-                f"{what}: {error.strerror}",
-                kind="python_missing",
-                hint="name the interpreter with the inventory's `python:` key",
-                host=self.host,
-            ) from None
+            unfit = no_interpreter(python, isinstance(error, FileNotFoundError), f": {error.strerror}")
+            raise conversation.at(self.host, unfit) from None
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
         from ddpctl.transport import node  # fabric is not for everyone
