@@ -152,5 +152,5 @@ def test_a_file_of_this_machine_is_used_where_it_is(tmp_path: Path) -> None:
     path.write_bytes(DATA[1:])
     assert house.verify([wheel]) == [path.name]
     path.unlink()
-    with pytest.raises(ProvisionError, match="not at"):
+    with pytest.raises(ProvisionError, match="no longer at"):
         house.fetch([wheel])
