@@ -192,9 +192,9 @@ def uv_environment(origins: Origins) -> dict[str, str]:
 
 
 def run(
-    command: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path | None = None
+    command: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path | None = None, *, merge: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """A program on this machine, in ``folder``, that is asked for no more than ``timeout`` seconds.
+    """A program on this machine, in ``folder``, for at most ``timeout`` seconds; ``merge``: stderr goes to stdout.
 
     Raises:
         subprocess.TimeoutExpired: it did not end. OSError: it could not be started.
@@ -204,7 +204,8 @@ def run(
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merge else subprocess.PIPE,
         text=True,
         errors="replace",
         timeout=timeout,
