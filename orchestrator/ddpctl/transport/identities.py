@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -219,11 +219,8 @@ def _certificate_path(path: str) -> str:
 
 def _public_blob(path: str) -> bytes | None:
     """The blob of a public key file; None when there is none."""
-    try:
-        with open(path, "rb") as file:
-            fields = file.read(1 << 16).split()
+    with suppress(OSError, ValueError), open(path, "rb") as file:
+        fields = file.read(1 << 16).split()
         if len(fields) >= 2 and not fields[0].startswith(b"-"):
             return base64.b64decode(fields[1], validate=True)
-    except (OSError, ValueError, binascii.Error):
-        return None
     return None

@@ -6,19 +6,17 @@ Pure but for ``load``.
 from __future__ import annotations
 
 import base64
-import binascii
 import enum
 import hashlib
 import hmac
 import os
 import shlex
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from ddpctl.transport.certificates import TAIL, Certificate
+from ddpctl.transport.certificates import TAIL, Certificate, wire_type
 from ddpctl.transport.ssh_words import Patterns
 
 SSH_PORT = 22
@@ -193,15 +191,14 @@ def parse(text: str, source: str) -> KnownHosts:
                         HostPatterns(fields[0]), key, marker == "@revoked", place, authority=marker == "@cert-authority"
                     )
                 )
-            except (ValueError, binascii.Error, struct.error):
+            except ValueError:
                 notes.append(f"{place}: the key or the hashed name is damaged")
     return KnownHosts(tuple(entries), tuple(notes))
 
 
 def _key(kind: str, text: str) -> Key:
     blob = base64.b64decode(text, validate=True)
-    (size,) = struct.unpack(">I", blob[:4])
-    if blob[4 : 4 + size] != kind.encode():
+    if wire_type(blob) != kind:
         raise ValueError("the key is of another type than its line says")
     return Key(kind, blob)
 
