@@ -92,15 +92,15 @@ def send_missing(
     for source in known.missing(sources):
         offset = min(known.partial.get(source.sha256, 0), source.size)
         try:
-            _put(transport, source, offset, sent)
-        except RemoteError as error:
-            # What lay there may have rotted, or somebody else took it up: one try from the start tells.
-            if error.kind != contract.CORRUPT or not offset:
-                raise as_provision_error(error, transport.host, source.name) from error
             try:
+                _put(transport, source, offset, sent)
+            except RemoteError as error:
+                if error.kind != contract.CORRUPT or not offset:
+                    raise
+                # What lay there may have rotted, or somebody else took it up: one try from the start tells.
                 _put(transport, source, 0, sent)
-            except RemoteError as again:
-                raise as_provision_error(again, transport.host, source.name) from again
+        except RemoteError as error:
+            raise as_provision_error(error, transport.host, source.name) from error
 
 
 def _put(transport: Transport, source: Source, offset: int, sent: Callable[[int], None]) -> None:
