@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ddpctl.environment.kept import locks_for
-from ddpctl.environment.lock import LockRequest
 from ddpctl.environment.managed import ask_platforms
 from ddpctl.environment.origins import origins, pip_settings
-from ddpctl.environment.tool import uv_for
+from ddpctl.environment.resolve import LockRequest, locks_for, uv_for
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.spec.inventory import Environment
 from tests.bench.report import Row
@@ -33,15 +31,10 @@ def all_of(folder: Path) -> Sequence[Row]:
         platforms = ask_platforms(fleet, ["n0"]).results
         target, lock = next(iter(locks_for(request, platforms, folder / "locks", locked=False).items()))
         tool = uv_for(target, request)
-        files = Wheelhouse(folder / "wheelhouse", sources).fetch(lock.wheels)
-        order = {
-            "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in lock.wheels],
-            "uv": {"hash": tool.sha256, "kind": tool.kind},
-            "imports": ["torch"],
-        }
+        files = Wheelhouse(folder / "wheelhouse", sources).fetch([*lock.wheels, tool])
+        order = {**lock.request(tool), "imports": ["torch"]}
         transport = fleet.transport("n0")
-        assert tool.source is not None
-        for file in (*files.values(), tool.source):
+        for file in files.values():
             body = file.chunks()
             transport.call("store_put", {"hash": file.sha256, "size": file.size}, body=body, timeout=None)
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.environment.material import BuildSystem, build_system, last_lines
+from ddpctl.environment import material
+from ddpctl.environment.lock import SourcePackage
+from ddpctl.environment.material import BuildSystem, build_system, last_lines, obtain
+from ddpctl.environment.origins import Origins
+from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.push import PushOutcome
@@ -271,6 +275,17 @@ def test_the_family_of_torch_comes_from_one_place_and_is_imported_on_the_node(tm
     stranger.rename(shelf / stranger.name)
     outcome = run(where(tmp_path, shelf, "torchvision", nodes=1))
     assert "torchvision::nms does not exist" in str(outcome.nodes[0].error)
+
+
+def test_a_git_that_hangs_is_an_error_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = tmp_path / "git"
+    git.write_text("#!/bin/sh\nexec sleep 60\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(material, "BUILD_S", 0.5)
+    package = SourcePackage("a", "1.0", git="git+https://example.invalid/a", commit="c" * 40)
+    with pytest.raises(ProvisionError, match=r"a 1.0: cannot get cccccccccccc .* within 0.5 s"):
+        obtain(package, Wheelhouse(tmp_path / "wheels", Origins()), tmp_path)
 
 
 def test_the_end_of_a_build_is_what_the_backend_said() -> None:

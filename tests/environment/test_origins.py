@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.environment.lock import explanation
 from ddpctl.environment.origins import Origins, origins, pip_settings, without_login
+from ddpctl.environment.resolve import explanation
 from ddpctl.spec.inventory import Environment
 
 PIP = {"index-url": ["https://pip/simple"], "extra-index-url": ["https://pip/extra"], "find-links": ["/pip"]}
@@ -36,6 +36,13 @@ def test_pips_files_and_variables(tmp_path: Path) -> None:
 def test_no_index_of_pip_holds_unless_an_index_is_named() -> None:
     assert origins(Environment(), {}, {"no-index": ["true"]}).no_index
     assert not origins(Environment(index_url="https://i"), {}, {"no-index": ["true"]}).no_index
+    assert not origins(Environment(), {"UV_DEFAULT_INDEX": "https://i"}, {"no-index": ["true"]}).no_index
+    assert not origins(Environment(), {"UV_INDEX": "https://i"}, {"no-index": ["true"]}).no_index
+
+
+def test_uvs_indexes_may_have_names() -> None:
+    found = origins(Environment(), {"UV_INDEX": "mine=https://i/a=b https://j/c=d"}, PIP)
+    assert (found.index, found.extra) == ("https://pip/simple", ("https://i/a=b", "https://j/c=d"))
 
 
 def test_sources_reach_uv_by_variables_not_by_arguments() -> None:

@@ -23,7 +23,7 @@ def test_a_fault_of_the_starter_is_raised_and_nobody_waits_for_its_word(monkeypa
 
 
 def test_a_node_gets_what_it_was_offered_and_no_more() -> None:
-    feed = Feed({SOURCE.sha256: SOURCE}, lambda size: None)
+    feed = Feed({SOURCE.sha256: SOURCE})
     for wrong in (("0" * 64, 0), (SOURCE.sha256, 101)):
         with pytest.raises(RemoteError, match="not offered"):
             feed.want([wrong])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.environment.locked import Wheel
+from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import FileDamaged, ProvisionError

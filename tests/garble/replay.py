@@ -9,8 +9,8 @@ from typing import Any
 
 from ddpctl.transport import conversation
 from ddpctl.transport.base import Frame
+from ddpctl.transport.bootstrap import payload
 from ddpctl.transport.fleet import SSHFleet
-from ddpctl.transport.payload import payload
 from ddpctl.transport.watch import Watch
 from ddpctl_worker.contract import BANNER
 from tests.garble.mutate import encode

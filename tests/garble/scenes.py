@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddpctl.environment import managed
 from ddpctl.environment.direct import deliver
+from ddpctl.environment.lock import Lock, Wheel
+from ddpctl.environment.platforms import Platform
 from ddpctl.environment.spread import Addresses, bring
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import DdpctlError, HostsFailed
@@ -160,11 +161,11 @@ def _push(fleet: SSHFleet, played: Played) -> None:
 def _managed(fleet: SSHFleet, played: Played) -> None:
     platforms = managed.ask_platforms(fleet, HOSTS)
     played.failed(platforms.errors)
-    lock = types.SimpleNamespace(node_text="x", lock_hash="0" * 64, wheels=())
-    tool = types.SimpleNamespace(sha256="0" * 64, kind="wheel")
+    lock = Lock(Platform("x86_64", (3, 11), 31), (), "")
+    tool = Wheel("uv", "1", "uv-1-py3-none-any.whl", "0" * 64, "")
     house: Any = Wheelhouse
     state = managed._Build(fleet, played.tell, house, Addresses())
-    outcome = managed._install(state, lock, tool, HOSTS, [])  # type: ignore[arg-type]
+    outcome = managed._install(state, lock, tool, HOSTS)
     played.failed(outcome.errors)
     state.nodes.update(outcome.results)
     managed._compare(state)

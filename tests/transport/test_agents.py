@@ -157,6 +157,27 @@ def test_damaged_answers(tmp_path: Path) -> None:
             asked.close()
 
 
+def test_a_damaged_signature_is_none(tmp_path: Path) -> None:
+    """The next key is tried then, instead of an internal error."""
+    for number, answer in enumerate((b"\x00\x00\x00\x00", b"\x00\x00\x00\x05\x0e\xff\xff\xff\xff")):
+        path = tmp_path / str(number)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            server.listen()
+
+            def serve(server: socket.socket = server, answer: bytes = answer) -> None:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1 << 10)
+                    connection.sendall(answer)
+
+            threading.Thread(target=serve, daemon=True).start()
+            asked = agent.Agent(str(path))
+            with pytest.raises(agent.AgentRefused):
+                asked.sign(b"key", b"data", "ssh-ed25519")
+            asked.close()
+
+
 def test_a_real_agent_signs_for_rsa(lab3: Lab, tmp_path: Path) -> None:
     """With SHA-2: a server of today takes nothing else."""
     key, path = tmp_path / "rsa", tmp_path / "real"

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.errors import PythonMissing, ShellBroken
-from ddpctl.transport.bootstrap import BOOTSTRAP, command_line, header, last_line, no_banner
-from ddpctl.transport.payload import Payload, payload
+from ddpctl.transport.bootstrap import BOOTSTRAP, Payload, command_line, header, last_line, no_banner, payload
 
 OLD = [path for path in Path("/root/.pyenv/versions").glob("*/bin/python") if path.parts[4][:4] in ("3.6.", "3.7.")]
 
@@ -66,7 +65,7 @@ def test_a_damaged_package_is_never_used(damage: str, tmp_path: Path) -> None:
 def test_a_package_with_a_name_that_leads_out(tmp_path: Path) -> None:
     import hashlib
 
-    from ddpctl.transport.payload import build
+    from ddpctl.transport.bootstrap import build
 
     for name in ("../evil.py", "/evil.py", "a/../../evil.py", "a\\b.py"):
         data = build({name: b"boom"})

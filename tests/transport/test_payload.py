@@ -13,7 +13,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.transport.payload import build, payload
+from ddpctl.transport.bootstrap import build, payload
 
 NAMES = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.py", fullmatch=True)
 
@@ -29,7 +29,7 @@ def test_order_does_not_matter(content: dict[str, bytes], random) -> None:  # ty
 
 
 def test_another_process_in_another_place_gets_the_same_hash(tmp_path: Path) -> None:
-    program = "from ddpctl.transport.payload import payload; print(payload().sha256)"
+    program = "from ddpctl.transport.bootstrap import payload; print(payload().sha256)"
     env = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path, env=env

@@ -17,8 +17,8 @@ from ddpctl.errors import (
     RemoteError,
 )
 from ddpctl.transport.base import Frame, Transport
+from ddpctl.transport.bootstrap import payload
 from ddpctl.transport.fleet import SSHFleet, open_fleet
-from ddpctl.transport.payload import payload
 from tests.lab import Lab
 from tests.transport.build import of_lab
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl.environment.locked import Lock
+from ddpctl.environment.lock import Lock
 from ddpctl_worker.store.install import MARKER
 from tests.environment.support import make_wheel
 from tests.worker.test_install import HERE, WORKER, Node, call, sha

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uv
 
-from ddpctl.environment.locked import Lock, Wheel
+from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.platforms import Platform
 from tests.environment.support import make_wheel
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.environment.certs import Credentials, new_credentials
+from ddpctl.environment.spread import Credentials, new_credentials
 from ddpctl_worker.store import relay as wire
 from ddpctl_worker.store.blobs import Part
 from ddpctl_worker.store.incoming import Incoming

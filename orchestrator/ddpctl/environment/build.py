@@ -22,10 +22,8 @@ from typing import Any
 from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from ddpctl.environment.blobs import FileSource, hash_file
-from ddpctl.environment.direct import as_provision_error, holdings, send_missing
-from ddpctl.environment.lock import LockRequest, resolve_one
-from ddpctl.environment.locked import Lock, SourcePackage, Wheel, built_before
+from ddpctl.environment.direct import FileSource, as_provision_error, hash_file, holdings, send_missing
+from ddpctl.environment.lock import Lock, SourcePackage, Wheel, built_before
 from ddpctl.environment.material import (
     BUILD_S,
     EPOCH,
@@ -38,7 +36,7 @@ from ddpctl.environment.material import (
     obtain,
 )
 from ddpctl.environment.platforms import Platform
-from ddpctl.environment.tool import Tool
+from ddpctl.environment.resolve import LockRequest, resolve_one
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ConnectError, ProvisionError, RemoteError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
@@ -50,6 +48,17 @@ STAGE = "build"
 ROUNDS = 3  # a backend may ask for more once it is there
 MOST = 8 << 30  # bytes of a wheel that a node may send
 _ANYWHERE = "any"
+
+
+@dataclass(frozen=True)
+class _For:
+    """What a package is built for. ``hosts`` are nodes of the lock's kind; ``within`` names the packages whose build
+    needs this one."""
+
+    lock: Lock
+    tool: Wheel
+    hosts: Sequence[str]
+    within: tuple[str, ...]
 
 
 @dataclass
@@ -65,13 +74,13 @@ class Builder:
     locked: bool
     traffic: Traffic = field(default_factory=Traffic)
 
-    def complete(self, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...] = ()) -> Lock:
-        """The lock with a wheel for every package. ``hosts`` are nodes of its kind; ``within`` names the packages whose
-        build needs this one.
+    def complete(self, lock: Lock, tool: Wheel, hosts: Sequence[str], within: tuple[str, ...] = ()) -> Lock:
+        """The lock with a wheel for every package; see ``_For``.
 
         Raises:
             ProvisionError: a package cannot be built, with its name, the host, and the end of what the build said.
         """
+        aim = _For(lock, tool, hosts, within)
         if not lock.sources:
             return lock
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -86,7 +95,7 @@ class Builder:
                         self.tell(StageStarted(STAGE, len(lock.sources), "packages"))
                     self.tell(Progress(STAGE, number, len(lock.sources), note=source.name))
                     fresh += 1
-                    wheel = self._build(source, identity, lock, tool, hosts, within)
+                    wheel = self._build(source, identity, aim)
             built.append(self._checked(source, wheel, lock))
         if fresh:
             self.tell(StageEnded(STAGE, True, f"{fresh} built: {', '.join(wheel.filename for wheel in built)}"))
@@ -131,17 +140,10 @@ class Builder:
         return wheel
 
     # --- building -----------------------------------------------------------------------------------------------------
-    def _build(
-        self,
-        source: SourcePackage,
-        identity: str,
-        lock: Lock,
-        tool: Tool,
-        hosts: Sequence[str],
-        within: tuple[str, ...],
-    ) -> Wheel:
-        if source.name in within:
-            chain = " needs ".join([*within[within.index(source.name) :], source.name])
+    def _build(self, source: SourcePackage, identity: str, aim: _For) -> Wheel:
+        lock = aim.lock
+        if source.name in aim.within:
+            chain = " needs ".join([*aim.within[aim.within.index(source.name) :], source.name])
             raise ProvisionError(f"no wheel to begin with: {chain}", hint=f"add a wheel of {source.name} to find_links")
         with tempfile.TemporaryDirectory(prefix="ddpctl-build-") as name:
             scratch = Path(name).resolve()
@@ -159,7 +161,7 @@ class Builder:
             except BuildFailed as failed:
                 raise self._failure(source, said.lines if here is None else failed.lines, None) from None
             try:
-                made = self._on_a_node(source, what, lock, tool, hosts, within)
+                made = self._on_a_node(source, what, aim)
             except ProvisionError as error:
                 if here is None or not _fits(here.name, lock.target) or not _no_newer_than(lock.target):
                     raise
@@ -167,48 +169,38 @@ class Builder:
                 made = here
             return self._remember(identity, lock, made)
 
-    def _on_a_node(
-        self, source: SourcePackage, sdist: Path, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
-    ) -> Path:
-        """On the first of ``hosts`` that can be reached."""
+    def _on_a_node(self, source: SourcePackage, sdist: Path, aim: _For) -> Path:
+        """On the first of the hosts that can be reached."""
         system = build_system(sdist)
         for _ in range(ROUNDS):
-            needed = self._needs(system, lock, tool, hosts, (*within, source.name))
-            answer = self._ask(source, sdist, system, needed, tool, hosts)
+            needed = self._needs(system, replace(aim, within=(*aim.within, source.name)))
+            answer = self._ask(source, sdist, system, replace(aim, lock=needed))
             if isinstance(answer, Path):
                 return answer
             system = replace(system, requires=(*system.requires, *answer))
         raise ProvisionError(f"{source} asks for different packages each time it is built", hint="pin another version")
 
-    def _needs(
-        self, system: BuildSystem, lock: Lock, tool: Tool, hosts: Sequence[str], within: tuple[str, ...]
-    ) -> Lock:
+    def _needs(self, system: BuildSystem, aim: _For) -> Lock:
         """What the build needs, for the node; torch, where it is among that, as the nodes will have it."""
         if not system.requires:
-            return Lock(lock.target, (), "")
+            return Lock(aim.lock.target, (), "")
         update = {"packages": tuple(dict.fromkeys(system.requires)), "requirements": None, "project": None}
         request = replace(self.request, environment=self.request.environment.model_copy(update=update))
-        torch = lock.version("torch")
+        torch = aim.lock.version("torch")
         pins = [f"torch=={torch.partition('+')[0]}"] if torch else []
         try:
-            needed = resolve_one(request, lock.target, self.backends, pins)
+            needed = resolve_one(request, aim.lock.target, self.backends, pins)
         except ProvisionError as error:
-            raise ProvisionError(f"the build of {within[-1]}: {error.message}", hint=error.hint) from error
-        return self.complete(needed, tool, hosts, within)
+            raise ProvisionError(f"the build of {aim.within[-1]}: {error.message}", hint=error.hint) from error
+        return self.complete(needed, aim.tool, aim.hosts, aim.within)
 
-    def _ask(
-        self, source: SourcePackage, sdist: Path, system: BuildSystem, needed: Lock, tool: Tool, hosts: Sequence[str]
-    ) -> Path | list[str]:
-        """The wheel from a node, or what its backend asks for besides."""
-        files = list(self.wheelhouse.fetch([*needed.wheels, *([tool.wheel] if tool.wheel else [])]).values())
-        files += [tool.source] if tool.source else []
+    def _ask(self, source: SourcePackage, sdist: Path, system: BuildSystem, needs: _For) -> Path | list[str]:
+        """The wheel from a node, or what its backend asks for besides the packages in ``needs``."""
+        files = list(self.wheelhouse.fetch([*needs.lock.wheels, needs.tool]).values())
         files.append(FileSource(sdist, hash_file(sdist), sdist.stat().st_size, sdist.name))
         request = {
+            **needs.lock.request(needs.tool),
             "source": {"hash": files[-1].sha256, "name": sdist.name},
-            "lock": needed.node_text,
-            "lock_hash": needed.lock_hash,
-            "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in needed.wheels],
-            "uv": {"hash": tool.sha256, "kind": tool.kind},
             "requires": list(system.requires),
             "backend": system.backend,
             "backend_path": list(system.path),
@@ -224,7 +216,7 @@ class Builder:
             self.traffic += Traffic(sizes[0], sizes[1], 0, sizes[0] - sizes[1])
             return _receive(transport, request, out)
 
-        for host in hosts:
+        for host in needs.hosts:
             outcome = self.fleet.map(work, [host])
             if host in outcome.results:
                 return outcome.results[host]

@@ -1,19 +1,62 @@
-"""Files from the controller straight into a node's store: only what the node lacks, from where an earlier try ended."""
+"""Files named by their SHA-256, and the way straight from the controller into a node's store.
+
+Only what the node lacks is sent, from where an earlier try ended.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from ddpctl.environment.blobs import Source
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 
+CHUNK = 1 << 20
 ASK_S = 60.0
 VERIFY_S = 900.0  # every byte is read
+
+
+class Source(Protocol):
+    """Bytes that can be sent, from any offset on, as often as needed; ``name`` is for people."""
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    def chunks(self, offset: int = 0) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file on the controller whose hash is known already."""
+
+    path: Path
+    sha256: str
+    size: int
+    name: str
+
+    def chunks(self, offset: int = 0) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            while piece := file.read(CHUNK):
+                yield piece
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        sha = hashlib.sha256()
+        while piece := file.read(CHUNK):
+            sha.update(piece)
+        return sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -49,15 +92,15 @@ def send_missing(
     for source in known.missing(sources):
         offset = min(known.partial.get(source.sha256, 0), source.size)
         try:
-            _put(transport, source, offset, sent)
-        except RemoteError as error:
-            # What lay there may have rotted, or somebody else took it up: one try from the start tells.
-            if error.kind != contract.CORRUPT or not offset:
-                raise as_provision_error(error, transport.host, source.name) from error
             try:
+                _put(transport, source, offset, sent)
+            except RemoteError as error:
+                if error.kind != contract.CORRUPT or not offset:
+                    raise
+                # What lay there may have rotted, or somebody else took it up: one try from the start tells.
                 _put(transport, source, 0, sent)
-            except RemoteError as again:
-                raise as_provision_error(again, transport.host, source.name) from again
+        except RemoteError as error:
+            raise as_provision_error(error, transport.host, source.name) from error
 
 
 def _put(transport: Transport, source: Source, offset: int, sent: Callable[[int], None]) -> None:

@@ -1,212 +1,249 @@
-"""From requirements to a lock for one kind of node, made by uv's resolver."""
+"""A lock as a value: which wheels, from where, with which hashes, what has none and must be built first; and its text
+for the node that installs it. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import subprocess
+import os.path
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-import uv
+from packaging.pylock import PackageArchive, PackageDirectory, PackageSdist, PackageVcs, PackageWheel, Pylock
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from ddpctl.environment.backend import CPU, is_build
-from ddpctl.environment.locked import Lock, addresses_in, anchored, read_lock, scrubbed
-from ddpctl.environment.origins import Origins
-from ddpctl.environment.platforms import NodePlatform, Platform
-from ddpctl.environment.requirements import read_requirements, refuse_ignored, uv_settings
+from ddpctl.environment.origins import without_login
+from ddpctl.environment.platforms import Platform
 from ddpctl.errors import ProvisionError
-from ddpctl.spec.command import REDACTED
-from ddpctl.spec.inventory import Environment
 
-RESOLVE_S = 600.0
-_TORCH = "torch"
-# What is compiled against one build of torch, and so must come with it from one place.
-FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
 
 
 @dataclass(frozen=True)
-class LockRequest:
-    """What to resolve: requirement lines, or a file of them, or a lock that somebody made already; and a project.
+class Wheel:
+    """One file for a node, most often of a lock: a wheel or a source distribution. ``address`` is a URL without login,
+    or a path on the controller."""
 
-    ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
-    """
+    name: str  # of the package, normalized
+    version: str
+    filename: str
+    sha256: str
+    address: str = field(repr=False)
+    size: int | None = None  # bytes, where the index tells
 
-    environment: Environment
-    origins: Origins
-    folder: Path
+
+@dataclass(frozen=True)
+class SourcePackage:
+    """A package without a wheel for the target. ``what`` it is built from: a ``file`` (source distribution), a
+    ``folder`` of this machine, or a ``git`` repository at a commit."""
+
+    name: str
+    version: str  # empty where only the build tells
+    file: Wheel | None = None
+    folder: str = ""
+    git: str = ""
+    commit: str = ""
+    inside: str = ""  # the folder in it that holds the package
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".rstrip()
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What exactly is installed on the nodes of ``target``. It can be installed once ``sources`` is empty."""
+
+    target: Platform
+    wheels: tuple[Wheel, ...]
+    text: str = field(repr=False)  # the whole pylock.toml, without logins
+    sources: tuple[SourcePackage, ...] = ()
 
     @property
-    def pylock(self) -> Path | None:
-        """The user's own pylock.toml, where that is what `requirements` names."""
-        path = self.environment.requirements
-        return Path(path) if path and self.environment.locked else None
+    def names(self) -> list[str]:
+        return [*(wheel.name for wheel in self.wheels), *(source.name for source in self.sources)]
+
+    def version(self, name: str) -> str | None:
+        packages: tuple[Wheel | SourcePackage, ...] = (*self.wheels, *self.sources)
+        return next((package.version for package in packages if package.name == name and package.version), None)
 
     @property
-    def place(self) -> Path:
-        """Where uv runs: in the folder where a person would run it, for paths and for uv's settings there."""
-        path = self.environment.requirements
-        return Path(path).resolve().parent if path else Path(self.environment.project or self.folder)
+    def pins(self) -> list[str]:
+        """``name==version`` of every package that an index has."""
+        indexed = [source.file for source in self.sources if source.file]
+        return [f"{file.name}=={file.version}" for file in (*self.wheels, *indexed)]
 
-    def lines(self) -> str:
-        """As a requirements file for uv, beside the one that the inventory names."""
-        project = self.environment.project
-        return "".join(f"{line}\n" for line in (*self.environment.packages, *([_address(project)] if project else ())))
+    def completed(self, built: Sequence[Wheel]) -> Lock:
+        """With the wheels that were built instead of their sources; they and their hashes are in its text too."""
+        return replace(self, wheels=(*self.wheels, *built), text=_with_built(self.text, built), sources=())
 
-    def inputs(self, target: Platform, backends: Sequence[str]) -> str:
-        """SHA-256 of everything that a lock for ``target`` depends on and that is written down on this machine."""
-        known = {
-            "packages": list(self.environment.packages),
-            "project": self.environment.project,
-            "files": [text for _, text in read_requirements(self.environment.requirements)],
-            "settings": uv_settings(self.place),
-            "origins": list(self.origins.all),
-            "target": target.label,
-            "backends": list(backends),
+    @property
+    def node_text(self) -> str:
+        """The pylock.toml that a node installs from: wheels by relative path, nothing else. The same wheels give the
+        same text, wherever they came from."""
+        lines = [
+            'lock-version = "1.0"',
+            'created-by = "ddpctl"',
+            f'requires-python = "=={self.target.python_version}.*"',
+        ]
+        if not self.wheels:
+            lines.append("packages = []")
+        for wheel in sorted(self.wheels, key=lambda wheel: wheel.name):
+            lines += [
+                "",
+                "[[packages]]",
+                f'name = "{wheel.name}"',
+                f'version = "{wheel.version}"',
+                f'wheels = [{{ path = "{wheel.sha256}/{wheel.filename}", hashes = {{ sha256 = "{wheel.sha256}" }} }}]',
+            ]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def lock_hash(self) -> str:
+        """Names the environment: SHA-256 of ``node_text``."""
+        return hashlib.sha256(self.node_text.encode()).hexdigest()
+
+    def request(self, uv: Wheel) -> dict[str, Any]:
+        """What a node is asked with to install it by ``uv``, which comes as a wheel or as the program itself."""
+        return {
+            "lock": self.node_text,
+            "lock_hash": self.lock_hash,
+            "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in self.wheels],
+            "uv": {"hash": uv.sha256, "kind": "wheel" if uv.filename.endswith(".whl") else "binary"},
         }
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _address(project: str) -> str:
-    """A project's folder as a requirement.
+def read_lock(text: str, target: Platform, source: str) -> Lock:
+    """What a pylock.toml has for ``target``, its paths absolute (``anchored``). ``source`` names it in messages.
 
     Raises:
-        ProvisionError: it is none.
+        ProvisionError: it is no pylock, or a package has neither a wheel nor a source with a SHA-256; all are named.
     """
-    folder = Path(project).resolve()
-    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        raise ProvisionError(f"{folder} has no pyproject.toml", hint="correct environment.project in the inventory")
-    return folder.as_uri()
-
-
-def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:
-    """The lock for one kind of node. ``backends`` are tried in order; ``pins`` hold versions fixed."""
-    if request.pylock is not None:
-        text = read_requirements(str(request.pylock))[0][1]
-        text = anchored(scrubbed(text, addresses_in(text)), request.pylock.resolve().parent)
-        return read_lock(text, target, str(request.pylock))
-    problem: ProvisionError | None = None
-    # Somebody's own sources come first: where they have the right torch, its project's index need not be asked (and may
-    # not even be reachable).
-    for backend in (*((None,) if request.origins.own else ()), *backends):
-        try:
-            lock = _compile(request, target, backend, pins)
-        except ProvisionError as error:
-            problem = problem or error
-            continue
-        if (mixed := strangers(lock)) is not None:
-            problem = problem or ProvisionError(
-                f"builds of torch do not fit each other: {mixed}",
-                hint="put all of them into one index, or one folder of environment.find_links",
-            )
-        elif backend is not None or _torch_fits(lock, backends):
-            return lock
-    assert problem is not None
-    raise problem
-
-
-def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
-    """The resolved torch, if any, is of one of the builds that run here."""
-    version = lock.version(_TORCH)
-    if version is None:
-        return True
-    cuda = [wheel.name for wheel in lock.wheels if wheel.name.startswith("nvidia-") or wheel.name == "cuda-toolkit"]
-    return any(is_build(version, backend, cuda) for backend in backends)
-
-
-def strangers(lock: Lock) -> str | None:
-    """A sentence where the torch family does not come from one index: such builds do not fit each other.
-
-    A server may spread one index over several names (download.pytorch.org, download-r2.pytorch.org).
-    """
-    places: dict[str, list[str]] = {}
-    for wheel in lock.wheels:
-        if wheel.name in FAMILY:
-            parts = urlsplit(wheel.address)
-            place = ".".join(parts.netloc.split(".")[-2:]) or parts.path.rpartition("/")[0]
-            places.setdefault(place, []).append(f"{wheel.name} {wheel.version}")
-    if len(places) < 2:
-        return None
-    return "; ".join(f"{' and '.join(names)} from {place}" for place, names in places.items())
-
-
-def _compile(request: LockRequest, target: Platform, backend: str | None, pins: Sequence[str]) -> Lock:
-    """One run of uv's resolver."""
-    with tempfile.TemporaryDirectory(prefix="ddpctl-lock-") as name:
-        folder = Path(name).resolve()  # uv writes paths that count from it
-        inputs, fixed, output = folder / "requirements.in", folder / "constraints.txt", folder / "pylock.toml"
-        inputs.write_text(request.lines(), encoding="utf-8")
-        fixed.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
-        command = [uv.find_uv_bin(), "pip", "compile", str(inputs), "--constraints", str(fixed)]
-        if request.environment.requirements:
-            command += [str(Path(request.environment.requirements).resolve())]
-        command += ["--format", "pylock.toml", "--output-file", str(output), "--no-header", "--no-annotate"]
-        command += ["--python", sys.executable, "--python-version", target.python_version]
-        command += ["--python-platform", target.uv_platform]
-        command += ["--color", "never"]
-        if request.origins.no_index:
-            command += ["--no-index"]
-        if backend is not None:
-            command += ["--torch-backend", backend]
-        refuse_ignored(_run(command, request.place, request.origins), request.environment.requirements)
-        text = output.read_text(encoding="utf-8")
-        text = anchored(scrubbed(text, addresses_in(text)), folder)
-        return read_lock(text, target, "the resolved lock")
-
-
-def uv_environment(origins: Origins) -> dict[str, str]:
-    """This process's variables for a uv that looks for packages in ``origins``."""
-    env = {name: value for name, value in os.environ.items() if name not in ("UV_TORCH_BACKEND", "UV_PYTHON")}
-    return env | origins.uv_env()
-
-
-def _run(command: Sequence[str], folder: Path, origins: Origins) -> str:
-    """What it said."""
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=uv_environment(origins),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=RESOLVE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        pylock = Pylock.from_dict(tomllib.loads(text))
+        chosen = list(pylock.select(environment=target.environment, tags=target.tags))  # type: ignore[arg-type]
+    except (tomllib.TOMLDecodeError, ValueError, KeyError, TypeError) as error:
+        raise ProvisionError(f"{source} cannot be used for {target.label}: {error}") from error
+    wheels: list[Wheel] = []
+    sources: list[SourcePackage] = []
+    problems: list[str] = []
+    for package, chosen_file in chosen:
+        name, version = str(package.name), str(package.version or "")
+        if isinstance(chosen_file, PackageDirectory):
+            sources.append(SourcePackage(name, version, folder=chosen_file.path, inside=chosen_file.subdirectory or ""))
+        elif isinstance(chosen_file, PackageVcs):
+            sources.append(_repository(name, version, chosen_file))
+        elif (file := _file(name, version, chosen_file, problems)) is None:
+            continue
+        elif file.filename.endswith(".whl"):
+            wheels.append(file)
+        else:
+            inside = chosen_file.subdirectory if isinstance(chosen_file, PackageArchive) else None
+            sources.append(SourcePackage(name, version, file, inside=inside or ""))
+    if problems:
         raise ProvisionError(
-            f"resolving the packages took longer than {RESOLVE_S:g} s", hint="check the network to the package index"
-        ) from error
-    if done.returncode != 0:
-        raise ProvisionError(
-            f"the packages cannot be resolved: {explanation(done.stderr, origins)}",
-            hint="change environment.packages (or requirements, index_url, find_links) in the inventory",
+            f"no usable file (with a SHA-256) for {target.label} of: {', '.join(problems)}",
+            hint="choose versions that have one, or add a folder with wheels to environment.find_links",
         )
-    return done.stderr
+    return Lock(target, tuple(wheels), text, tuple(sources))
 
 
-def explanation(text: str, origins: Origins) -> str:
-    """uv's own words on one line, without any password."""
-    for secret in sorted(origins.secrets(), key=len, reverse=True):
-        text = text.replace(secret, REDACTED)
-    text = re.sub(r"://[^/@\s]+@", "://", text)
-    words = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("warning:")]
-    first = next((number for number, word in enumerate(words) if word.startswith(("error:", "×"))), 0)
-    return " ".join(words[first:]) or "uv gave no reason"
+def _repository(name: str, version: str, vcs: PackageVcs) -> SourcePackage:
+    if vcs.type != "git":
+        raise ProvisionError(f"{name} comes from a {vcs.type} repository", hint="only git is supported: fork it there")
+    return SourcePackage(
+        name, version, git=vcs.url or vcs.path or "", commit=vcs.commit_id, inside=vcs.subdirectory or ""
+    )
 
 
-def backend_note(locks: Mapping[Platform, Lock], platforms: Mapping[str, NodePlatform]) -> str | None:
-    """A sentence when GPUs will stay unused, because some node cannot run what the others could."""
-    with_driver = [host for host, platform in platforms.items() if platform.driver is not None]
-    without = [host for host, platform in platforms.items() if platform.driver is None]
-    torch = next((lock.version(_TORCH) for lock in locks.values()), None)
-    if torch and with_driver and without and torch.endswith(f"+{CPU}"):
-        return f"torch {torch} for all: {', '.join(without)} has no NVIDIA driver, though {', '.join(with_driver)} has"
-    return None
+def _file(
+    name: str, version: str, file: PackageWheel | PackageSdist | PackageArchive, problems: list[str]
+) -> Wheel | None:
+    sha256 = str(file.hashes.get("sha256", "")).lower()
+    address = file.url or file.path or ""
+    own_name = None if isinstance(file, PackageArchive) else file.name
+    filename = own_name or unquote(urlsplit(address).path).rsplit("/", 1)[-1]
+    if len(sha256) != 64 or "/" in filename:
+        problems.append(f"{name} {version} ({filename})")
+        return None
+    if isinstance(file, PackageWheel) or filename.endswith(".whl"):
+        try:
+            found, wheel_version, _, _ = parse_wheel_filename(filename)
+        except InvalidWheelFilename:
+            problems.append(f"{name} {version} ({filename!r} is no name of a wheel)")
+            return None
+        if found != name:
+            problems.append(f"{name} {version} ({filename})")
+            return None
+        version = version or str(wheel_version)
+    return Wheel(name, version, filename, sha256, address, file.size)
+
+
+_BUILT = "\n[tool.ddpctl.built]\n"
+
+
+def _with_built(text: str, built: Sequence[Wheel]) -> str:
+    """A pylock's text that also says which wheels were built for it; a tool's own table is where PEP 751 has that."""
+    rows = "".join(f'"{wheel.name}" = {{ name = "{wheel.filename}", sha256 = "{wheel.sha256}" }}\n' for wheel in built)
+    return text.partition(_BUILT)[0] + (_BUILT + rows if rows else "")
+
+
+def built_before(text: str) -> dict[str, str]:
+    """SHA-256 of the wheels that were built for a lock, by package."""
+    tool = tomllib.loads(text).get("tool", {}).get("ddpctl", {}).get("built", {})
+    return {str(canonicalize_name(name)): str(wheel["sha256"]) for name, wheel in tool.items()}
+
+
+def scrubbed(text: str, addresses: Sequence[str]) -> str:
+    """A lock's text without the logins of any address in it."""
+    for address in addresses:
+        text = text.replace(address, without_login(address))
+    return text
+
+
+def anchored(text: str, folder: PurePath) -> str:
+    """A lock's text whose paths no longer count from ``folder``."""
+    for path in _values(text, ("path",)):
+        absolute = os.path.normpath(str(folder / path))
+        text = text.replace(f"path = {json.dumps(path)}", f"path = {json.dumps(absolute)}")
+    return text
+
+
+def addresses_in(text: str) -> list[str]:
+    """Every URL in a pylock's text."""
+    return _values(text, ("url", "index"))
+
+
+def _values(text: str, keys: Sequence[str]) -> list[str]:
+    """What these keys say anywhere in a pylock's text, the longest first."""
+    found: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if key in keys and isinstance(inner, str):
+                    found.append(inner)
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    walk(tomllib.loads(text))
+    return sorted(set(found), key=len, reverse=True)
+
+
+def same_versions(locks: Sequence[Lock]) -> list[str]:
+    """Packages whose versions differ between locks (other than by their build), as sentences."""
+    problems = []
+    for name in sorted({name for lock in locks for name in lock.names}):
+        versions = {lock.version(name) for lock in locks} - {None}
+        public = {str(version).partition("+")[0] for version in versions}
+        if len(public) > 1:
+            problems.append(f"{name}: " + ", ".join(f"{lock.version(name)} for {lock.target.label}" for lock in locks))
+    return problems

@@ -10,20 +10,18 @@ from pathlib import Path
 import platformdirs
 
 from ddpctl.environment.backend import candidates
-from ddpctl.environment.blobs import FileSource
 from ddpctl.environment.build import Builder
-from ddpctl.environment.direct import Holdings, as_provision_error, holdings
-from ddpctl.environment.kept import keep_built, lock_folder, locks_for
-from ddpctl.environment.lock import FAMILY, LockRequest, backend_note
-from ddpctl.environment.locked import Lock
+from ddpctl.environment.direct import FileSource, as_provision_error, holdings
+from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.platforms import QUESTIONS, NodePlatform, read_platform, same_python, targets
+from ddpctl.environment.resolve import FAMILY, LockRequest, backend_note, keep_built, lock_folder, locks_for, uv_for
 from ddpctl.environment.spread import Addresses, bring
-from ddpctl.environment.tool import Tool, uv_for
 from ddpctl.environment.wheelhouse import Counter, Wheelhouse
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.files.records import state_dir
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell, counting
+from ddpctl.spec.fold import by
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
@@ -89,7 +87,7 @@ def build(
             if lock is not made[target]:
                 keep_built(folder, lock)
             locks[target.label] = lock.text
-            _provide(state, lock, tool, members, _imports(lock))
+            _provide(state, lock, tool, members)
         state.traffic += builder.traffic
         _compare(state)
     return EnvironmentOutcome("managed", state.nodes, state.errors, state.traffic, locks)
@@ -119,15 +117,10 @@ def _described(lock: Lock) -> str:
     return f"{len(lock.wheels) + len(lock.sources)} packages" + (f", torch {torch}" if torch else "")
 
 
-def _imports(lock: Lock) -> list[str]:
-    """What must work together on the node: a torchvision of another build than its torch fails when it is imported."""
-    return [name for name in FAMILY if lock.version(name)]
-
-
 # --- files, then installation -----------------------------------------------------------------------------------------
-def _provide(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], imports: Sequence[str]) -> None:
+def _provide(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> None:
     """One lock onto its nodes. A damaged file is looked for, replaced and tried once more."""
-    damaged = _try(state, lock, tool, hosts, imports, last=False)
+    damaged = _try(state, lock, tool, hosts, last=False)
     if not damaged:
         return
     for host, error in damaged.items():
@@ -137,16 +130,14 @@ def _provide(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], import
         state.tell(Note(f"changed on this machine since the lock was made: {', '.join(bad)}", "warning"))
     hashes = _hashes(lock, tool)
     state.fleet.map(lambda transport: holdings(transport, hashes, verify=True), list(damaged))
-    _try(state, lock, tool, list(damaged), imports, last=True)
+    _try(state, lock, tool, list(damaged), last=True)
 
 
-def _try(
-    state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], imports: Sequence[str], *, last: bool
-) -> dict[str, FileDamaged]:
+def _try(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str], *, last: bool) -> dict[str, FileDamaged]:
     """Bring and install. Errors go to ``state.errors``; damaged files are returned, except by the ``last`` try."""
     ready, errors = _bring(state, lock, tool, hosts)
     state.tell(StageStarted("install", len(ready)))
-    installed = _install(state, lock, tool, ready, imports)
+    installed = _install(state, lock, tool, ready)
     state.tell(StageEnded("install", installed.ok))
     state.nodes.update(installed.results)
     errors = {**errors, **installed.errors}
@@ -155,11 +146,11 @@ def _try(
     return damaged
 
 
-def _hashes(lock: Lock, tool: Tool) -> list[str]:
+def _hashes(lock: Lock, tool: Wheel) -> list[str]:
     return [tool.sha256, *(wheel.sha256 for wheel in lock.wheels)]
 
 
-def _bring(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str]) -> tuple[list[str], dict[str, DdpctlError]]:
+def _bring(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> tuple[list[str], dict[str, DdpctlError]]:
     """Every file onto every host; what all have already is not even looked for on this machine."""
     hashes = _hashes(lock, tool)
     known = state.fleet.map(lambda transport: holdings(transport, hashes), hosts)
@@ -174,16 +165,10 @@ def _bring(state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str]) -> tuple
         return [host for host in hosts if host in known.results], dict(known.errors)
     files = _files(state, lock, tool, lacking)
     state.tell(StageStarted(STAGE, sum(file.size for file in files), "bytes"))
-    narrowed = FleetOutcome({host: _only(answer, lacking) for host, answer in known.results.items()}, known.errors)
-    delivery = bring(STAGE, files, state.fleet, state.tell, hosts, state.addresses, narrowed)
+    delivery = bring(STAGE, files, state.fleet, state.tell, hosts, state.addresses, known)
     state.traffic += delivery.traffic
     state.tell(StageEnded(STAGE, delivery.ok, _sentence(delivery.traffic)))
     return list(delivery.done), dict(delivery.errors)
-
-
-def _only(answer: Holdings, hashes: set[str]) -> Holdings:
-    have = {name: size for name, size in answer.have.items() if name in hashes}
-    return Holdings(have, answer.partial, answer.free)
 
 
 def _sentence(traffic: Traffic) -> str:
@@ -193,29 +178,20 @@ def _sentence(traffic: Traffic) -> str:
     )
 
 
-def _files(state: _Build, lock: Lock, tool: Tool, lacking: set[str]) -> list[FileSource]:
+def _files(state: _Build, lock: Lock, tool: Wheel, lacking: set[str]) -> list[FileSource]:
     """The files that some node lacks, as files on this machine, biggest first (the small ones fill the pipe's end)."""
-    wheels = [wheel for wheel in (*lock.wheels, *([tool.wheel] if tool.wheel else [])) if wheel.sha256 in lacking]
+    wheels = [wheel for wheel in (*lock.wheels, tool) if wheel.sha256 in lacking]
     size = sum(wheel.size or 0 for wheel in wheels)
     state.tell(StageStarted("wheels", size or None, "bytes"))
     counter = Counter(lambda total: state.tell(Progress("wheels", total, size or None)))
     files = list(state.wheelhouse.fetch(wheels, counter).values())
     state.tell(StageEnded("wheels", True, f"{counter.total / 1e6:.0f} MB downloaded"))
-    if tool.source is not None and tool.sha256 in lacking:
-        files.append(tool.source)
     return sorted(files, key=lambda file: -file.size)
 
 
-def _install(
-    state: _Build, lock: Lock, tool: Tool, hosts: Sequence[str], imports: Sequence[str]
-) -> FleetOutcome[NodeEnvironment]:
-    request = {
-        "lock": lock.node_text,
-        "lock_hash": lock.lock_hash,
-        "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in lock.wheels],
-        "uv": {"hash": tool.sha256, "kind": tool.kind},
-        "imports": list(imports),
-    }
+def _install(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> FleetOutcome[NodeEnvironment]:
+    # What must work together there: a torchvision of another build than its torch fails when it is imported.
+    request = {**lock.request(tool), "imports": [name for name in FAMILY if lock.version(name)]}
 
     def work(transport: Transport) -> NodeEnvironment:
         try:
@@ -232,9 +208,8 @@ def _install(
 def _compare(state: _Build) -> None:
     """The same torch, CUDA build and NCCL everywhere, as each node itself says after importing it."""
     for name in ("torch", "cuda", "nccl"):
-        found: dict[str | None, list[str]] = {}
-        for host, node in state.nodes.items():
-            found.setdefault(node.versions.get(name), []).append(host)
+        versions = {host: node.versions.get(name) for host, node in state.nodes.items()}
+        found = by(versions.__getitem__, versions)
         # A build for another machine may call itself differently (2.13.0 and 2.13.0+cpu).
         if len({str(version).partition("+")[0] for version in found}) < 2:
             continue

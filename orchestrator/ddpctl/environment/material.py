@@ -14,9 +14,9 @@ from typing import Any
 import uv
 
 from ddpctl.code import pack
-from ddpctl.environment.lock import explanation, uv_environment
-from ddpctl.environment.locked import SourcePackage
+from ddpctl.environment.lock import SourcePackage
 from ddpctl.environment.origins import Origins
+from ddpctl.environment.resolve import explanation, run, uv_environment
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ProvisionError
 
@@ -96,26 +96,21 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
 
 def _clone(source: SourcePackage, folder: Path) -> None:
     """The repository at the commit of the lock: its name is the hash of what comes."""
+    env = uv_environment(Origins()) | {"GIT_TERMINAL_PROMPT": "0"}
     url = source.git.removeprefix("git+")
     for words in (
         ["clone", "--quiet", "--no-checkout", "--", url, str(folder)],
         ["-C", str(folder), "checkout", "--quiet", "--detach", source.commit],
         ["-C", str(folder), "submodule", "--quiet", "update", "--init", "--recursive"],
     ):
-        env = uv_environment(Origins()) | {"GIT_TERMINAL_PROMPT": "0"}
         try:
-            done = subprocess.run(
-                ["git", *words],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=BUILD_S,
-                check=False,
-            )
+            done = run(["git", *words], env, BUILD_S)
         except FileNotFoundError:
             raise ProvisionError(f"{source} comes from {url}, and there is no git here", hint="install git") from None
+        except subprocess.TimeoutExpired:
+            raise ProvisionError(
+                f"{source}: cannot get {source.commit[:12]} of {url} within {BUILD_S:g} s", hint="try git clone there"
+            ) from None
         if done.returncode != 0:
             said = explanation(done.stderr, Origins())
             raise ProvisionError(
@@ -134,18 +129,8 @@ def build_here(what: Path, kind: str, out: Path, origins: Origins) -> Path:
     if origins.no_index:
         command += ["--no-index"]
     try:
-        done = subprocess.run(
-            command,
-            cwd=out.parent,
-            env=uv_environment(origins) | EPOCH | {"GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=BUILD_S,
-            check=False,
-        )
+        env = uv_environment(origins) | EPOCH | {"GIT_OPTIONAL_LOCKS": "0"}
+        done = run(command, env, BUILD_S, out.parent, merge=True)
     except subprocess.TimeoutExpired as error:
         raise BuildFailed(f"it took longer than {BUILD_S:g} s") from error
     made = list(out.iterdir()) if out.is_dir() else []

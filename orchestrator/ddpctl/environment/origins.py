@@ -82,41 +82,28 @@ def without_login(address: str) -> str:
 
 
 def origins(environment: Environment, variables: Mapping[str, str], pip: Mapping[str, Sequence[str]]) -> Origins:
-    """The sources in force. ``variables``: this process's environment; ``pip``: see ``pip_settings``. Pure."""
-    index = environment.index_url
-    if index is None and not _any(variables, "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-        index = next(iter(pip.get("index-url", ())), None)
-    extra = tuple(environment.extra_index_urls)
-    if not extra and not _any(variables, "UV_INDEX", "UV_EXTRA_INDEX_URL"):
-        extra = tuple(pip.get("extra-index-url", ()))
-    links = tuple(environment.find_links)
-    if not links and not _any(variables, "UV_FIND_LINKS"):
-        links = tuple(pip.get("find-links", ()))
-    certificates = None
-    if not _any(variables, "SSL_CERT_FILE"):
-        certificates = next(iter(pip.get("cert", ())), None)
-    no_index = index is None and not extra and str(pip.get("no-index", [""])[0]).lower() in ("1", "true", "yes", "on")
-    named = Origins(index, extra, links, certificates, no_index)
-    return _with_variables(named, variables)
+    """The sources in force. ``variables``: this process's environment; ``pip``: see ``pip_settings``. Pure.
 
-
-def _any(variables: Mapping[str, str], *names: str) -> bool:
-    return any(variables.get(name) for name in names)
-
-
-def _with_variables(named: Origins, variables: Mapping[str, str]) -> Origins:
-    """What uv's own variables say, where nothing above them does; known here for downloads and messages."""
+    uv reads its own variables by itself; they are known here for downloads and messages.
+    """
     get = variables.get
-    extra = (get("UV_INDEX") or get("UV_EXTRA_INDEX_URL") or "").split()
+    index = environment.index_url or get("UV_DEFAULT_INDEX") or get("UV_INDEX_URL") or _first(pip, "index-url")
+    named = (get("UV_INDEX") or get("UV_EXTRA_INDEX_URL") or "").split()
+    addresses = [word.partition("=")[2] if "=" in word.split(":")[0] else word for word in named]  # NAME=URL
+    extra = environment.extra_index_urls or addresses or pip.get("extra-index-url", ())
     links = [link for link in (get("UV_FIND_LINKS") or "").split(",") if link]
+    no_index = not index and not extra and (_first(pip, "no-index") or "").lower() in ("1", "true", "yes", "on")
     return Origins(
-        named.index or get("UV_DEFAULT_INDEX") or get("UV_INDEX_URL") or None,
-        named.extra
-        or tuple(address.rpartition("=")[2] if "=" in address.split(":")[0] else address for address in extra),
-        named.find_links or tuple(links),
-        named.certificates or get("SSL_CERT_FILE") or None,
-        named.no_index,
+        index,
+        tuple(extra),
+        tuple(environment.find_links or links or pip.get("find-links", ())),
+        get("SSL_CERT_FILE") or _first(pip, "cert"),
+        no_index,
     )
+
+
+def _first(pip: Mapping[str, Sequence[str]], name: str) -> str | None:
+    return next(iter(pip.get(name, ())), None)
 
 
 def pip_settings(variables: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, list[str]]:

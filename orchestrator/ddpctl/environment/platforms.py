@@ -11,6 +11,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from ddpctl.errors import ProvisionError
 from ddpctl.spec import nvidia
+from ddpctl.spec.fold import by
 from ddpctl.spec.question import Question
 
 # The manylinux platforms that uv can resolve for; a node gets the newest that its C library allows.
@@ -160,9 +161,7 @@ def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
 
 def targets(platforms: Mapping[str, NodePlatform]) -> dict[Platform, list[str]]:
     """Which hosts share a lock, in the order of the hosts."""
-    groups: dict[tuple[str, tuple[int, int]], list[str]] = {}
-    for host, platform in platforms.items():
-        groups.setdefault((platform.machine, platform.python), []).append(host)
+    groups = by(lambda host: (platforms[host].machine, platforms[host].python), platforms)
     return {
         Platform(machine, python, min(platforms[host].glibc for host in hosts)): hosts
         for (machine, python), hosts in groups.items()

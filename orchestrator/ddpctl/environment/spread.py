@@ -7,16 +7,15 @@ the nodes it lost, and ends it when every node is through.
 
 from __future__ import annotations
 
+import datetime
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.environment.blobs import Source
-from ddpctl.environment.certs import Credentials, new_credentials
-from ddpctl.environment.direct import Holdings, as_provision_error, deliver, holdings
+from ddpctl.environment.direct import Holdings, Source, as_provision_error, deliver, holdings
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
@@ -26,14 +25,55 @@ from ddpctl.transport.pipe import garbled
 MOST_WANTS = 1000  # that wait, beyond one of each file
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """PEM texts. They travel over SSH to the nodes of one spread and are written to no disk."""
+
+    certificate: str
+    key: str = field(repr=False)
+
+
+def new_credentials() -> Credentials:
+    """A fresh key and its self-signed certificate.
+
+    It is valid at any time: it dies with the run, and a node whose clock is wrong must not be shut out.
+    """
+    # Here, for most commands never make one: these imports are a twentieth of the start of every command.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl spread")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2000, 1, 1))
+        .not_valid_after(datetime.datetime(2100, 1, 1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Credentials(
+        certificate.public_bytes(serialization.Encoding.PEM).decode("ascii"),
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode("ascii"),
+    )
+
+
 class Feed:
     """The body of a node's ``spread`` call: an iterator that waits for something to say until ``close``.
 
-    ``sent`` hears how many bytes of files were handed to the link.
+    ``sent``: the bytes of files that were handed to the link.
     """
 
-    def __init__(self, sources: Mapping[str, Source], sent: Callable[[int], None]) -> None:
-        self._sources, self._sent = sources, sent
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources, self.sent = sources, 0
         self._orders: deque[bytes] = deque()
         self._wants: deque[tuple[str, int]] = deque()
         self._changed = threading.Condition()
@@ -85,7 +125,7 @@ class Feed:
             line = {"cmd": "data", "hash": sha256, "offset": offset, "size": len(data)}
             yield json.dumps(line).encode("ascii") + b"\n" + data
             offset += len(data)
-            self._sent(len(data))
+            self.sent += len(data)
 
 
 SMALL = 8 << 20  # bytes for all hosts together that are not worth a chain
@@ -102,7 +142,6 @@ class _Node:
     started: threading.Event = field(default_factory=threading.Event)
     complete: bool = False
     ended: bool = False
-    sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,8 +208,8 @@ class Spread:
         self._total = sum(source.size for source in sources)
         by_hash = {source.sha256: source for source in sources}
         self._lock = threading.Lock()
-        self._nodes = {host: _Node(host, Feed(by_hash, self._counter(host))) for host in (*helpers, *hosts)}
-        self._credentials: Credentials = new_credentials()
+        self._nodes = {host: _Node(host, Feed(by_hash)) for host in (*helpers, *hosts)}
+        self._credentials = new_credentials()
         self._going = False
         self._fault: Exception | None = None
 
@@ -185,21 +224,15 @@ class Spread:
         traffic = Traffic()
         for host, result in outcome.results.items():
             if host not in self._helpers:
-                traffic += Traffic(self._total, self._nodes[host].sent, result["relayed"], result["found"])
+                traffic += Traffic(self._total, self._nodes[host].feed.sent, result["relayed"], result["found"])
         for host in outcome.errors:
             # Bytes of a transfer that did not reach its end were sent all the same.
-            traffic += Traffic(0, self._nodes[host].sent, 0, 0)
+            traffic += Traffic(0, self._nodes[host].feed.sent, 0, 0)
         return Delivery(
             traffic,
             tuple(host for host in outcome.results if host not in self._helpers),
             {host: error for host, error in outcome.errors.items() if host not in self._helpers},
         )
-
-    def _counter(self, host: str) -> Callable[[int], None]:
-        def count(size: int) -> None:
-            self._nodes[host].sent += size
-
-        return count
 
     # --- one node -----------------------------------------------------------------------------------------------------
     def _work(self, transport: Transport) -> dict[str, Any]:

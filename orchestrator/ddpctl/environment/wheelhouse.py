@@ -14,15 +14,14 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from filelock import FileLock
 
-from ddpctl.environment.blobs import FileSource, hash_file
-from ddpctl.environment.locked import Wheel
+from ddpctl.environment.direct import FileSource, hash_file
+from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.errors import FileDamaged, ProvisionError
 from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
 
 AT_ONCE = 6
 TIMEOUT = httpx.Timeout(30.0, connect=15.0)
-_RETRY = (httpx.TransportError,)
 
 OnBytes = Callable[[int], None]
 
@@ -109,7 +108,7 @@ class Wheelhouse:
             try:
                 self._continue(client, wheel, part, on_bytes)
                 break
-            except _RETRY as error:
+            except httpx.TransportError as error:
                 if attempt == DOWNLOAD_TRIES - 1:
                     raise ProvisionError(
                         f"cannot download {wheel.filename}: {error or type(error).__name__}",

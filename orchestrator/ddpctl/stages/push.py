@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddpctl.environment.blobs import Source
+from ddpctl.environment.direct import Source
 from ddpctl.environment.spread import Addresses, bring
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell

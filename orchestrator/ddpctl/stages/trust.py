@@ -14,8 +14,7 @@ from filelock import FileLock, Timeout
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.transport import known_hosts
-from ddpctl.transport.fan import fan_out
-from ddpctl.transport.fleet import open_connector, routes, with_jumps
+from ddpctl.transport.fleet import fan_out, open_connector, routes, with_jumps
 from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
 from ddpctl.transport.limits import DIALS
 from ddpctl.transport.prompts import Prompter, Say

@@ -8,13 +8,13 @@ draft-miller-ssh-agent.
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpctl.errors import AgentSilent
+from ddpctl.transport.certificates import Fields, packed
 from ddpctl.transport.limits import AGENT_BYTES, AGENT_LIST_S, AGENT_SIGN_S, CLOSE_S
 
 _LIST, _LISTED, _SIGN, _SIGNED = 11, 12, 13, 14
@@ -61,14 +61,13 @@ class Agent:
             AgentSilent: it does not answer. OSError: nobody is there.
         """
         with self.turn:
-            answer = _Reader(self._ask(bytes([_LIST]), AGENT_LIST_S, "does not list its keys"))
-        if answer.byte() != _LISTED:
-            return []
-        found = []
-        for _ in range(answer.number()):
-            blob, comment = answer.string(), answer.string().decode("utf-8", "replace")
-            found.append(AgentKey(self, blob, comment))
-        return found
+            answer = Fields(self._ask(bytes([_LIST]), AGENT_LIST_S, "does not list its keys"))
+        try:
+            if answer.number(1) != _LISTED:
+                return []
+            return [AgentKey(self, answer.string(), answer.text()) for _ in range(answer.number(4))]
+        except ValueError:
+            raise ConnectionError("the agent's answer is damaged") from None
 
     def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
         """A signature; a person may have to allow it.
@@ -80,17 +79,17 @@ class Agent:
             raise AgentBusy(self)
         try:
             flags = _FLAGS.get(algorithm.partition("-cert-")[0], 0)
-            request = bytes([_SIGN]) + _string(blob) + _string(data) + struct.pack(">I", flags)
-            answer = _Reader(
+            request = bytes([_SIGN]) + packed(blob) + packed(data) + flags.to_bytes(4, "big")
+            answer = Fields(
                 self._ask(request, AGENT_SIGN_S, "does not sign; is a key waiting for a touch or a confirmation?")
             )
-        except OSError as error:
+            if answer.number(1) != _SIGNED:
+                raise AgentRefused
+            return answer.string()
+        except (OSError, ValueError) as error:  # a damaged answer is none
             raise AgentRefused(str(error)) from None
         finally:
             self.turn.release()
-        if answer.byte() != _SIGNED:
-            raise AgentRefused
-        return answer.string()
 
     def close(self) -> None:
         """Hang up for good; who waits for an answer gets none."""
@@ -111,8 +110,8 @@ class Agent:
             if self._sock is None:
                 self._sock = _connected(self.path, patience)
             self._sock.settimeout(patience)
-            self._sock.sendall(_string(request))
-            (size,) = struct.unpack(">I", self._read(4, until))
+            self._sock.sendall(packed(request))
+            size = int.from_bytes(self._read(4, until), "big")
             if size > AGENT_BYTES:
                 raise ConnectionError("the agent's answer is too long")
             return self._read(size, until)
@@ -158,29 +157,3 @@ def _connected(path: str, patience: float) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _string(data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + data
-
-
-class _Reader:
-    """An agent's answer; one that ends too early is an OSError, like a connection that does."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def _take(self, size: int) -> bytes:
-        part, self._data = self._data[:size], self._data[size:]
-        if len(part) < size:
-            raise ConnectionError("the agent's answer is damaged")
-        return part
-
-    def byte(self) -> int:
-        return self._take(1)[0]
-
-    def number(self) -> int:
-        return int.from_bytes(self._take(4), "big")
-
-    def string(self) -> bytes:
-        return self._take(self.number())

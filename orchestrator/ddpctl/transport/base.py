@@ -38,6 +38,14 @@ class Transport(Protocol):
         """The host's name in the inventory."""
         ...
 
+    def prepare(self) -> None:
+        """Connect now, where there is no connection.
+
+        Raises:
+            ConnectError: the host could not be reached, or refused us.
+        """
+        ...
+
     def call(
         self,
         verb: str,

@@ -1,4 +1,4 @@
-"""How a worker is started: the fixed command line, the header it reads, and the banner it answers with.
+"""How a worker is started: the package that a node lacks, the fixed command line, the header, the banner in answer.
 
 Nothing of the user but the interpreter's path is in the command line. It reads one JSON line, the header, which carries
 the program to run (``ddpctl_worker.boot``); that receives the worker's zip where the node lacks it.
@@ -6,30 +6,74 @@ the program to run (``ddpctl_worker.boot``); that receives the worker's zip wher
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-import secrets
 import shlex
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.abc import Traversable
+from importlib.resources import files
 
 from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
 from ddpctl.transport.limits import NOISE_BYTES
-from ddpctl.transport.payload import Payload
 from ddpctl_worker.contract import BANNER, MIN_PYTHON
 
+PACKAGE = "ddpctl_worker"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: no clock may get into the hash
 # One line without quotes that any login shell (sh, bash, zsh, fish, tcsh) would look into.
 BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
 
 _ANSWER_BYTES = 256  # the banner's own line
 
 
+@dataclass(frozen=True)
+class Payload:
+    """What a node runs: the zip, its SHA-256 (hex), and the program that receives it there."""
+
+    data: bytes = field(repr=False)
+    sha256: str
+    boot: str = field(repr=False)
+
+
+@cache
+def payload() -> Payload:
+    """The payload of this installation: built once a process."""
+    root = files(PACKAGE)
+    data = build(dict(sources(root, PACKAGE)))
+    return Payload(data, hashlib.sha256(data).hexdigest(), root.joinpath("boot.py").read_text("utf-8"))
+
+
+def sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    """Every Python source below ``folder``: (name in the zip, content)."""
+    for entry in folder.iterdir():
+        name = f"{path}/{entry.name}"
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from sources(entry, name)
+        elif entry.name.endswith(".py"):
+            yield name, entry.read_bytes()
+
+
+def build(content: dict[str, bytes]) -> bytes:
+    """A zip that depends on names and contents only: sorted, no times, no modes of this machine."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(content):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o600 << 16
+            entry.create_system = 3  # unix, whatever this machine is
+            archive.writestr(entry, content[name])
+    return buffer.getvalue()
+
+
 def command_line(python: str) -> str:
     """The remote command line. ``~/`` in front of the interpreter means the home folder there."""
     program = '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f"{program} -I -c {shlex.quote(BOOTSTRAP)}"
-
-
-def new_nonce() -> str:
-    """A word that no profile can print by chance or by memory."""
-    return secrets.token_hex(16)
 
 
 def header(nonce: str, base_dir: str, package: Payload) -> bytes:
@@ -107,15 +151,19 @@ def too_old(version: str, python: str) -> PythonMissing:
     )
 
 
+def no_interpreter(python: str, missing: bool, quoted: str) -> PythonMissing:
+    """``missing``, or there and of no use; ``quoted``: what was said of it."""
+    what = f"there is no {python}" if missing else f"{python} cannot be executed"
+    hint = "name the interpreter with the inventory's `python:` key"
+    return PythonMissing(f"{what}{quoted}", kind="python_missing", hint=hint)
+
+
 def no_banner(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> RemoteError | ShellBroken:
     """Why the command ended without a banner: no interpreter, one from before 3.4, or a shell that does not obey."""
     said = last_line(stderr, stdout)
     quoted = f": {said}" if said else ""
-    hint = "name the interpreter with the inventory's `python:` key"
-    if exit_code == 127:
-        return PythonMissing(f"there is no {python}{quoted}", kind="python_missing", hint=hint)
-    if exit_code == 126:
-        return PythonMissing(f"{python} cannot be executed{quoted}", kind="python_missing", hint=hint)
+    if exit_code in (126, 127):
+        return no_interpreter(python, exit_code == 127, quoted)
     if exit_code == 2 and b"-I" in stderr and b"nknown option" in stderr:
         return too_old("2", python)
     how = f"exit status {exit_code}" if exit_code >= 0 else "no exit status"

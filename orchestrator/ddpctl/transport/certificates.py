@@ -6,7 +6,6 @@ The format is PROTOCOL.certkeys of OpenSSH. The signature is checked by cryptogr
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import paramiko
@@ -65,7 +64,7 @@ class Certificate:
 
     def _signature_fits(self) -> bool:
         try:
-            fields = _Fields(self.signature)
+            fields = Fields(self.signature)
             kind = fields.text()
             fields.string()
             if kind not in _SIGNATURES or fields.at != len(self.signature):
@@ -83,7 +82,7 @@ def parse(blob: bytes) -> Certificate:
     Raises:
         ValueError: it is none.
     """
-    fields = _Fields(blob)
+    fields = Fields(blob)
     kind = fields.text()
     if not kind.endswith(TAIL):
         raise ValueError("not a certificate")
@@ -102,30 +101,22 @@ def parse(blob: bytes) -> Certificate:
     signature = fields.string()
     if fields.at != len(blob):
         raise ValueError("something follows the certificate")
-    key = b"".join(_string(part) for part in (base.encode(), *own))
-    names = _Fields(principals).all_texts()
+    key = b"".join(packed(part) for part in (base.encode(), *own))
+    names = Fields(principals).all_texts()
     return Certificate(base, key, role, key_id, names, after, before, critical, authority, signature, signed)
 
 
 def wire_type(blob: bytes) -> str:
     """The type that a key or a certificate begins with."""
-    return _Fields(blob).text()
+    return Fields(blob).text()
 
 
-def plain_key(blob: bytes) -> bytes:
-    """The key itself: of a certificate the one that it is about."""
-    return parse(blob).key if wire_type(blob).endswith(TAIL) else blob
-
-
-def wire_types(types: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{name}{TAIL}" for name in types)
-
-
-def _string(data: bytes) -> bytes:
+def packed(data: bytes) -> bytes:
+    """A string of RFC 4251: its length, then itself."""
     return len(data).to_bytes(4, "big") + data
 
 
-class _Fields:
+class Fields:
     """Reads one field after the other; what is too short is a ValueError."""
 
     def __init__(self, data: bytes) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpctl.errors import DdpctlError, LinkLost, RemoteError, ShellBroken
 from ddpctl.transport import answers, bootstrap
 from ddpctl.transport.base import Frame, OnFrame
-from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, READY_S
-from ddpctl.transport.payload import Payload
+from ddpctl.transport.bootstrap import Payload, payload
+from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, POLL_S, READY_S
 from ddpctl.transport.pipe import FrameReader, Pipe, garbled
 from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker import contract
+
+if TYPE_CHECKING:
+    from ddpctl.spec.inventory import Host
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class Worker:
 
     def _greet(self, watch: Watch, base_dir: str, package: Payload) -> bool:
         """Until it takes requests; False: it has failed, and says why in its one frame."""
-        nonce = bootstrap.new_nonce()
+        nonce = secrets.token_hex(16)  # no profile can print it by chance or by memory
         self._write(watch, bootstrap.header(nonce, base_dir, package))
         word, rest = self._banner(watch, nonce)
         self._unread.extend(self._frames.feed(rest))
@@ -136,7 +140,8 @@ class Worker:
             watch.check()
             if sender and sender.error and not isinstance(sender.error, DdpctlError):
                 raise sender.error
-            data = self.pipe.recv(watch.step_beside(sender))
+            # The end or the error of a body that is on its way is looked for.
+            data = self.pipe.recv(min(watch.step, POLL_S) if sender else watch.step)
             if data:
                 watch.heard()
                 self.has_answered = True
@@ -208,6 +213,38 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         fields = {"verb": self.verb, "host": self.host, "base_dir": self.base_dir, contract.AGAIN: self.again}
         return {**self.args, **fields}
+
+
+class WorkerTransport:
+    """The calls of one host's worker; where its command runs is for SSH or this machine."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._waiting = Waiting()
+
+    @property
+    def host(self) -> str:
+        return self._host.name
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        body: Iterable[bytes] | None = None,
+        on_frame: OnFrame | None = None,
+        timeout: float | None = 60.0,
+        cancel: Callable[[], bool] | None = None,
+        until: threading.Event | None = None,
+    ) -> dict[str, Any]:
+        request = Request(self.host, self._host.base_dir, verb, args or {}, body, on_frame, until)
+        watch = Watch(f"`{verb}`", timeout, cancel)
+        return call(request, watch, self._waiting, self._host.python, lambda: self._worker(timeout), payload())
+
+    def _worker(self, timeout: float | None) -> Pipe:
+        """Start the worker's command; ``timeout`` (seconds) is that of the call, None for a stream."""
+        raise NotImplementedError
 
 
 def call(

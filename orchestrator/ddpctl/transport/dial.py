@@ -147,8 +147,9 @@ def await_first_byte(sock: socket.socket, hop: Hop) -> None:
         first = sock.recv(256, socket.MSG_PEEK)
     except OSError:
         raise Dropped from None
-    if not first.startswith(b"SSH-"):
-        _not_a_version(sock, first)
+    # Lines before the version are allowed, but a line and the end is a refusal (``Exceeded MaxStartups``).
+    if not first.startswith(b"SSH-") and (not first or _ended(sock, len(first))):
+        raise Dropped(first)
 
 
 def readable(sock: socket.socket, timeout: float) -> bool:
@@ -156,12 +157,6 @@ def readable(sock: socket.socket, timeout: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout * 1000))
-
-
-def _not_a_version(sock: socket.socket, first: bytes) -> None:
-    """Lines before the version are allowed, but a line and the end is a refusal (``Exceeded MaxStartups``)."""
-    if not first or _ended(sock, len(first)):
-        raise Dropped(first)
 
 
 def _ended(sock: socket.socket, seen: int) -> bool:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import resource
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ddpctl.errors import DdpctlError, Interrupted, UsageError
+from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, as_fault
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
-from ddpctl.transport.fan import fan_out
 from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
 from ddpctl.transport.local import LocalTransport
@@ -25,22 +26,21 @@ from ddpctl.transport.ssh import Connector, SSHTransport
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Inventory
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+OnDone = Callable[[str, T | DdpctlError], None]
+_Done = tuple[str, T | None, DdpctlError | None]
 _FILES_PROXIED = 4  # of a host behind a ProxyCommand: two while it starts, two that stay
 USER_CONFIG = "~/.ssh/config"
 _SPARE_FILES = 64  # descriptors besides the connections
-
-
-class Preparable(Transport, Protocol):
-    """A transport that can connect before it is used."""
-
-    def prepare(self) -> None: ...
+_STEP_S = 0.5
 
 
 class SSHFleet:
     """The hosts of an inventory, behind SSH or on this machine."""
 
-    def __init__(self, transports: Mapping[str, Preparable], close: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, transports: Mapping[str, Transport], close: Callable[[], None] = lambda: None) -> None:
         self._transports = dict(transports)
         self._close = close
 
@@ -49,9 +49,6 @@ class SSHFleet:
         return tuple(self._transports)
 
     def transport(self, host: str) -> Transport:
-        return self._preparable(host)
-
-    def _preparable(self, host: str) -> Preparable:
         if host not in self._transports:
             raise UsageError(f"no host is named {host}", hint=f"there is: {', '.join(self.hosts)}")
         return self._transports[host]
@@ -61,7 +58,7 @@ class SSHFleet:
         work: Callable[[Transport], T],
         hosts: Iterable[str] | None = None,
         *,
-        on_done: Callable[[str, T | DdpctlError], None] | None = None,
+        on_done: OnDone[T] | None = None,
     ) -> FleetOutcome[T]:
         """Connects to all (hundreds at once where they only wait), works on 32 at a time.
 
@@ -78,13 +75,13 @@ class SSHFleet:
         work: Callable[[Transport], T],
         hosts: Iterable[str] | None,
         at_once: int | None,
-        on_done: Callable[[str, T | DdpctlError], None] | None,
+        on_done: OnDone[T] | None,
     ) -> FleetOutcome[T]:
-        chosen = [self._preparable(name) for name in dict.fromkeys(self.hosts if hosts is None else hosts)]
+        chosen = [self.transport(name) for name in dict.fromkeys(self.hosts if hosts is None else hosts)]
         turn = threading.BoundedSemaphore(at_once) if at_once else nullcontext()
         interrupted = threading.Event()
 
-        def job(transport: Preparable) -> T:
+        def job(transport: Transport) -> T:
             transport.prepare()
             with turn:
                 if interrupted.is_set():  # nothing is begun after Ctrl-C
@@ -135,7 +132,7 @@ def open_fleet(
     chosen = [inventory.host(name) for name in names]
     hops = routes(inventory, [host.name for host in chosen if not host.local], say)
     connector = open_connector(hops.values(), prompter, say)
-    transports: dict[str, Preparable] = {
+    transports: dict[str, Transport] = {
         host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
         for host in chosen
     }
@@ -181,3 +178,71 @@ def _allow_files(connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+# --- work for many hosts, side by side --------------------------------------------------------------------------------
+def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T] | None = None) -> FleetOutcome[T]:
+    """Run every job (host -> work) on at most ``threads`` threads; ``on_done`` is called on the calling thread.
+
+    Any exception of a job is its host's error and nobody else's: one that is no DdpctlError becomes an InternalFault,
+    and its traceback goes to the debug log. On Ctrl-C this returns at once and begins no further job; the threads are
+    daemons, and the owner of their connections closes them.
+    """
+    waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]] = queue.SimpleQueue()
+    for item in jobs.items():
+        waiting.put(item)
+    done: queue.SimpleQueue[_Done[T]] = queue.SimpleQueue()
+    for number in range(min(threads, len(jobs))):
+        threading.Thread(target=_work, args=(waiting, done), daemon=True, name=f"ddpctl-{number}").start()
+    try:
+        return _collect(tuple(jobs), done, on_done)
+    finally:  # after Ctrl-C no further job begins
+        with suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+
+
+def _work(
+    waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]],
+    done: queue.SimpleQueue[_Done[T]],
+) -> None:
+    while True:
+        try:
+            host, job = waiting.get_nowait()
+        except queue.Empty:
+            return
+        error: DdpctlError | None = InternalFault("its thread was ended", host=host)
+        result = None
+        try:
+            result, error = job(), None
+        except Exception as raised:
+            error = as_fault(raised, host)
+            if isinstance(error, InternalFault):
+                _log.debug("%s: internal error", host, exc_info=raised)
+        finally:  # whatever ends this thread, the host is not waited for
+            done.put((host, result, error))
+
+
+def _next(done: queue.SimpleQueue[_Done[T]]) -> _Done[T]:
+    """The next host that is done. Waits in short steps: a signal may have gone to another thread."""
+    while True:
+        with suppress(queue.Empty):
+            return done.get(timeout=_STEP_S)
+
+
+def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done: OnDone[T] | None) -> FleetOutcome[T]:
+    """Wait for every host; results and errors in the order of ``hosts``."""
+    results: dict[str, T] = {}
+    errors: dict[str, DdpctlError] = {}
+    for _ in hosts:
+        host, result, error = _next(done)
+        if error is not None:
+            errors[host] = error
+        else:
+            results[host] = result  # type: ignore[assignment]  # T may be None itself
+        if on_done is not None:
+            on_done(host, errors[host] if host in errors else results[host])
+    return FleetOutcome(
+        {host: results[host] for host in hosts if host in results},
+        {host: errors[host] for host in hosts if host in errors},
+    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,7 +75,8 @@ class KeyRing:
         agent = [] if hop.identities_only else list(self._held_by(hop).values())
         held = [identity for identity in others if isinstance(identity.signer, AgentKey)]
         known = [*named, *held, *agent, *others]
-        ordered = [*self._chosen_certificates(hop, known), *known]
+        chosen = [found for path in hop.certificates for found in self._certified(path, known)]
+        ordered = [*chosen, *known]
         return list({identity.blob: identity for identity in reversed(ordered)}.values())[::-1]
 
     def why_not(self, hop: Hop) -> list[str]:
@@ -132,9 +133,6 @@ class KeyRing:
         beside = None if hop.certificates else _certificate_path(path)
         mine = [key] if key else []
         return [*self._certified(beside, [*mine, *self._held_by(hop).values()]), *mine]
-
-    def _chosen_certificates(self, hop: Hop, keys: list[Identity]) -> list[Identity]:
-        return [found for path in hop.certificates for found in self._certified(path, keys)]
 
     def _certified(self, path: str | None, keys: Iterable[Identity]) -> list[Identity]:
         """The certificate in a file, with whichever of the keys it is about."""
@@ -221,11 +219,8 @@ def _certificate_path(path: str) -> str:
 
 def _public_blob(path: str) -> bytes | None:
     """The blob of a public key file; None when there is none."""
-    try:
-        with open(path, "rb") as file:
-            fields = file.read(1 << 16).split()
+    with suppress(OSError, ValueError), open(path, "rb") as file:
+        fields = file.read(1 << 16).split()
         if len(fields) >= 2 and not fields[0].startswith(b"-"):
             return base64.b64decode(fields[1], validate=True)
-    except (OSError, ValueError, binascii.Error):
-        return None
     return None

@@ -6,19 +6,17 @@ Pure but for ``load``.
 from __future__ import annotations
 
 import base64
-import binascii
 import enum
 import hashlib
 import hmac
 import os
 import shlex
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from ddpctl.transport.certificates import Certificate, wire_types
+from ddpctl.transport.certificates import TAIL, Certificate, wire_type
 from ddpctl.transport.ssh_words import Patterns
 
 SSH_PORT = 22
@@ -52,7 +50,7 @@ class Key:
     @property
     def sha256(self) -> str:
         """The fingerprint as ssh-keygen prints it."""
-        return fingerprint(self.blob)
+        return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode("ascii").rstrip("=")
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,8 @@ class KnownHosts:
         mine = [entry for entry in self._near(name, port) if not entry.revoked]
         types = {entry.key.type for entry in mine if not entry.authority}
         signed = any(entry.authority for entry in mine)
-        return (*(wire_types(order(())) if signed else ()), *order([kind for kind in ALGORITHMS if kind in types]))
+        certified = [f"{name}{TAIL}" for name in order(())] if signed else []
+        return (*certified, *order([kind for kind in ALGORITHMS if kind in types]))
 
     def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[KnownHost, ...]]:
         """What to think of ``key``, and the lines that say so (those with another key, where it changed)."""
@@ -165,11 +164,6 @@ def forget(spelled: str, places: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(spelled)}" for file in files)
 
 
-def fingerprint(blob: bytes) -> str:
-    """``SHA256:...`` of a key's blob."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode("ascii").rstrip("=")
-
-
 def line_for(name: str, port: int, key: Key) -> str:
     """The line that makes ``key`` known."""
     return f"{entry_name(name, port)} {key.type} {base64.b64encode(key.blob).decode('ascii')}"
@@ -197,15 +191,14 @@ def parse(text: str, source: str) -> KnownHosts:
                         HostPatterns(fields[0]), key, marker == "@revoked", place, authority=marker == "@cert-authority"
                     )
                 )
-            except (ValueError, binascii.Error, struct.error):
+            except ValueError:
                 notes.append(f"{place}: the key or the hashed name is damaged")
     return KnownHosts(tuple(entries), tuple(notes))
 
 
 def _key(kind: str, text: str) -> Key:
     blob = base64.b64decode(text, validate=True)
-    (size,) = struct.unpack(">I", blob[:4])
-    if blob[4 : 4 + size] != kind.encode():
+    if wire_type(blob) != kind:
         raise ValueError("the key is of another type than its line says")
     return Key(kind, blob)
 

@@ -8,19 +8,16 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddpctl.errors import PythonMissing, RemoteError
+from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation
-from ddpctl.transport.base import OnFrame
-from ddpctl.transport.bootstrap import BOOTSTRAP
-from ddpctl.transport.payload import payload
+from ddpctl.transport.bootstrap import BOOTSTRAP, no_interpreter
 from ddpctl.transport.pipe import Tail
-from ddpctl.transport.watch import Watch
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
@@ -133,49 +130,26 @@ class ProcessPipe:
                 return
 
 
-class LocalTransport:
+class LocalTransport(conversation.WorkerTransport):
     """``connection: local``."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        super().__init__(host)
         self._open: set[ProcessPipe] = set()
-        self._waiting = conversation.Waiting()
         self._node: ThisMachine | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def host(self) -> str:
-        return self._host.name
 
     def prepare(self) -> None:
         """Nothing to connect."""
 
-    def call(
-        self,
-        verb: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        body: Iterable[bytes] | None = None,
-        on_frame: OnFrame | None = None,
-        timeout: float | None = 60.0,
-        cancel: Callable[[], bool] | None = None,
-        until: threading.Event | None = None,
-    ) -> dict[str, Any]:
-        host = self._host
-        python = str(Path(host.python).expanduser()) if host.python.startswith("~") else host.python
-        request = conversation.Request(self.host, host.base_dir, verb, args or {}, body, on_frame, until)
-        watch = Watch(f"`{verb}`", timeout, cancel)
-
-        def start() -> ProcessPipe:
-            try:
-                return self._start([python, "-I", "-c", BOOTSTRAP])
-            except OSError as error:
-                raise python_missing(self.host, host.python, error) from None
-
+    def _worker(self, timeout: float | None) -> ProcessPipe:
+        python = self._host.python
         try:
-            return conversation.call(request, watch, self._waiting, host.python, start, payload())
-        finally:
-            self._forget_closed()
+            return self._start(
+                [str(Path(python).expanduser()) if python.startswith("~") else python, "-I", "-c", BOOTSTRAP]
+            )
+        except OSError as error:
+            unfit = no_interpreter(python, isinstance(error, FileNotFoundError), f": {error.strerror}")
+            raise conversation.at(self.host, unfit) from None
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
         from ddpctl.transport import node  # fabric is not for everyone
@@ -190,12 +164,8 @@ class LocalTransport:
     def _start(self, argv: list[str]) -> ProcessPipe:
         pipe = ProcessPipe(argv)
         with self._lock:
-            self._open.add(pipe)
+            self._open = {pipe, *(other for other in self._open if not other.closed)}
         return pipe
-
-    def _forget_closed(self) -> None:
-        with self._lock:
-            self._open = {pipe for pipe in self._open if not pipe.closed}
 
     def close(self) -> None:
         with self._lock:
@@ -204,14 +174,3 @@ class LocalTransport:
             node.close()
         for pipe in pipes:
             pipe.close()
-
-
-def python_missing(host: str, python: str, error: OSError) -> RemoteError:
-    """The interpreter could not be started on this machine."""
-    what = f"there is no {python}" if isinstance(error, FileNotFoundError) else f"{python} cannot be executed"
-    return PythonMissing(
-        f"{what}: {error.strerror}",
-        kind="python_missing",
-        hint="name the interpreter with the inventory's `python:` key",
-        host=host,
-    )

@@ -49,7 +49,11 @@ def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = N
         done.wait(FIRST_BYTE_S + HANDSHAKE_S + 1)
         if not done.is_set() or not connection.is_active():
             raise _no_agreement(hop, connection)
-        (judge or trusted(known))(hop, _shown(connection))
+        shown = _shown(connection)
+        if judge is not None:
+            judge(hop, shown)
+        else:
+            _trust(hop, shown, known)
     except BaseException:
         connection.hang_up()
         raise
@@ -82,32 +86,28 @@ def _shown(connection: Connection) -> Key:
     return Key(shown.get_name(), shown.asbytes(), certificate)
 
 
-def trusted(known: KnownHosts) -> JudgeKey:
+def _trust(hop: Hop, key: Key, known: KnownHosts) -> None:
     """Accept a key that known_hosts knows, and no other."""
-
-    def judge(hop: Hop, key: Key) -> None:
-        verdict, entries = known.judge(hop.key_name, hop.key_port, key)
-        name = hop.known_as
-        if verdict is Verdict.REVOKED:
-            raise HostKeyChanged(
-                f"the host key of {name} is revoked ({key.sha256}, {entries[0].place})",
-                hint="do not log in; give the host a new key and remove the old one from known_hosts",
-            )
-        if verdict is Verdict.CHANGED:
-            was = ", ".join(f"{entry.key.type} {entry.key.sha256} ({entry.place})" for entry in entries[:3])
-            raise HostKeyChanged(
-                f"the host key of {name} has changed: it shows {key.type} {key.sha256}, known_hosts has {was}; "
-                "somebody may be intercepting the connection",
-                hint="if the host was really reinstalled, remove the old key with "
-                + " and ".join(f"`{command}`" for command in forget(name, [entry.place for entry in entries])),
-            )
-        if verdict is Verdict.UNKNOWN:
-            raise HostKeyUnknown(
-                f"the host key of {name} is not known ({key.type} {key.sha256}){_but(hop, key, known)}",
-                hint="run `ddpctl trust`",
-            )
-
-    return judge
+    verdict, entries = known.judge(hop.key_name, hop.key_port, key)
+    name = hop.known_as
+    if verdict is Verdict.REVOKED:
+        raise HostKeyChanged(
+            f"the host key of {name} is revoked ({key.sha256}, {entries[0].place})",
+            hint="do not log in; give the host a new key and remove the old one from known_hosts",
+        )
+    if verdict is Verdict.CHANGED:
+        was = ", ".join(f"{entry.key.type} {entry.key.sha256} ({entry.place})" for entry in entries[:3])
+        raise HostKeyChanged(
+            f"the host key of {name} has changed: it shows {key.type} {key.sha256}, known_hosts has {was}; "
+            "somebody may be intercepting the connection",
+            hint="if the host was really reinstalled, remove the old key with "
+            + " and ".join(f"`{command}`" for command in forget(name, [entry.place for entry in entries])),
+        )
+    if verdict is Verdict.UNKNOWN:
+        raise HostKeyUnknown(
+            f"the host key of {name} is not known ({key.type} {key.sha256}){_but(hop, key, known)}",
+            hint="run `ddpctl trust`",
+        )
 
 
 def _but(hop: Hop, key: Key, known: KnownHosts) -> str:

@@ -185,7 +185,7 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
         """A channel, once a slot is free.
 
         Raises:
-            LinkLost, RemoteError: see ``Link.session``.
+            LinkLost, RemoteError: see ``HopLogin.session``.
         """
         link = self.link
         channel = link.session(CHANNEL_S, self._reclaim)

@@ -47,11 +47,6 @@ class FrameReader:
             elif self._open is None or len(self._buffer) < self._missing:
                 return frames
 
-    @property
-    def clean(self) -> bool:
-        """True between two frames: an end of the stream here cuts nothing in half."""
-        return not self._buffer and self._open is None
-
     def _line(self) -> Frame | None:
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:

@@ -27,7 +27,10 @@ class ProxySocket:
 
     def __init__(self, hop: Hop) -> None:
         self._closed = False
-        self._sock, theirs = _pair(hop)
+        try:
+            self._sock, theirs = socket.socketpair()
+        except OSError as error:
+            raise _no_start(hop, error) from None
         with theirs:
             self._child = self._started(hop, theirs)
         assert self._child.stderr is not None
@@ -90,9 +93,6 @@ class ProxySocket:
     def settimeout(self, timeout: float | None) -> None:
         self._sock.settimeout(timeout)
 
-    def gettimeout(self) -> float | None:
-        return self._sock.gettimeout()
-
     def send(self, data: bytes) -> int:
         return self._sock.send(data)
 
@@ -123,13 +123,6 @@ class ProxySocket:
             self._child.wait(5)
         self._sock.close()
         self._err.close()
-
-
-def _pair(hop: Hop) -> tuple[socket.socket, socket.socket]:
-    try:
-        return socket.socketpair()
-    except OSError as error:
-        raise _no_start(hop, error) from None
 
 
 def _no_start(hop: Hop, error: OSError) -> Unreachable:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpctl.errors import UsageError
 from ddpctl.transport.known_hosts import SSH_PORT, entry_name
 from ddpctl.transport.ssh_config import Options, SSHConfig, expand_hostname
-from ddpctl.transport.ssh_words import expand, expand_path, variable
+from ddpctl.transport.ssh_words import expand, expand_path, first, variable
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host, Inventory
@@ -113,13 +113,13 @@ class _Resolver:
         address = expand_hostname(options, label).lower()  # as ssh does, and known_hosts has it
         options = {**options, "hostname": [address]}
         command, via = self._proxy(label, options, seen)
-        alias = _first(options, "hostkeyalias", "")
-        port = _port(_first(options, "port", str(SSH_PORT)), label)
+        alias = first(options, "hostkeyalias", "")
+        port = _port(first(options, "port", str(SSH_PORT)), label)
         return Hop(
             label=label,
             address=address,
             port=port,
-            user=_first(options, "user", getpass.getuser()),
+            user=first(options, "user", getpass.getuser()),
             key_name=alias.lower() or address,
             key_port=SSH_PORT if alias else port,
             user_known_hosts=_files(options, "userknownhostsfile", USER_KNOWN_HOSTS, self.inventory.known_hosts, label),
@@ -130,17 +130,17 @@ class _Resolver:
             identities_only=_is(options, "identitiesonly", "no"),
             agent=_agent(options, label),
             methods=_methods(options),
-            family=_first(options, "addressfamily", "any").lower(),
+            family=first(options, "addressfamily", "any").lower(),
             proxy_command=command,
             via=via,
             ignored=tuple(
-                key for key, harmless in _IGNORED.items() if _first(options, key.lower(), harmless).lower() != harmless
+                key for key, harmless in _IGNORED.items() if first(options, key.lower(), harmless).lower() != harmless
             ),
         )
 
     def _proxy(self, label: str, options: Options, seen: tuple[str, ...]) -> tuple[str | None, Hop | None]:
         """ProxyJump or ProxyCommand; a configuration has kept one of them."""
-        jump, command = _first(options, "proxyjump", "none"), _first(options, "proxycommand", "none").strip()
+        jump, command = first(options, "proxyjump", "none"), first(options, "proxycommand", "none").strip()
         if jump.lower() != "none":
             return None, self._jump(expand(jump, options, label), seen)
         return (None if command.lower() == "none" else expand(command, options, label)), None
@@ -188,7 +188,7 @@ def _paths(options: Options, key: str, label: str) -> tuple[str, ...]:
 
 def _agent(options: Options, label: str) -> str | None:
     """The socket of the agent that ssh would ask."""
-    value = _first(options, "identityagent", "SSH_AUTH_SOCK")
+    value = first(options, "identityagent", "SSH_AUTH_SOCK")
     if value.lower() == "none":
         return None
     if value == "SSH_AUTH_SOCK":
@@ -199,17 +199,12 @@ def _agent(options: Options, label: str) -> str | None:
 
 
 def _methods(options: Options) -> tuple[str, ...]:
-    wanted = _first(options, "preferredauthentications", ",".join(METHODS)).split(",")
+    wanted = first(options, "preferredauthentications", ",".join(METHODS)).split(",")
     return tuple(name for name, switch in METHODS.items() if name in wanted and _is(options, switch, "yes"))
 
 
-def _first(options: Options, key: str, default: str) -> str:
-    values = options.get(key)
-    return values[0] if values else default
-
-
 def _is(options: Options, key: str, default: str) -> bool:
-    return _first(options, key, default).lower() not in ("no", "false")
+    return first(options, key, default).lower() not in ("no", "false")
 
 
 def _port(text: str, label: str) -> int:

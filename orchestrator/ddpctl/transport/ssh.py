@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,6 @@ from ddpctl.errors import ConnectError, DdpctlError, LinkLost, RemoteError, Unre
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.agent import AgentBusy
-from ddpctl.transport.base import OnFrame
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Resolver, dial
 from ddpctl.transport.identities import KeyRing
@@ -33,10 +32,8 @@ from ddpctl.transport.limits import (
 )
 from ddpctl.transport.link import ChannelPipe, HopLogin
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
-from ddpctl.transport.payload import payload
 from ddpctl.transport.prompts import Banners, PasswordNeeded, Say
 from ddpctl.transport.route import Hop
-from ddpctl.transport.watch import Watch
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
@@ -208,27 +205,17 @@ class Connector:
         self._ring.close()
 
 
-class SSHTransport:
+class SSHTransport(conversation.WorkerTransport):
     """One host behind SSH."""
 
     def __init__(self, host: Host, hop: Hop, connector: Connector) -> None:
-        self._host, self._hop, self._connector = host, hop, connector
-        self._lock = threading.Lock()
+        super().__init__(host)
+        self._hop, self._connector = hop, connector
         self._link: HopLogin | None = None
         self._line = command_line(host.python)
-        self._waiting = conversation.Waiting()
         self._node: NodeConnection | None = None
 
-    @property
-    def host(self) -> str:
-        return self._host.name
-
     def prepare(self) -> None:
-        """Connect now, where there is no connection.
-
-        Raises:
-            ConnectError: the host could not be reached, or refused us.
-        """
         self._connected()
 
     def _connected(self) -> tuple[HopLogin, bool]:
@@ -242,38 +229,18 @@ class SSHTransport:
                 raise conversation.at(self.host, error) from None
             return self._link, True
 
-    def _start(self, line: str, timeout: float) -> ChannelPipe:
-        """Start a command; a connection that died while nobody used it is made again, once."""
+    def _worker(self, timeout: float | None) -> ChannelPipe:
+        """A connection that died while nobody used it is made again, once."""
+        patience = CHANNEL_S if timeout is None else timeout
         link, new = self._connected()
         try:
-            return link.start(line, timeout, self._waiting.let_go)
+            return link.start(self._line, patience, self._waiting.let_go)
         except LinkLost as error:
             link.close()
             if new:
                 raise conversation.at(self.host, error) from None
         link, _ = self._connected()
-        return link.start(line, timeout, self._waiting.let_go)
-
-    def call(
-        self,
-        verb: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        body: Iterable[bytes] | None = None,
-        on_frame: OnFrame | None = None,
-        timeout: float | None = 60.0,
-        cancel: Callable[[], bool] | None = None,
-        until: threading.Event | None = None,
-    ) -> dict[str, Any]:
-        request = conversation.Request(self.host, self._host.base_dir, verb, args or {}, body, on_frame, until)
-        return conversation.call(
-            request,
-            Watch(f"`{verb}`", timeout, cancel),
-            self._waiting,
-            self._host.python,
-            lambda: self._start(self._line, CHANNEL_S if timeout is None else timeout),
-            payload(),
-        )
+        return link.start(self._line, patience, self._waiting.let_go)
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
         from ddpctl.transport import node  # fabric is not for everyone

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ddpctl.errors import UsageError
 from ddpctl.transport.limits import MATCH_EXEC_S
-from ddpctl.transport.ssh_words import Patterns, expand, keyword, words
+from ddpctl.transport.ssh_words import Patterns, expand, first, keyword, words
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not the first alone
@@ -51,10 +51,6 @@ class Asked:
     @property
     def tokens(self) -> Options:
         return {**self.options, "hostname": [self.hosts[0]]}
-
-    def first(self, key: str, default: str) -> str:
-        values = self.options.get(key)
-        return values[0] if values else default
 
 
 def expand_hostname(options: Mapping[str, list[str]], name: str) -> str:
@@ -118,7 +114,7 @@ def _take(options: Options, key: str, value: str) -> None:
         value = value.partition("#")[0].strip()
         if value.lower() != "none" and "proxycommand" in options:
             return
-    if key == "proxycommand" and options.get("proxyjump", ["none"])[0].lower() != "none":
+    if key == "proxycommand" and first(options, "proxyjump", "none").lower() != "none":
         return
     if key in _MANY:
         values = options.setdefault(key, [])
@@ -298,7 +294,7 @@ def _of_hosts(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condit
 _CRITERIA: Mapping[str, Callable[[str], Condition]] = {
     "host": _of_hosts(lambda asked: asked.hosts),
     "originalhost": _of_hosts(lambda asked: asked.names),
-    "user": _of(lambda asked: (asked.first("user", asked.local_user),)),
+    "user": _of(lambda asked: (first(asked.options, "user", asked.local_user),)),
     "localuser": _of(lambda asked: (asked.local_user,)),
     "exec": lambda value: lambda asked: _exec(expand(value, asked.tokens, asked.names[0])),
 }

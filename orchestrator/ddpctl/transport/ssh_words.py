@@ -96,17 +96,23 @@ def _word(rest: str, at: int) -> tuple[str, int]:
     return word, at
 
 
+def first(options: Mapping[str, Sequence[str]], key: str, default: str) -> str:
+    """The value of an option that counts."""
+    values = options.get(key)
+    return values[0] if values else default
+
+
 def expand(text: str, options: Mapping[str, list[str]], name: str) -> str:
     """``%h %p %r %u %n %k %d %l %L %i %%`` and nothing else: what a command line gets, the rest is for its shell."""
     user = getpass.getuser()
     values: dict[str, Callable[[], str]] = {
         "%": lambda: "%",
-        "h": lambda: options.get("hostname", [name])[0],
-        "p": lambda: options.get("port", ["22"])[0],
-        "r": lambda: options.get("user", [user])[0],
+        "h": lambda: first(options, "hostname", name),
+        "p": lambda: first(options, "port", "22"),
+        "r": lambda: first(options, "user", user),
         "u": lambda: user,
         "n": lambda: name,
-        "k": lambda: options.get("hostkeyalias", [name])[0],
+        "k": lambda: first(options, "hostkeyalias", name),
         "d": lambda: str(Path.home()),
         "l": socket.gethostname,
         "L": lambda: socket.gethostname().partition(".")[0],

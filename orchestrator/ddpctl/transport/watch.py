@@ -47,10 +47,6 @@ class Watch:
         longest = PATIENT_S if self._cancel is None else POLL_S
         return longest if self._end is None else min(longest, max(self._end - time.monotonic(), 0.001))
 
-    def step_beside(self, sender: object | None) -> float:
-        """The same while a body may be on its way, whose end or error is looked for."""
-        return self.step if sender is None else min(self.step, POLL_S)
-
 
 class Sender(threading.Thread):
     """Writes a body while the caller reads frames, so that neither side ever waits for the other."""

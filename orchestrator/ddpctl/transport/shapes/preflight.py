@@ -36,7 +36,9 @@ from ddpctl.transport.shapes.words import (
     as_tuple,
     asked,
     first_fault,
+    one_of,
 )
+from ddpctl_worker import contract
 
 
 def _interface(value: AddressDict) -> AddressDict:
@@ -251,7 +253,7 @@ class LinkDict(TypedDict):
     ms: NotRequired[Number | None]
 
 
-Transfer = Literal["ok", "slow", "stalled", "failed"]
+Transfer = Annotated[str, Field(pattern=one_of(contract.OK, contract.SLOW, contract.STALLED, contract.BROKEN))]
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 
 

@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, InstanceOf, TypeAdapter, ValidationError, ValidationInfo
 
 from ddpctl.spec.values import NAME_PATTERN
 from ddpctl.transport.limits import DEPTH
+from ddpctl_worker import contract
 
 _MOST = 1 << 63
+_ACTIVE = (contract.PENDING, contract.STARTING, contract.RUNNING, contract.STOPPING)
 
 
 def _moment(value: str) -> str:
@@ -59,6 +61,11 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def one_of(*words: str) -> str:
+    """A pattern that these words fit, and nothing else does."""
+    return f"^(?:{'|'.join(words)})$"
+
+
 Text = InstanceOf[str]  # as it came: also what was no UTF-8, which JSON carries as lone surrogates
 Short = Annotated[Text, Field(max_length=64 << 10)]
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
@@ -75,8 +82,9 @@ Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Figure = Whole | Number  # a step stays a whole number
 Small = Annotated[int, Field(ge=0, lt=1 << 20)]  # ranks, cores, attempts
 Port = Annotated[int, Field(ge=1, le=65535)]
-State = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost"]
-NodeState = Literal[State, "unreachable", "stale"]
+NodeState = Annotated[
+    str, Field(pattern=one_of(*_ACTIVE, *sorted(contract.TERMINAL), contract.UNREACHABLE, contract.STALE))
+]
 Plain = Annotated[Any, AfterValidator(_plain)]
 
 

@@ -1,0 +1,346 @@
+"""From requirements to a lock for each kind of node, made by uv's resolver and kept.
+
+The same inventory gives the same environment tomorrow, and ``--locked`` insists on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uv
+
+from ddpctl.environment.backend import CPU, candidates, is_build
+from ddpctl.environment.direct import hash_file
+from ddpctl.environment.lock import Lock, Wheel, addresses_in, anchored, read_lock, same_versions, scrubbed
+from ddpctl.environment.origins import Origins
+from ddpctl.environment.platforms import NodePlatform, Platform, targets
+from ddpctl.environment.requirements import metadata_of, read_requirements, refuse_ignored, uv_settings
+from ddpctl.errors import ProvisionError
+from ddpctl.spec.command import REDACTED
+from ddpctl.spec.inventory import Environment, Inventory
+
+RESOLVE_S = 600.0
+_INPUTS = "# inputs: sha256:"
+_MADE_FROM = re.compile(re.escape(_INPUTS) + r"([0-9a-f]{64})\n")
+_TORCH = "torch"
+# What is compiled against one build of torch, and so must come with it from one place.
+FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
+
+
+@dataclass(frozen=True)
+class LockRequest:
+    """What to resolve: requirement lines, or a file of them, or a lock that somebody made already; and a project.
+
+    ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
+    """
+
+    environment: Environment
+    origins: Origins
+    folder: Path
+
+    @property
+    def pylock(self) -> Path | None:
+        """The user's own pylock.toml, where that is what `requirements` names."""
+        path = self.environment.requirements
+        return Path(path) if path and self.environment.locked else None
+
+    @property
+    def place(self) -> Path:
+        """Where uv runs: in the folder where a person would run it, for paths and for uv's settings there."""
+        path = self.environment.requirements
+        return Path(path).resolve().parent if path else Path(self.environment.project or self.folder)
+
+    def lines(self) -> str:
+        """As a requirements file for uv, beside the one that the inventory names."""
+        project = self.environment.project
+        return "".join(f"{line}\n" for line in (*self.environment.packages, *([_address(project)] if project else ())))
+
+    def inputs(self, target: Platform, backends: Sequence[str]) -> str:
+        """SHA-256 of everything that a lock for ``target`` depends on and that is written down on this machine."""
+        known = {
+            "packages": list(self.environment.packages),
+            "project": self.environment.project,
+            "files": [text for _, text in read_requirements(self.environment.requirements)],
+            "settings": uv_settings(self.place),
+            "origins": list(self.origins.all),
+            "target": target.label,
+            "backends": list(backends),
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _address(project: str) -> str:
+    """A project's folder as a requirement.
+
+    Raises:
+        ProvisionError: it is none.
+    """
+    folder = Path(project).resolve()
+    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise ProvisionError(f"{folder} has no pyproject.toml", hint="correct environment.project in the inventory")
+    return folder.as_uri()
+
+
+def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:
+    """The lock for one kind of node. ``backends`` are tried in order; ``pins`` hold versions fixed."""
+    if request.pylock is not None:
+        text = read_requirements(str(request.pylock))[0][1]
+        text = anchored(scrubbed(text, addresses_in(text)), request.pylock.resolve().parent)
+        return read_lock(text, target, str(request.pylock))
+    problem: ProvisionError | None = None
+    # Somebody's own sources come first: where they have the right torch, its project's index need not be asked (and may
+    # not even be reachable).
+    for backend in (*((None,) if request.origins.own else ()), *backends):
+        try:
+            lock = _compile(request, target, backend, pins)
+        except ProvisionError as error:
+            problem = problem or error
+            continue
+        if (mixed := strangers(lock)) is not None:
+            problem = problem or ProvisionError(
+                f"builds of torch do not fit each other: {mixed}",
+                hint="put all of them into one index, or one folder of environment.find_links",
+            )
+        elif backend is not None or _torch_fits(lock, backends):
+            return lock
+    assert problem is not None
+    raise problem
+
+
+def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
+    """The resolved torch, if any, is of one of the builds that run here."""
+    torch = lock.version(_TORCH)
+    if torch is None:
+        return True
+    cuda = [wheel.name for wheel in lock.wheels if wheel.name.startswith("nvidia-") or wheel.name == "cuda-toolkit"]
+    return any(is_build(torch, backend, cuda) for backend in backends)
+
+
+def strangers(lock: Lock) -> str | None:
+    """A sentence where the torch family does not come from one index: such builds do not fit each other.
+
+    A server may spread one index over several names (download.pytorch.org, download-r2.pytorch.org).
+    """
+    places: dict[str, list[str]] = {}
+    for wheel in lock.wheels:
+        if wheel.name in FAMILY:
+            parts = urlsplit(wheel.address)
+            place = ".".join(parts.netloc.split(".")[-2:]) or parts.path.rpartition("/")[0]
+            places.setdefault(place, []).append(f"{wheel.name} {wheel.version}")
+    if len(places) < 2:
+        return None
+    return "; ".join(f"{' and '.join(names)} from {place}" for place, names in places.items())
+
+
+def _compile(request: LockRequest, target: Platform, backend: str | None, pins: Sequence[str]) -> Lock:
+    """One run of uv's resolver."""
+    with tempfile.TemporaryDirectory(prefix="ddpctl-lock-") as name:
+        folder = Path(name).resolve()  # uv writes paths that count from it
+        inputs, fixed, output = folder / "requirements.in", folder / "constraints.txt", folder / "pylock.toml"
+        inputs.write_text(request.lines(), encoding="utf-8")
+        fixed.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+        command = [uv.find_uv_bin(), "pip", "compile", str(inputs), "--constraints", str(fixed)]
+        if request.environment.requirements:
+            command += [str(Path(request.environment.requirements).resolve())]
+        command += ["--format", "pylock.toml", "--output-file", str(output), "--no-header", "--no-annotate"]
+        command += ["--python", sys.executable, "--python-version", target.python_version]
+        command += ["--python-platform", target.uv_platform]
+        command += ["--color", "never"]
+        if request.origins.no_index:
+            command += ["--no-index"]
+        if backend is not None:
+            command += ["--torch-backend", backend]
+        refuse_ignored(_resolved(command, request.place, request.origins), request.environment.requirements)
+        text = output.read_text(encoding="utf-8")
+        text = anchored(scrubbed(text, addresses_in(text)), folder)
+        return read_lock(text, target, "the resolved lock")
+
+
+def uv_for(target: Platform, request: LockRequest) -> Wheel:
+    """The uv that installs on nodes of ``target``: this machine's own where it runs there too, else their wheel of it.
+
+    Raises:
+        ProvisionError: another machine type, and its wheel of uv cannot be found.
+    """
+    machine, own = platform.machine().lower(), version("uv")
+    if sys.platform == "linux" and machine in (target.machine, {"x86_64": "amd64", "aarch64": "arm64"}[target.machine]):
+        path = uv.find_uv_bin()
+        return Wheel("uv", own, "uv", hash_file(Path(path)), path)
+    environment = request.environment.model_copy(
+        update={"packages": (f"uv=={own}",), "requirements": None, "project": None, "torch_backend": CPU}
+    )
+    lock = resolve_one(replace(request, environment=environment), target, (CPU,))
+    return next(wheel for wheel in lock.wheels if wheel.name == "uv")
+
+
+def uv_environment(origins: Origins) -> dict[str, str]:
+    """This process's variables for a uv that looks for packages in ``origins``."""
+    env = {name: value for name, value in os.environ.items() if name not in ("UV_TORCH_BACKEND", "UV_PYTHON")}
+    return env | origins.uv_env()
+
+
+def run(
+    command: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path | None = None, *, merge: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A program on this machine, in ``folder``, for at most ``timeout`` seconds; ``merge``: stderr goes to stdout.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end. OSError: it could not be started.
+    """
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merge else subprocess.PIPE,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
+    )
+
+
+def _resolved(command: Sequence[str], folder: Path, origins: Origins) -> str:
+    """What uv said."""
+    try:
+        done = run(command, uv_environment(origins), RESOLVE_S, folder)
+    except subprocess.TimeoutExpired as error:
+        raise ProvisionError(
+            f"resolving the packages took longer than {RESOLVE_S:g} s", hint="check the network to the package index"
+        ) from error
+    if done.returncode != 0:
+        raise ProvisionError(
+            f"the packages cannot be resolved: {explanation(done.stderr, origins)}",
+            hint="change environment.packages (or requirements, index_url, find_links) in the inventory",
+        )
+    return done.stderr
+
+
+def explanation(text: str, origins: Origins) -> str:
+    """uv's own words on one line, without any password."""
+    for secret in sorted(origins.secrets(), key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    text = re.sub(r"://[^/@\s]+@", "://", text)
+    words = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("warning:")]
+    first = next((number for number, word in enumerate(words) if word.startswith(("error:", "×"))), 0)
+    return " ".join(words[first:]) or "uv gave no reason"
+
+
+def backend_note(locks: Mapping[Platform, Lock], platforms: Mapping[str, NodePlatform]) -> str | None:
+    """A sentence when GPUs will stay unused, because some node cannot run what the others could."""
+    with_driver = [host for host, platform in platforms.items() if platform.driver is not None]
+    without = [host for host, platform in platforms.items() if platform.driver is None]
+    torch = next((lock.version(_TORCH) for lock in locks.values()), None)
+    if torch and with_driver and without and torch.endswith(f"+{CPU}"):
+        return f"torch {torch} for all: {', '.join(without)} has no NVIDIA driver, though {', '.join(with_driver)} has"
+    return None
+
+
+# --- locks that are kept ----------------------------------------------------------------------------------------------
+def lock_folder(inventory: Inventory, root: Path) -> Path:
+    """Where the locks of an inventory file are kept, below ``root``."""
+    place = hashlib.sha256(str(Path(inventory.file).resolve()).encode()).hexdigest()[:12]
+    return root / f"{inventory.cluster}-{place}"
+
+
+def locks_for(
+    request: LockRequest, platforms: Mapping[str, NodePlatform], folder: Path, *, locked: bool
+) -> dict[Platform, Lock]:
+    """A lock for each kind of node: the kept one while nothing that it was made from has changed, else a new one.
+
+    Raises:
+        ProvisionError: nothing fits, or with ``locked`` there is no kept lock or it is out of date.
+    """
+    backends = candidates(request.environment.torch_backend, platforms.values())
+    locks: dict[Platform, Lock] = {}
+    for target in targets(platforms):
+        inputs = request.inputs(target, backends)
+        kept = _read(_path(folder, target), target, inputs, locked)
+        if kept is None:
+            pins = [pin.partition("+")[0] for lock in list(locks.values())[:1] for pin in lock.pins]
+            kept = resolve_one(request, target, backends, pins)
+            _write(_path(folder, target), _all_inputs(inputs, kept), kept.text)
+        _check(kept, request)
+        locks[target] = kept
+    different = same_versions(list(locks.values()))
+    if different:
+        raise ProvisionError(
+            f"the nodes cannot get the same versions: {'; '.join(different)}",
+            hint="pin versions that have wheels for every platform",
+        )
+    return locks
+
+
+def keep_built(folder: Path, lock: Lock) -> None:
+    """The lock once its wheels are built, with their hashes: what it was made from stays the same."""
+    path = _path(folder, lock.target)
+    made_from = _MADE_FROM.match(path.read_text(encoding="utf-8"))
+    if made_from:
+        _write(path, made_from[1], lock.text)
+
+
+def _path(folder: Path, target: Platform) -> Path:
+    return folder / f"pylock.{target.label.replace('.', '_')}.toml"
+
+
+def _check(lock: Lock, request: LockRequest) -> None:
+    """Raises ProvisionError for a lock that nothing may be installed from."""
+    if lock.version("torch") is None:
+        raise ProvisionError(
+            "the packages do not include torch, and no job runs without it", hint="add torch to environment.packages"
+        )
+    if lock.sources and not request.environment.build:
+        raise ProvisionError(
+            f"environment.build is false, and these have no wheel for {lock.target.label}: "
+            + ", ".join(str(source) for source in lock.sources),
+            hint="allow it with build: true, choose versions that have wheels, or add a folder with wheels to "
+            "environment.find_links",
+        )
+
+
+def _all_inputs(inputs: str, lock: Lock) -> str:
+    """With what the folders of this machine that the lock names say of themselves."""
+    folders = [source.folder for source in lock.sources if source.folder]
+    return hashlib.sha256(f"{inputs} {metadata_of(folders)}".encode()).hexdigest() if folders else inputs
+
+
+def _read(path: Path, target: Platform, inputs: str, locked: bool) -> Lock | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if locked:
+            raise ProvisionError(f"there is no lock for {target.label} yet", hint="run ddpctl push once") from None
+        return None
+    made_from = _MADE_FROM.match(text)
+    if made_from:
+        kept = read_lock(text[made_from.end() :], target, str(path))
+        if made_from[1] == _all_inputs(inputs, kept):
+            return kept
+    if locked:
+        raise ProvisionError(
+            f"the lock for {target.label} is out of date: environment, platform or package sources have changed since",
+            hint=f"run ddpctl push without --locked, or undo the change; the lock is {path}",
+        )
+    return None
+
+
+def _write(path: Path, inputs: str, lock: str) -> None:
+    """Aside and renamed, for this user alone: package sources may be nobody else's business."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.touch(mode=0o600)
+    part.write_text(f"{_INPUTS}{inputs}\n{lock}", encoding="utf-8")
+    part.replace(path)
