@@ -99,22 +99,20 @@ class Want:
         names = tuple(
             sorted({h.fabric_address for h in hosts if h.fabric_address and not is_literal(h.fabric_address)})
         )
+        any_job = cls(master=master, managed=managed, packages=packages, fabric_names=names)
         if job is None:
-            return cls(master=master, managed=managed, packages=packages, fabric_names=names)
-        return cls(
+            return any_job
+        return replace(
+            any_job,
             job=job.name,
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
             launcher=job.launcher,
-            master=master,
             master_port=job.master_port if isinstance(job.master_port, int) else None,
-            managed=managed,
-            packages=packages,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
             backend=backend_of(job.args),
             rendezvous=job.rendezvous,
-            fabric_names=names,
             imports=imports,
         )
 
@@ -206,11 +204,6 @@ RECORDED = "recorded output only"
 NO_HARDWARE = f"{RECORDED}, never run on real hardware here"
 
 
-def everywhere(view: View) -> Mapping[str, str]:
-    """The check applies to every host."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Check:
     """One entry of the catalogue: a question and a verdict, with its section in docs/checks.md.
@@ -228,7 +221,7 @@ class Check:
     title: str
     judge: Callable[[View], Iterable[Finding]]
     ask: tuple[Question | Ask, ...] = ()
-    exempt: Callable[[View], Mapping[str, str]] = everywhere
+    exempt: Callable[[View], Mapping[str, str]] = lambda view: {}  # it applies everywhere
     cause: str = ""
     symptom: str = ""
     fix: str = ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
-from ddpctl.checks.mesh import names, network_answer, network_question, not_dialled, one_host
+from ddpctl.checks.mesh import mesh_check, names, network_answer, network_question, not_dialled
 from ddpctl.checks.report import as_root
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
 from ddpctl.spec.finding import Finding
@@ -267,7 +267,7 @@ CHECKS = (
         symptom="Gloo: Unable to find address for: eth9; NCCL: Bootstrap : no socket interface found",
         fix="Leave `interface:` out, so that ddpctl sets it for each node, or write it for the node that differs.",
     ),
-    Check(
+    mesh_check(
         "fabric.neighbours",
         "the kernel's neighbour table has room for the nodes",
         _judge_neighbours,
@@ -277,6 +277,5 @@ CHECKS = (
         symptom="No route to host, or connections that time out, between changing pairs of nodes; kernel log: "
         "neighbour: arp_cache: neighbor table overflow!",
         fix="sysctl net.ipv4.neigh.default.gc_thresh1, 2 and 3 on every node, several times the number of nodes.",
-        exempt=one_host,
     ),
 )

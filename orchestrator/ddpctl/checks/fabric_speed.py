@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.fabric import network_of
-from ddpctl.checks.mesh import network_question, not_dialled, one_host
+from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
 from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
-from ddpctl.spec.mesh import OK, Fabric
+from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.ranges import fold
 
 FASTER = 2.0  # times the chosen network
@@ -24,14 +24,14 @@ _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 # --- a faster network ------------------------------------------------------------------------------------------------
 
 
-def _judge_speed(view: View) -> Iterable[Finding]:
+@of_mesh
+def _judge_speed(view: View, mesh: Mesh) -> Iterable[Finding]:
     """The network that was chosen is slower than another in which every host has an address."""
-    yield from not_dialled(view)
     read = network_of(view)
     networks = [network for network in map(read, view.targets) if network is not None]
-    if view.mesh is None or len(networks) < 2 or _exempt_speed(view):
+    if len(networks) < 2 or _exempt_speed(view):
         return
-    chosen = {host: _entry(network, view.mesh.fabric) for network in networks for host in [network.host]}
+    chosen = {network.host: _entry(network, mesh.fabric) for network in networks}
     if not all(chosen.values()):
         return
     mine = {host: entry for host, entry in chosen.items() if entry is not None}
@@ -118,12 +118,9 @@ def _exempt_speed(view: View) -> Mapping[str, str]:
 # --- where connections really leave ----------------------------------------------------------------------------------
 
 
-def _judge_source(view: View) -> Iterable[Finding]:
+@of_mesh
+def _judge_source(view: View, mesh: Mesh) -> Iterable[Finding]:
     """gloo and NCCL take the first address of the interface; the kernel takes the route. Either may be another."""
-    yield from not_dialled(view)
-    mesh = view.mesh
-    if mesh is None:
-        return
     read = network_of(view)
     dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
     for target in view.targets:
@@ -200,7 +197,7 @@ CHECKS = (
         recorded=RECORDED,
         exempt=_exempt_speed,
     ),
-    Check(
+    mesh_check(
         "fabric.source",
         "the job's connections have the fabric address",
         _judge_source,
@@ -210,6 +207,5 @@ CHECKS = (
         "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
         symptom="Connection refused or time-outs at an address that is in no file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
-        exempt=one_host,
     ),
 )

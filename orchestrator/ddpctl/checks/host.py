@@ -147,8 +147,8 @@ def _give_name(view: View, target: Target, name: str) -> str:
 
 def _address(view: View, target: Target) -> str | None:
     """The host's own address as the inventory or its network has it."""
-    network = (a.value for key, a in view.answers.get(target.name, {}).items() if key.startswith("network") and a.ok)
-    for address in (target.fabric_address, *(value.get("ssh_address") for value in network)):
+    network = view.named(target.name, "network") or {}
+    for address in (target.fabric_address, network.get("ssh_address")):
         with contextlib.suppress(ValueError):
             if address and not ipaddress.ip_address(address).is_loopback:
                 return str(address)

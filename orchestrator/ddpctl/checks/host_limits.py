@@ -34,12 +34,12 @@ _REBOOT = "it lasts until the next reboot: write it into /etc/sysctl.d as well"
 
 def _judge_limits(view: View) -> Iterable[Finding]:
     for host, value in view.values(MACHINE).items():
-        for name, message, option in _low_limits(value):
+        for name, message in _low_limits(value):
             yield report.warning(
                 host,
                 message,
                 fix=RELOGIN,
-                command=raise_limit(view, host, value["user"], option),
+                command=raise_limit(view, host, value["user"], name),
                 evidence={name: value["limits"][name]},
             )
 
@@ -53,26 +53,26 @@ def raise_limit(view: View, host: str, user: str, option: str) -> str:
     return write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
 
 
-def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """(limit, message, option of limits.conf) for each that is too low. A soft limit below the hard one is no trouble:
+def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """(limit as limits.conf calls it, message) for each that is too low. A soft limit below the hard one is no trouble:
     any process may raise it."""
     limits = value["limits"]
     hard_files, hard_processes = limits["nofile"][1], limits["nproc"][1]
     if hard_files is not None and hard_files < FILES_LEAST:
-        yield "nofile", f"a process may open {hard_files} files (ulimit -n): DataLoader workers need more", "nofile"
+        yield "nofile", f"a process may open {hard_files} files (ulimit -n): DataLoader workers need more"
     if hard_processes is not None and hard_processes < PROCESSES_LEAST and value["uid"] != 0:
-        yield "nproc", f"the user may have {hard_processes} processes and threads (ulimit -u)", "nproc"
-    for name, option, what in (
-        ("as", "as", "address space (ulimit -v)"),
-        ("data", "data", "data segment (ulimit -d)"),
-        ("fsize", "fsize", "file size (ulimit -f)"),
+        yield "nproc", f"the user may have {hard_processes} processes and threads (ulimit -u)"
+    for name, what in (
+        ("as", "address space (ulimit -v)"),
+        ("data", "data segment (ulimit -d)"),
+        ("fsize", "file size (ulimit -f)"),
     ):
         soft = limits[name][0]
         if soft is not None and soft < (64 << 30):
-            yield name, f"the {what} is limited to {size(soft)}: CUDA and checkpoints need more", option
+            yield name, f"the {what} is limited to {size(soft)}: CUDA and checkpoints need more"
     soft_cpu = limits["cpu"][0]
     if soft_cpu is not None:
-        yield "cpu", f"a process is killed after {soft_cpu} s of processor time (ulimit -t)", "cpu"
+        yield "cpu", f"a process is killed after {soft_cpu} s of processor time (ulimit -t)"
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -96,8 +96,7 @@ def _judge_memory(view: View) -> Iterable[Finding]:
 def _judge_cpus(view: View) -> Iterable[Finding]:
     for host, value in view.values(MACHINE).items():
         target, cores = view.target(host), value["cores"]
-        threads = target.env.get("OMP_NUM_THREADS", "")
-        many = target.ranks
+        threads, many = target.env.get("OMP_NUM_THREADS", ""), target.ranks
         if threads.isdigit() and int(threads) * many > 2 * cores:
             yield report.info(
                 host,

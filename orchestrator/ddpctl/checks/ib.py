@@ -12,7 +12,7 @@ from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.hca import Port
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.host_limits import RELOGIN, raise_limit
-from ddpctl.checks.report import as_root
+from ddpctl.checks.report import as_root, only
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value, named
 
@@ -70,7 +70,7 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
         aside = hca.summary(hca.fastest(up[hosts[0]])) == hca.summary(hca.fastest(up[most_hosts[0]]))
         yield report.finding(
             Severity.INFO if aside else Severity.WARNING,
-            hosts[0] if len(hosts) == 1 else None,
+            only(hosts),
             f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {slower} active, {named(most_hosts)} {most}"
             + ("; harmless, NCCL takes the fastest" if aside else ""),
             fix="a link that came up slower than its peers has a bad cable or a wrong port",

@@ -12,6 +12,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
+from ddpctl.spec.values import plural
 
 WALK_S = 12.0
 
@@ -166,18 +167,15 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
     evidence = {"processes": processes[:20]}
     if kind == "left":
         named = f" of the ddpctl job {job}" if job else ""
-        what = "process" if len(pids) == 1 else "processes"
         # Where there are more than were listed, the rest of their run may be among those that were not.
-        command = (
-            f"kill -9 {' '.join(map(str, pids))}" if whole else f"ps -o pid,ppid,etime,user,args -p {_joined(pids)}"
-        )
+        ps = f"ps -o pid,ppid,etime,user,args -p {','.join(map(str, pids))}"
         return report.warning(
             host,
-            f"{len(pids)} {what}{named} left over from a launch whose launcher is gone ({who})",
+            f"{plural(len(pids), 'process')}{named} left over from a launch whose launcher is gone ({who})",
             fix="make sure that nobody needs them: the command kills them at once"
             if whole
             else "this host runs too many ranks to be sure that none of their runs is alive: kill them by hand",
-            command=command,
+            command=f"kill -9 {' '.join(map(str, pids))}" if whole else ps,
             evidence=evidence,
         )
     if kind == "ours" and job and job == own:
@@ -192,10 +190,6 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
         fix=f"end it with `ddpctl kill {job}`" if kind == "ours" else None,
         evidence=evidence,
     )
-
-
-def _joined(pids: list[int]) -> str:
-    return ",".join(map(str, pids))
 
 
 CHECKS = (

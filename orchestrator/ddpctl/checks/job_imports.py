@@ -227,18 +227,6 @@ def _command(target: Target, one: Import) -> str:
     return python_command(target.environment or target.python, dict(sorted(target.env.items())), one.statement)
 
 
-SYNTAX = Check(
-    "job.syntax",
-    "the script is valid for the nodes' Python",
-    _judge_syntax,
-    ask=(_interpreter,),
-    cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
-    "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
-    "it with its own Python: what a newer one accepts besides is not known.",
-    symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
-    fix="Correct the line that is named, or name a newer interpreter with `python:`.",
-)
-
 IMPORTS = Check(
     "job.imports",
     "what the script imports can be imported",
@@ -256,6 +244,16 @@ IMPORTS = Check(
 
 
 CHECKS = (
-    SYNTAX,
+    Check(
+        "job.syntax",
+        "the script is valid for the nodes' Python",
+        _judge_syntax,
+        ask=(_interpreter,),
+        cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
+        "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
+        "it with its own Python: what a newer one accepts besides is not known.",
+        symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
+        fix="Correct the line that is named, or name a newer interpreter with `python:`.",
+    ),
     IMPORTS,
 )

@@ -74,31 +74,6 @@ def _judge_import(view: View) -> Iterable[Finding]:
             )
 
 
-VERSIONS = Check(
-    "torch.versions",
-    "torch is installed, and the same everywhere",
-    _judge_versions,
-    ask=(python.installed,),
-    cause="torch is missing on a node, or two nodes have different versions or builds. torch itself never compares "
-    "versions between nodes: the processes meet and then wait for each other for ever.",
-    symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / failed "
-    "to format addr, unknown family=0 / no output at all",
-    fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",
-)
-
-IMPORT = Check(
-    "torch.import",
-    "torch can be imported",
-    _judge_import,
-    ask=python.ASK_TORCH,
-    cause="torch is installed but its import fails: a system library is missing, LD_LIBRARY_PATH holds another "
-    "CUDA or NCCL. Or it takes more than a minute (a warning): the environment lies on a slow network disk.",
-    symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
-    "that start minutes apart",
-    fix="Run the import by hand on that node; the last line of its error names the library.",
-)
-
-
 def _judge(view: View) -> Iterable[Finding]:
     installed = python.versions(view)
     for host, value in python.imports(view).items():
@@ -134,21 +109,38 @@ def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
     return Severity.INFO, "; harmless, nothing that the script imports needs it"
 
 
-VISION = Check(
-    "torch.vision",
-    "torchvision fits its torch",
-    _judge,
-    ask=(*python.ASK_TORCH, modules_question),
-    cause="torchvision's compiled operators belong to one build of torch. A torchvision from the package index "
-    "beside a CPU-only torch, or after torch alone was upgraded, cannot be imported.",
-    symptom="RuntimeError: operator torchvision::nms does not exist",
-    fix="Install torch and torchvision together, from the same index. A job that imports torchvision neither "
-    "itself nor through another package (lightning, timm) is not harmed.",
-)
-
-
 CHECKS = (
-    VERSIONS,
-    IMPORT,
-    VISION,
+    Check(
+        "torch.versions",
+        "torch is installed, and the same everywhere",
+        _judge_versions,
+        ask=(python.installed,),
+        cause="torch is missing on a node, or two nodes have different versions or builds. torch itself never compares "
+        "versions between nodes: the processes meet and then wait for each other for ever.",
+        symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / "
+        "failed to format addr, unknown family=0 / no output at all",
+        fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",
+    ),
+    Check(
+        "torch.import",
+        "torch can be imported",
+        _judge_import,
+        ask=python.ASK_TORCH,
+        cause="torch is installed but its import fails: a system library is missing, LD_LIBRARY_PATH holds another "
+        "CUDA or NCCL. Or it takes more than a minute (a warning): the environment lies on a slow network disk.",
+        symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
+        "that start minutes apart",
+        fix="Run the import by hand on that node; the last line of its error names the library.",
+    ),
+    Check(
+        "torch.vision",
+        "torchvision fits its torch",
+        _judge,
+        ask=(*python.ASK_TORCH, modules_question),
+        cause="torchvision's compiled operators belong to one build of torch. A torchvision from the package index "
+        "beside a CPU-only torch, or after torch alone was upgraded, cannot be imported.",
+        symptom="RuntimeError: operator torchvision::nms does not exist",
+        fix="Install torch and torchvision together, from the same index. A job that imports torchvision neither "
+        "itself nor through another package (lightning, timm) is not harmed.",
+    ),
 )

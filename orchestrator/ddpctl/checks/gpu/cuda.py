@@ -49,7 +49,7 @@ class _Cards:
 
 
 def _cards(view: View, host: str) -> _Cards | None:
-    smi = use.smi_of(view, host)
+    smi = use.smis(view).get(host)
     if smi is not None and smi.count:
         return None if host in _hidden(view) else _Cards("cuda", smi.count, smi.driver)
     others = len(amd.gpus(view, host))
@@ -151,34 +151,30 @@ def runs_on(capability: str, built: Iterable[str]) -> bool:
     return False
 
 
-CUDA = Check(
-    "gpu.cuda",
-    "torch can use the GPUs",
-    _judge_cuda,
-    ask=_ASK,
-    cause="The driver is older than the CUDA release that torch was built with, torch is a CPU-only build on a "
-    "machine with GPUs, or CUDA cannot start (fabric manager down, devices hidden).",
-    symptom="The NVIDIA driver on your system is too old (found version 11040); Torch not compiled with CUDA "
-    "enabled; Error 802: system not yet initialized",
-    fix="Upgrade the driver or choose a torch built for an older CUDA; a CUDA build where there are GPUs.",
-    recorded=NO_HARDWARE,
-    exempt=_exempt,
-)
-ARCH = Check(
-    "gpu.arch",
-    "torch has code for these GPUs",
-    _judge_arch,
-    ask=_ASK,
-    cause="The torch build holds machine code for other GPU generations only: a new GPU with an old torch, or an "
-    "old GPU that new builds dropped.",
-    symptom="CUDA error: no kernel image is available for execution on the device",
-    fix="Choose a torch release that supports the generation.",
-    recorded=NO_HARDWARE,
-    exempt=use.unused,
-)
-
-
 CHECKS = (
-    CUDA,
-    ARCH,
+    Check(
+        "gpu.cuda",
+        "torch can use the GPUs",
+        _judge_cuda,
+        ask=_ASK,
+        cause="The driver is older than the CUDA release that torch was built with, torch is a CPU-only build on a "
+        "machine with GPUs, or CUDA cannot start (fabric manager down, devices hidden).",
+        symptom="The NVIDIA driver on your system is too old (found version 11040); Torch not compiled with CUDA "
+        "enabled; Error 802: system not yet initialized",
+        fix="Upgrade the driver or choose a torch built for an older CUDA; a CUDA build where there are GPUs.",
+        recorded=NO_HARDWARE,
+        exempt=_exempt,
+    ),
+    Check(
+        "gpu.arch",
+        "torch has code for these GPUs",
+        _judge_arch,
+        ask=_ASK,
+        cause="The torch build holds machine code for other GPU generations only: a new GPU with an old torch, or an "
+        "old GPU that new builds dropped.",
+        symptom="CUDA error: no kernel image is available for execution on the device",
+        fix="Choose a torch release that supports the generation.",
+        recorded=NO_HARDWARE,
+        exempt=use.unused,
+    ),
 )

@@ -13,7 +13,7 @@ from ddpctl.checks.report import as_root, differences, write_as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
-from ddpctl.spec.nvidia import KERNEL, Gpu, Smi, labels
+from ddpctl.spec.nvidia import KERNEL, Smi, labels
 from ddpctl.spec.values import plural
 
 # What is wrong, what a person does, and a command that looks; none of them ends a process or reboots by itself.
@@ -129,16 +129,9 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
             fix="reboot it"
             if reboot
             else "nothing may run on the GPUs meanwhile; where the driver refuses, reboot the host",
-            command=None if reboot else reset_command(view, host, gpus),
+            command=None if reboot else use.reset(view, host, gpus),
             evidence={"gpu_recovery_action": action, "gpus": [gpu.index for gpu in gpus]},
         )
-
-
-def reset_command(view: View, host: str, gpus: Iterable[Gpu]) -> str:
-    """nvidia-smi refuses it while a process is on the GPU."""
-    numbers = ",".join(gpu.index for gpu in gpus)
-    smi = use.smi_of(view, host)
-    return as_root(view, host, f"{smi.program if smi else 'nvidia-smi'} --gpu-reset -i {numbers}")
 
 
 def _no_gpu(view: View) -> Mapping[str, str]:
@@ -166,33 +159,6 @@ def _models(view: View, host: str) -> str:
     gpus = use.gpus(view, host)
     names = {f"{gpu.name} {(gpu.number('memory.total') or 0) / 1024:.0f} GB" for gpu in gpus}
     return ", ".join(sorted(names))
-
-
-DRIVER = Check(
-    "gpu.driver",
-    "the GPU driver works",
-    _judge_driver,
-    ask=(*nvidia.ASK, amd.GPUS),
-    cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, the "
-    "nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may not "
-    "open /dev/kfd.",
-    symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
-    "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi never returns",
-    fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
-    recorded=NO_HARDWARE,
-    exempt=_no_gpu,
-)
-MODEL = Check(
-    "gpu.model",
-    "the hosts have the same GPUs",
-    _judge_model,
-    ask=(*nvidia.ASK, amd.GPUS),
-    cause="Different GPU models or memory sizes in one job.",
-    symptom="out of memory on one node only; every step as slow as the slowest GPU",
-    fix="Put different machines into separate jobs.",
-    recorded=NO_HARDWARE,
-    exempt=use.without_gpus,
-)
 
 
 def _judge_count(view: View) -> Iterable[Finding]:
@@ -288,22 +254,42 @@ def _shared(view: View) -> Iterable[Finding]:
         )
 
 
-COUNT = Check(
-    "gpu.count",
-    "every process has a GPU",
-    _judge_count,
-    ask=(*nvidia.ASK, amd.GPUS, python.live_question),
-    cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
-    "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
-    symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
-    fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
-    recorded=NO_HARDWARE,
-    exempt=use.without_gpus,
-)
-
-
 CHECKS = (
-    DRIVER,
-    MODEL,
-    COUNT,
+    Check(
+        "gpu.driver",
+        "the GPU driver works",
+        _judge_driver,
+        ask=(*nvidia.ASK, amd.GPUS),
+        cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, "
+        "the nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may "
+        "not open /dev/kfd.",
+        symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
+        "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi never returns",
+        fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
+        recorded=NO_HARDWARE,
+        exempt=_no_gpu,
+    ),
+    Check(
+        "gpu.model",
+        "the hosts have the same GPUs",
+        _judge_model,
+        ask=(*nvidia.ASK, amd.GPUS),
+        cause="Different GPU models or memory sizes in one job.",
+        symptom="out of memory on one node only; every step as slow as the slowest GPU",
+        fix="Put different machines into separate jobs.",
+        recorded=NO_HARDWARE,
+        exempt=use.without_gpus,
+    ),
+    Check(
+        "gpu.count",
+        "every process has a GPU",
+        _judge_count,
+        ask=(*nvidia.ASK, amd.GPUS, python.live_question),
+        cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
+        "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
+        symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
+        fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
+        recorded=NO_HARDWARE,
+        exempt=use.without_gpus,
+    ),
 )

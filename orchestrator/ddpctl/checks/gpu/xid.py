@@ -213,19 +213,18 @@ def _ago(age: float | None) -> str:
     return f"{age:.0f} s ago"
 
 
-XID = Check(
-    "gpu.xid",
-    "no GPU faults in the kernel log",
-    _judge,
-    ask=(LOG, *nvidia.ASK),
-    cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad memory "
-    "(48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did (SXid), or the "
-    "driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
-    symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
-    fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
-    recorded=NO_HARDWARE,
-    exempt=_exempt,
+CHECKS = (
+    Check(
+        "gpu.xid",
+        "no GPU faults in the kernel log",
+        _judge,
+        ask=(LOG, *nvidia.ASK),
+        cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad "
+        "memory (48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did "
+        "(SXid), or the driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
+        symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
+        fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
+        recorded=NO_HARDWARE,
+        exempt=_exempt,
+    ),
 )
-
-
-CHECKS = (XID,)

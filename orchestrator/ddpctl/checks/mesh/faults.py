@@ -39,11 +39,8 @@ class BlockedDial:
         return self.host == self.dial.dialer
 
 
-def faults(view: View) -> tuple[BlockedDial, ...]:
+def faults(view: View, mesh: Mesh) -> tuple[BlockedDial, ...]:
     """Every blocked connection that is not the mere echo of a missing route back, with its culprit."""
-    mesh = view.mesh
-    if mesh is None:
-        return ()
     no_route_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_route_back]
     lost = _silent_dialers(mesh, blocked)
