@@ -76,7 +76,6 @@ class Want:
     job: str | None = None
     script: str | None = None
     workdir: str | None = None  # a folder on the node, when the code is not sent
-    launcher: str = "auto"
     master: str | None = None
     master_port: int | None = None
     managed: bool = False  # ddpctl builds the environment: what is installed on the node does not matter
@@ -107,7 +106,6 @@ class Want:
             job=job.name,
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
-            launcher=job.launcher,
             master_port=job.master_port if isinstance(job.master_port, int) else None,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,

@@ -98,10 +98,8 @@ def _severity(view: View, name: str, values: Mapping[str, str | None]) -> Severi
 
 def steers(name: str) -> bool:
     """Whether a difference between nodes can change how they talk or what they load, not just how fast they are."""
-    return name.startswith(("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_", "FI_")) or name in (
-        "LD_PRELOAD",
-        "PYTHONPATH",
-    )
+    families = ("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_", "FI_")
+    return name.startswith(families) or name in ("LD_PRELOAD", "PYTHONPATH")
 
 
 # --- NCCL ------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
 LEAST = 100_000_000  # bytes: a run's records and logs need some room
-LOW = 1_000_000_000
-GB = 1_000_000_000
+LOW = 10**9
+GB = 10**9
 LEAST_INODES = 1000
 MANY_INODES = 1_000_000
 DEADLINE_S = 8.0

@@ -28,8 +28,7 @@ def _judge_ports(view: View) -> Iterable[Finding]:
     down = list(_down(view))
     yield from down
     tainted = {finding.host for finding in down}
-    up = {host: ports for host, ports in hca.used_and_up(view).items() if host not in tainted}
-    yield from _rates(up)
+    yield from _rates({host: ports for host, ports in hca.used_and_up(view).items() if host not in tainted})
     yield from _mtus(view, {host: ports for host, ports in hca.in_use(view).items() if host not in tainted})
 
 

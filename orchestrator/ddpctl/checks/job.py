@@ -102,10 +102,6 @@ def _data(want: Want, path: str) -> Question:
     return Question("path", params, WALK_S)
 
 
-def _all_data(target: Target, want: Want) -> tuple[Question, ...]:
-    return tuple(_data(want, path) for path in want.data)
-
-
 def _judge_data(view: View) -> Iterable[Finding]:
     for path in view.want.data:
         found = view.values(_data(view.want, path))
@@ -215,7 +211,7 @@ CHECKS = (
         "job.data",
         "every host has the data",
         _judge_data,
-        ask=(_all_data,),
+        ask=(lambda target, want: tuple(_data(want, path) for path in want.data),),
         cause="A path of `requires.data` is missing, unreadable or of another size on a node.",
         symptom="FileNotFoundError on one node while the others wait; ranks that run out of batches at different times",
         fix="Copy the data; mount the share.",

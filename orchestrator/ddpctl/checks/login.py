@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, View
 from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
@@ -23,10 +23,6 @@ _KEEP = (
     " && printf '%s\\n' '[Login]' 'KillUserProcesses=no' > /etc/systemd/logind.conf.d/90-ddpctl.conf"
     " && systemctl kill -s HUP systemd-logind"
 )
-
-
-def _shell(target: Target, want: Want) -> Question | None:
-    return None if target.local else SHELL
 
 
 # --- systemd-logind --------------------------------------------------------------------------------------------------
@@ -134,7 +130,7 @@ CHECKS = (
         "login.profile",
         "the profile is quiet and quick",
         _judge_profile,
-        ask=(_shell,),
+        ask=(lambda target, want: None if target.local else SHELL,),
         cause="~/.bashrc prints or waits even when nobody is at the terminal. bash reads it for every command over "
         "SSH.",
         symptom="scp and rsync fail with strange protocol errors; every command takes seconds",

@@ -24,34 +24,25 @@ def _judge_versions(view: View) -> Iterable[Finding]:
                 evidence={"folders": found[host]["folders"]},
             )
     here = {host: value["torch"] for host, value in found.items() if value["torch"]}
-    by_version = _compare(here, "torch", "version", "torch")
+    by_version = _differ({host: build.get("version") for host, build in here.items()}, "torch", "torch")
     yield from by_version
     if not by_version:  # builds without a local version (+cu126, +cpu) look equal by name alone
-        yield from _compare(here, "a CUDA build of torch:", "cuda", "torch")
-        yield from _nccl(found)
+        yield from _differ({host: build.get("cuda") for host, build in here.items()}, "a CUDA build of torch:", "torch")
+        nccl = {host: value["nccl"] for host, value in found.items() if value["torch"] and value["nccl"]}
+        yield from _differ(nccl, "NCCL", "nvidia-nccl package")
     vision = {host: value["torchvision"] for host, value in found.items() if value["torchvision"]}
     if vision:
-        everyone = {host: vision.get(host, {"version": None}) for host in here}
-        yield from _compare(everyone, "torchvision", "version", "torchvision")
+        everyone = {host: vision[host].get("version") if host in vision else None for host in here}
+        yield from _differ(everyone, "torchvision", "torchvision", Severity.WARNING)
 
 
-def _compare(values: Mapping[str, Mapping[str, Any]], what: str, key: str, package: str) -> list[Finding]:
-    severity = Severity.ERROR if package == "torch" else Severity.WARNING
+def _differ(values: Mapping[str, Any], what: str, package: str, severity: Severity = Severity.ERROR) -> list[Finding]:
     return differences(
         severity,
-        {host: value.get(key) for host, value in values.items()},
+        values,
         what=what,
         fix=f"install the same {package} everywhere; {python.MANAGED}",
         show=lambda value: "none" if value is None else str(value),
-    )
-
-
-def _nccl(found: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    return differences(
-        Severity.ERROR,
-        {host: value["nccl"] for host, value in found.items() if value["torch"] and value["nccl"]},
-        what="NCCL",
-        fix=f"install the same nvidia-nccl package everywhere; {python.MANAGED}",
     )
 
 

@@ -12,14 +12,13 @@ from ddpctl.checks.firewall.rules import (
     JUMP,
     REJECT,
     RETURN,
-    Blocked,
     BlockingRule,
     Chain,
     Condition,
     Rule,
     networks,
 )
-from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, portions
+from ddpctl.checks.firewall.tool import FirewallTool, Opening, portions
 
 _TARGETS = {"ACCEPT": ACCEPT, "DROP": DROP, "REJECT": REJECT, "RETURN": RETURN}
 # Targets that end nothing for a packet that is filtered.
@@ -141,10 +140,6 @@ def _span(text: str) -> tuple[int, int]:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
-    return chain.iptables
-
-
 def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     program = "iptables" if opening.family == 4 else "ip6tables"
     side = "-s" if opening.hook == "input" else "-d"
@@ -157,4 +152,4 @@ def _lines(block: BlockingRule, opening: Opening) -> list[str]:
 
 
 _NOTE = "it is lost at a reboot: add it to the rules that this machine loads (iptables-save) too"
-IPTABLES = FirewallTool("iptables", _owns, _lines, lambda block, hook: _NOTE)
+IPTABLES = FirewallTool("iptables", lambda dump, chain, verdict: chain.iptables, _lines, lambda block, hook: _NOTE)

@@ -123,11 +123,9 @@ class BlockingRule:
 
     @property
     def place(self) -> str:
-        return (
-            f"table {self.table}, chain {self.chain}"
-            if self.tool == "iptables"
-            else (f"{self.family} {self.table} {self.chain}")
-        )
+        if self.tool == "iptables":
+            return f"table {self.table}, chain {self.chain}"
+        return f"{self.family} {self.table} {self.chain}"
 
     def to_json(self) -> dict[str, Any]:
         keys = ("tool", "family", "table", "chain", "rule", "certain")

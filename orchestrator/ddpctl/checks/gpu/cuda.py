@@ -33,7 +33,7 @@ def _judge_cuda(view: View) -> Iterable[Finding]:
         build = (installed.get(host) or {}).get("torch")
         if not cards:
             continue
-        if build and not build["cuda" if cards.api == "cuda" else "hip"]:
+        if build and not build[cards.api]:
             yield _other_build(view, host, cards, build)
         elif not (python.imports(view).get(host) or {}).get("devices"):
             yield from _unseen(view, host, cards, build)
@@ -51,14 +51,11 @@ class _Cards:
 def _cards(view: View, host: str) -> _Cards | None:
     smi = use.smis(view).get(host)
     if smi is not None and smi.count:
-        return None if host in _hidden(view) else _Cards("cuda", smi.count, smi.driver)
+        hidden = use.unused(view).get(host, "").startswith(use.HIDDEN)
+        return None if hidden else _Cards("cuda", smi.count, smi.driver)
     others = len(amd.gpus(view, host))
     closed = (view.value(host, amd.GPUS) or {}).get("closed")  # gpu.driver says so
     return _Cards("hip", others, None) if others and not closed else None
-
-
-def _hidden(view: View) -> dict[str, str]:
-    return {host: why for host, why in use.unused(view).items() if why.startswith(use.HIDDEN)}
 
 
 def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | None) -> Iterable[Finding]:
@@ -82,13 +79,13 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
         host,
         f"{name} finds none of the {plural(cards.count, 'GPU')}: {said}",
         fix=None if build else "the driver itself does not start, whichever torch is installed",
-        command=python.run_python(view, host, "import torch; torch.cuda.init()") if build else _look(cards),
+        command=python.run_python(view, host, "import torch; torch.cuda.init()")
+        if build
+        else "nvidia-smi -q"
+        if cards.api == "cuda"
+        else "rocm-smi",
         evidence={"torch": dict(real), "live": python.live(view, host)},
     )
-
-
-def _look(cards: _Cards) -> str:
-    return "nvidia-smi -q" if cards.api == "cuda" else "rocm-smi"
 
 
 def _other_build(view: View, host: str, cards: _Cards, build: Mapping[str, Any]) -> Finding:

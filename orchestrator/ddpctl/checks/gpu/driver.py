@@ -51,14 +51,17 @@ def _judge_driver(view: View) -> Iterable[Finding]:
         if smi.state in _BROKEN:
             yield _broken(view, host, smi)
         elif smi.state == nvidia.NO_DRIVER and kernel.get("wsl"):
-            yield _no_windows_driver(host, smi)
+            yield report.warning(
+                host,
+                f"WSL2 finds no NVIDIA driver: {smi.text}",
+                fix="install NVIDIA's driver in Windows, none in Linux, and restart WSL (`wsl --shutdown` in Windows)",
+                evidence={"text": smi.text},
+            )
         elif smi.state != nvidia.OK and use.has_gpus(view, host, smi) and not kernel["driver_gpus"]:
             yield _no_driver(view, host, kernel)
         yield from _recovery(view, host)
     for host, value in view.values(amd.GPUS).items():
-        fault = amd.driver_fault(view, host, value)
-        if fault is not None:
-            yield fault
+        yield from amd.driver_faults(view, host, value)
     yield from differences(
         Severity.INFO,
         {host: smi.driver for host, smi in found.items() if smi.driver},
@@ -75,15 +78,6 @@ def _broken(view: View, host: str, smi: Smi) -> Finding:
         fix=fix,
         command=as_root(view, host, command) if command.startswith("dmesg") else command,
         evidence={"state": smi.state, "text": smi.text, "seconds": smi.seconds},
-    )
-
-
-def _no_windows_driver(host: str, smi: Smi) -> Finding:
-    return report.warning(
-        host,
-        f"WSL2 finds no NVIDIA driver: {smi.text}",
-        fix="install NVIDIA's driver in Windows, none in Linux, and restart WSL (`wsl --shutdown` in Windows)",
-        evidence={"text": smi.text},
     )
 
 
@@ -190,10 +184,9 @@ def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> I
         broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
         if count or broken or (smi.count and host not in use.unused(view)):
             continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
-        others = _others(some)
         yield report.error(
             host,
-            f"{host} shows no usable GPU ({_why_none(view, host, smi)}){others}",
+            f"{host} shows no usable GPU ({_why_none(view, host, smi)}){_others(some)}",
             fix=f"NCCL needs a GPU on every node: leave {host} out (`nodes:` of the job), or run the job with gloo",
             evidence={"gpus": dict(found)},
         )
