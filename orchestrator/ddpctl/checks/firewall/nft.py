@@ -23,6 +23,7 @@ from ddpctl.checks.firewall.tool import FirewallTool, Opening, joined
 _VERDICTS = (ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO)
 _IGNORED = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "meta"})
 _META = {"iifname": "iif", "iif": "iif", "oifname": "oif", "oif": "oif", "l4proto": "proto", "nfproto": "family"}
+_NOT_TCP = ("udp", "icmp", "icmpv6", "sctp", "udplite", "dccp")
 _SERVICES = {"ssh": 22, "domain": 53, "http": 80, "https": 443}
 
 
@@ -96,6 +97,9 @@ def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Se
     """A match; an unknown one keeps its name and cannot be judged."""
     if _is_reverse_path(left):
         return Condition("reply_route", negate=(right is False) == (op == "=="))
+    protocol = left.get("payload", {}).get("protocol") if isinstance(left, dict) else None
+    if protocol in _NOT_TCP:  # whatever it asks of that header: nft prints no `meta l4proto` beside it
+        return Condition("proto", (protocol,))
     key = _key(left)
     values = _values(right, body, sets)
     if values is None or op in ("<", ">", "<=", ">="):
@@ -136,10 +140,7 @@ def _key(left: Any) -> str:
             return str(field)
         if protocol in ("tcp", "th") and field in ("sport", "dport"):
             return str(field)
-        if (protocol, field) in (("ip", "protocol"), ("ip6", "nexthdr")):
-            return "proto"
-        # A match on another protocol's header (udp dport, icmp type) holds for no TCP packet.
-        return "proto" if protocol in ("udp", "icmp", "icmpv6", "sctp", "udplite", "dccp") else "unknown"
+        return "proto" if (protocol, field) in (("ip", "protocol"), ("ip6", "nexthdr")) else "unknown"
     if "meta" in left:
         return _META.get(left["meta"].get("key"), "unknown")
     if "ct" in left and left["ct"].get("key") == "state":

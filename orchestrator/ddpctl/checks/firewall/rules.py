@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_DEPTH = 20
+MAX_DEPTH = 20  # nftables itself allows 16
+MAX_JUMPS = 1000  # in one walk; a dump that is not the kernel's own may branch at every step
 ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return", "jump", "goto"
 STOPS = frozenset({DROP, REJECT})
 POLICY = "policy drop"
@@ -181,7 +182,9 @@ def _run(
             if certain:
                 return end
             doubts.append(end)
-        elif verdict in (JUMP, GOTO) and target is not None and target in chain.others and len(path) < MAX_DEPTH:
+        elif verdict in (JUMP, GOTO) and target is not None and target in chain.others:
+            if len(path) >= MAX_DEPTH or len(visited) >= MAX_JUMPS:
+                continue
             inner: list[_End] = []
             visited.append(target)
             end = _run(chain.others[target], (*path, target), chain, packet, interfaces, inner, visited)
