@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
 from ddpctl.checks.mesh import mesh_check, names, network_answer, network_question, not_dialled
-from ddpctl.checks.report import as_root
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
@@ -178,12 +177,11 @@ def _interface_fault(network: HostNetwork) -> str | None:
 def _judge_neighbours(view: View) -> Iterable[Finding]:
     """Connections that failed because a host had no room for a neighbour, and tables too small for the job."""
     yield from not_dialled(view)
-    mesh = view.mesh
-    full = _crowded(mesh) if mesh is not None else {}
+    mesh = view.mesh or Mesh()
+    full = _crowded(mesh)
     for host, dials in full.items():
-        assert mesh is not None
         yield _overflow(view, mesh, host, dials)
-    needs = _room(view)
+    needs = _room(view, mesh)
     for target in view.targets:
         answer, need = network_answer(view, target.name), needs.get(target.name, 0)
         table = answer.get("neighbours")
@@ -203,11 +201,10 @@ def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
     return by(full, (dial for dial in mesh.dials if dial in mesh.crowded_out))
 
 
-def _room(view: View) -> dict[str, int]:
+def _room(view: View, mesh: Mesh) -> dict[str, int]:
     """How many other nodes of the job each host has in the network of its own fabric address."""
-    mesh = view.mesh
     mine: dict[str, str] = {}
-    for host, fabric in mesh.fabric.items() if mesh else ():
+    for host, fabric in mesh.fabric.items():
         for entry in network_answer(view, host).get("addresses", ()):
             if entry["address"] == fabric.address and entry["family"] == 4:
                 mine[host] = str(ipaddress.ip_network(f"{entry['address']}/{entry['prefix']}", strict=False))
@@ -242,7 +239,7 @@ def _too_small(view: View, host: str, need: int, table: Mapping[str, int]) -> Fi
 def _command(view: View, host: str, need: int) -> str:
     limit = max(LEAST_ROOM, 4 * need)
     keys = [f"net.ipv4.neigh.default.gc_thresh{n}={limit >> (3 - n)}" for n in (3, 2, 1)]
-    return as_root(view, host, f"sysctl -w {' '.join(keys)}")
+    return report.as_root(view, host, f"sysctl -w {' '.join(keys)}")
 
 
 CHECKS = (

@@ -31,10 +31,9 @@ def _judge_speed(view: View, mesh: Mesh) -> Iterable[Finding]:
     networks = [network for network in map(read, view.targets) if network is not None]
     if len(networks) < 2 or _exempt_speed(view):
         return
-    chosen = {network.host: _entry(network, mesh.fabric) for network in networks}
-    if not all(chosen.values()):
+    mine = {network.host: entry for network in networks if (entry := _entry(network, mesh.fabric))}
+    if len(mine) < len(networks):
         return
-    mine = {host: entry for host, entry in chosen.items() if entry is not None}
     others = [found for found in _shared(networks) if not set(found.values()) & set(mine.values())]
     better = [found for found in others if _is_better(found, mine)]
     untold = [found for found in (mine, *others) if _speed(found) is None]
@@ -83,20 +82,17 @@ def _is_better(found: Mapping[str, NodeAddress], mine: Mapping[str, NodeAddress]
 def _slower(mine: Mapping[str, NodeAddress], better: Mapping[str, NodeAddress]) -> Finding:
     speed = _speed(mine)
     own = f"at {_words(speed)}" if speed else "a tunnel"
+    first = next(iter(better.values())).interface
     return report.warning(
         None,
         f"the nodes talk over {_names(mine)} ({own}), and all of them have {_names(better)} too, at "
         f"{_words(_speed(better) or 0)}",
-        fix=f"if they reach each other there, set `interface: {_first(better)}` for the hosts (or `fabric_address:`)",
+        fix=f"if they reach each other there, set `interface: {first}` for the hosts (or `fabric_address:`)",
         evidence={
             "chosen": {host: [entry.interface, entry.speed] for host, entry in mine.items()},
             "faster": {host: [entry.interface, entry.speed] for host, entry in better.items()},
         },
     )
-
-
-def _first(entries: Mapping[str, NodeAddress]) -> str:
-    return next(iter(entries.values())).interface
 
 
 def _names(entries: Mapping[str, NodeAddress]) -> str:

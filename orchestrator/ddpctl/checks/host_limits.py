@@ -9,7 +9,7 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.host import MACHINE
-from ddpctl.checks.report import as_root, size, write_as_root
+from ddpctl.checks.report import size
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
@@ -50,7 +50,7 @@ def raise_limit(view: View, host: str, user: str, option: str) -> str:
     most = MOST_FILES if option == "nofile" else "unlimited"
     who = "*" if user.isdigit() else user
     path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
-    return write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
+    return report.write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
 
 
 def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _judge_cgroup(view: View) -> Iterable[Finding]:
                 host,
                 f"{message} ({limit['folder']})",
                 fix="give the container more (`docker run --memory --cpus --pids-limit`), or run fewer processes here",
-                command=as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
+                command=report.as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
                 if unit.endswith(".slice")
                 else None,
                 evidence=value,
@@ -157,7 +157,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
                 f"the firewall's connection table is nearly full: {used:.0f} of {most:.0f}; when it is full, new "
                 "connections are dropped",
                 fix=_REBOOT,
-                command=as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
+                command=report.as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
                 evidence=found,
             )
         if queue is not None and queue < world and host == view.want.master:
@@ -166,7 +166,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
                 f"the master queues {queue:.0f} connections (somaxconn), and {world} processes connect at once: some "
                 "will wait",
                 fix=_REBOOT,
-                command=as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
+                command=report.as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
                 evidence=found,
             )
 

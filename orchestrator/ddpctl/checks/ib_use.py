@@ -11,7 +11,6 @@ from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
 from ddpctl.checks.gpu.use import smis, uses_gloo
 from ddpctl.checks.hca import Port
 from ddpctl.checks.python import PYTHON
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI
 from ddpctl.spec.values import plural
@@ -145,7 +144,7 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
                 "nvidia_peermem is not loaded: the adapters cannot reach GPU memory, every message is copied through "
                 "host memory",
                 fix="`modprobe` lasts until the next reboot: put nvidia-peermem into /etc/modules-load.d",
-                command=as_root(view, host, "modprobe nvidia-peermem"),
+                command=report.as_root(view, host, "modprobe nvidia-peermem"),
                 evidence={"version": kernels[host].get("version")},
             )
         elif version is not None and version < BOTH_PEERMEM and not any("memory_peers" in mark for mark in marks):

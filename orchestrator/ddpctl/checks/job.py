@@ -7,7 +7,6 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import differences, size
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.question import Question
@@ -40,7 +39,7 @@ def _judge_script(view: View) -> Iterable[Finding]:
                 evidence={"path": value["path"]},
             )
     there = {host: value for host, value in found.items() if value["sha256"]}
-    yield from differences(
+    yield from report.differences(
         Severity.ERROR,
         {host: value["sha256"] for host, value in there.items()},
         what="a script with SHA-256",
@@ -83,7 +82,7 @@ def _judge_code(view: View) -> Iterable[Finding]:
         yield report.info(None, message)
         return
     by_hash = {value["hash"]: value for value in found.values()}
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         hashes,
         what=f"code in {view.want.workdir}",
@@ -116,9 +115,9 @@ def _judge_data(view: View) -> Iterable[Finding]:
                     evidence=value,
                 )
         counted = {host: v for host, v in found.items() if v["readable"] and v["complete"]}
-        yield from differences(
+        yield from report.differences(
             Severity.WARNING,
-            {host: f"{v['files']} files, {size(v['bytes'])}" for host, v in counted.items()},
+            {host: f"{v['files']} files, {report.size(v['bytes'])}" for host, v in counted.items()},
             what=f"{path} with",
             fix="uneven data makes ranks wait for each other at the end: copy it again, or use drop_last=True",
         )

@@ -9,7 +9,6 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, View
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 
@@ -62,7 +61,7 @@ def _judge_kill(view: View) -> Iterable[Finding]:
                 f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
                 "lingering or not: a detached job would die with the connection",
                 fix="this affects every user; KillExcludeUsers= exempts one. Lingering does not help",
-                command=as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
+                command=report.as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
                 evidence=known,
             )
 
@@ -76,7 +75,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
             host,
             f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login "
             "has no session that keeps it",
-            command=as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
+            command=report.as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
             evidence=known,
         )
 

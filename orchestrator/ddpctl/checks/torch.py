@@ -8,7 +8,6 @@ from typing import Any
 from ddpctl.checks import python, report
 from ddpctl.checks.base import Check, View
 from ddpctl.checks.job_imports import failures, is_error, modules, modules_question
-from ddpctl.checks.report import differences
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.source import OPTIONAL
 
@@ -37,7 +36,7 @@ def _judge_versions(view: View) -> Iterable[Finding]:
 
 
 def _differ(values: Mapping[str, Any], what: str, package: str, severity: Severity = Severity.ERROR) -> list[Finding]:
-    return differences(
+    return report.differences(
         severity,
         values,
         what=what,

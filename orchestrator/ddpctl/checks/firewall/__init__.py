@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ddpctl.checks.firewall import iptables, managers, nft
-from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, Rule, walk
+from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, walk
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Span, collapsed, joined, merged, sources
 
 TOOLS = (managers.FIREWALLD, managers.UFW, iptables.IPTABLES, nft.NFT)  # a chain is of the first that owns it
 
-__all__ = ["BlockingRule", "Chain", "Packet", "Rule", "blocking", "manager", "opening", "readable", "unread"]
+__all__ = ["BlockingRule", "Packet", "blocking", "manager", "opening", "readable", "unread"]
 
 
 def readable(dump: Dump) -> bool:

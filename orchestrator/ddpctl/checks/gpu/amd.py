@@ -8,7 +8,6 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
@@ -49,7 +48,7 @@ def driver_faults(view: View, host: str, value: dict[str, Any]) -> Iterable[Find
             f"{plural(len(value['pci']), 'AMD GPU')} on the PCI bus, but the amdgpu driver has none of them: torch "
             "would run on the CPU",
             fix="if there is no such module, install AMD's driver (amdgpu-dkms) and reboot",
-            command=as_root(view, host, "modprobe amdgpu"),
+            command=report.as_root(view, host, "modprobe amdgpu"),
             evidence=value,
         )
     elif value["closed"]:
@@ -58,6 +57,6 @@ def driver_faults(view: View, host: str, value: dict[str, Any]) -> Iterable[Find
             host,
             f"{value['user']} may not open {first}{f' and {len(others)} more' if others else ''}: HIP sees no GPU",
             fix="it takes effect at the next login: end running connections to the host first",
-            command=as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
+            command=report.as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
             evidence=value,
         )

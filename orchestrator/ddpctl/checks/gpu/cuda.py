@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.base import View
 from ddpctl.checks.gpu import amd, use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
@@ -149,7 +149,7 @@ def runs_on(capability: str, built: Iterable[str]) -> bool:
 
 
 CHECKS = (
-    Check(
+    use.gpu_check(
         "gpu.cuda",
         "torch can use the GPUs",
         _judge_cuda,
@@ -159,10 +159,9 @@ CHECKS = (
         symptom="The NVIDIA driver on your system is too old (found version 11040); Torch not compiled with CUDA "
         "enabled; Error 802: system not yet initialized",
         fix="Upgrade the driver or choose a torch built for an older CUDA; a CUDA build where there are GPUs.",
-        recorded=NO_HARDWARE,
         exempt=_exempt,
     ),
-    Check(
+    use.gpu_check(
         "gpu.arch",
         "torch has code for these GPUs",
         _judge_arch,
@@ -171,7 +170,5 @@ CHECKS = (
         "old GPU that new builds dropped.",
         symptom="CUDA error: no kernel image is available for execution on the device",
         fix="Choose a torch release that supports the generation.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
 )

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
+from ddpctl.checks.base import Target, View
 from ddpctl.checks.gpu import amd, use
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root, differences, write_as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
@@ -45,7 +43,7 @@ _INITRAMFS = {
 
 
 def _judge_driver(view: View) -> Iterable[Finding]:
-    found = smis(view)
+    found = use.smis(view)
     for host, smi in found.items():
         kernel = view.value(host, KERNEL) or {}
         if smi.state in _BROKEN:
@@ -62,7 +60,7 @@ def _judge_driver(view: View) -> Iterable[Finding]:
         yield from _recovery(view, host)
     for host, value in view.values(amd.GPUS).items():
         yield from amd.driver_faults(view, host, value)
-    yield from differences(
+    yield from report.differences(
         Severity.INFO,
         {host: smi.driver for host, smi in found.items() if smi.driver},
         what="NVIDIA driver",
@@ -76,7 +74,7 @@ def _broken(view: View, host: str, smi: Smi) -> Finding:
         host,
         f"{what}{f': {smi.text}' if smi.text else ''}",
         fix=fix,
-        command=as_root(view, host, command) if command.startswith("dmesg") else command,
+        command=report.as_root(view, host, command) if command.startswith("dmesg") else command,
         evidence={"state": smi.state, "text": smi.text, "seconds": smi.seconds},
     )
 
@@ -89,7 +87,7 @@ def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
         fix = "then install NVIDIA's driver and reboot: nouveau stays loaded until then"
     else:
         message = f"{plural(cards, 'NVIDIA GPU')} on the PCI bus, but no driver is loaded: torch would run on the CPU"
-        command = as_root(view, host, "modprobe nvidia")
+        command = report.as_root(view, host, "modprobe nvidia")
         fix = "if there is no such module, install NVIDIA's driver"
     severity = Severity.INFO if view.want.backend == "gloo" else Severity.WARNING
     return report.finding(severity, host, message, fix=fix, command=command, evidence=kernel)
@@ -97,9 +95,9 @@ def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
 
 def _without_nouveau(view: View, host: str, distribution: Iterable[str]) -> str:
     lines = ("blacklist nouveau", "options nouveau modeset=0")
-    write = write_as_root(view, host, "/etc/modprobe.d/blacklist-nouveau.conf", *lines)
+    write = report.write_as_root(view, host, "/etc/modprobe.d/blacklist-nouveau.conf", *lines)
     image = next((command for name, command in _INITRAMFS.items() if name in distribution), None)
-    return f"{write} && {as_root(view, host, image)}" if image else write
+    return f"{write} && {report.as_root(view, host, image)}" if image else write
 
 
 def _recovery(view: View, host: str) -> Iterable[Finding]:
@@ -138,8 +136,8 @@ def _no_gpu(view: View) -> Mapping[str, str]:
 
 def _judge_model(view: View) -> Iterable[Finding]:
     yield from use.unseen(view)
-    models = {host: name for host in smis(view) if (name := _models(view, host))}
-    yield from differences(
+    models = {host: name for host in use.smis(view) if (name := _models(view, host))}
+    yield from report.differences(
         Severity.WARNING,
         models,
         what="GPUs",
@@ -159,7 +157,7 @@ def _judge_count(view: View) -> Iterable[Finding]:
     if view.want.backend == "gloo":
         return
     yield from use.unseen(view, lambda host: use.devices(view, view.target(host)) is None)
-    asked = [target for target in view.targets if target.name in smis(view)]
+    asked = [target for target in view.targets if target.name in use.smis(view)]
     found = {target.name: count for target in asked if (count := use.devices(view, target)) is not None}
     some = {host: count for host, count in found.items() if count}
     if some or view.want.backend == "nccl":
@@ -170,7 +168,7 @@ def _judge_count(view: View) -> Iterable[Finding]:
             yield _too_few(view, target, count)
     yield from _shared(view)
     auto = {target.name: some[target.name] for target in view.targets if target.nproc is None and target.name in some}
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         auto,
         what="GPUs:",
@@ -180,7 +178,7 @@ def _judge_count(view: View) -> Iterable[Finding]:
 
 def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> Iterable[Finding]:
     for host, count in found.items():
-        smi = smis(view)[host]
+        smi = use.smis(view)[host]
         broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
         if count or broken or (smi.count and host not in use.unused(view)):
             continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
@@ -215,7 +213,7 @@ def _why_none(view: View, host: str, smi: Smi) -> str:
 
 
 def _too_few(view: View, target: Target, count: int) -> Finding:
-    live, smi = use.live(view, target.name), smis(view).get(target.name)
+    live, smi = use.live(view, target.name), use.smis(view).get(target.name)
     why = f" ({live.chosen})" if live and live.chosen else ""
     if smi and smi.mig_devices and not why:
         why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
@@ -248,7 +246,7 @@ def _shared(view: View) -> Iterable[Finding]:
 
 
 CHECKS = (
-    Check(
+    use.gpu_check(
         "gpu.driver",
         "the GPU driver works",
         _judge_driver,
@@ -259,10 +257,9 @@ CHECKS = (
         symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
         "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi never returns",
         fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
-        recorded=NO_HARDWARE,
         exempt=_no_gpu,
     ),
-    Check(
+    use.gpu_check(
         "gpu.model",
         "the hosts have the same GPUs",
         _judge_model,
@@ -270,10 +267,9 @@ CHECKS = (
         cause="Different GPU models or memory sizes in one job.",
         symptom="out of memory on one node only; every step as slow as the slowest GPU",
         fix="Put different machines into separate jobs.",
-        recorded=NO_HARDWARE,
         exempt=use.without_gpus,
     ),
-    Check(
+    use.gpu_check(
         "gpu.count",
         "every process has a GPU",
         _judge_count,
@@ -282,7 +278,6 @@ CHECKS = (
         "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
         symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
         fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
-        recorded=NO_HARDWARE,
         exempt=use.without_gpus,
     ),
 )

@@ -9,8 +9,6 @@ from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
 from ddpctl.checks.gpu.health import GpuState, by_host
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
@@ -34,7 +32,7 @@ _NO_MIG = use.smi_command("-i {gpus} -mig 0")
 def _judge_busy(view: View) -> Iterable[Finding]:
     yield from use.unseen(view)
     apart = use.unused(view)
-    for host, smi in smis(view).items():
+    for host, smi in use.smis(view).items():
         if host not in apart:
             yield from _busy(view, host, smi)
 
@@ -108,7 +106,7 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
         "process that died uncleanly)",
         fix="a process of another container is visible on the machine itself; memory that no process holds needs a "
         "GPU reset",
-        command=as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
+        command=report.as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
         evidence={"gpus": [dict(gpu.cells) for gpu in gpus]},
     )
 
@@ -147,7 +145,7 @@ def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
 
 
 CHECKS = (
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.busy",
         "GPUs are free",
         _judge_busy,
@@ -156,7 +154,7 @@ CHECKS = (
         symptom="CUDA out of memory at the very start of the job",
         fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
     ),
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.compute_mode",
         "GPUs accept processes",
         by_host(_mode_of),
@@ -164,7 +162,7 @@ CHECKS = (
         symptom="CUDA error: all CUDA-capable devices are busy or unavailable",
         fix="`nvidia-smi -c DEFAULT`.",
     ),
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.mig",
         "GPUs are whole",
         by_host(_mig_of),

@@ -137,7 +137,7 @@ def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | Non
 
 
 CHECKS = (
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.ecc",
         "GPU memory has no uncorrected errors",
         by_host(_ecc_of),
@@ -145,7 +145,7 @@ CHECKS = (
         symptom="CUDA error: uncorrectable ECC error encountered; wrong results; Xid 48, 63, 64, 94",
         fix="Reset the GPU or reboot; replace it when remapping has failed.",
     ),
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.throttle",
         "GPUs run at full speed",
         by_host(_throttle_of),
@@ -153,7 +153,7 @@ CHECKS = (
         symptom="one rank is always the last; steps of uneven length",
         fix="Cooling, power cables, power limit.",
     ),
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.pcie",
         "GPUs have all their PCIe lanes",
         by_host(_pcie_of),
@@ -162,7 +162,7 @@ CHECKS = (
         symptom="transfers to one GPU take twice as long or more",
         fix="Reseat the card. Where the slot has no more lanes, nothing is wrong.",
     ),
-    use.nvidia_check(
+    use.gpu_check(
         "gpu.persistence",
         "persistence mode",
         by_host(_persistence_of),

@@ -9,7 +9,6 @@ from functools import lru_cache, partial
 from ddpctl.checks import python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
 from ddpctl.checks.gpu import amd
-from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.nvidia import Gpu, Smi, bus_of
@@ -58,7 +57,7 @@ def smi_command(arguments: str, *, root: bool = True) -> CommandFor:
         smi = smis(view).get(host)
         numbers = ",".join(gpu.index for gpu in gpus)
         call = f"{smi.program if smi else 'nvidia-smi'} {arguments.format(gpus=numbers)}"
-        return as_root(view, host, call) if root else call
+        return report.as_root(view, host, call) if root else call
 
     return command
 
@@ -167,8 +166,8 @@ def unused(view: View) -> Mapping[str, str]:
     return found
 
 
-# A check of the NVIDIA GPUs that the job uses.
-nvidia_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused)
+# A check of GPUs: unless it says otherwise, of the NVIDIA GPUs that the job uses.
+gpu_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused)
 
 
 def without_gpus(view: View) -> dict[str, str]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import only
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.mesh import OK, Dial, Mesh, Pair
 from ddpctl.spec.question import Question
@@ -40,6 +39,12 @@ def network_question(target: Target, want: Want) -> Question:
 def network_answer(view: View, host: str) -> Mapping[str, Any]:
     """The host's answer to the ``network`` question."""
     return view.named(host, "network") or {}
+
+
+def interface_of(mesh: Mesh, host: str) -> str | None:
+    """The interface that has the host's fabric address; None where it is not known."""
+    fabric = mesh.fabric.get(host)
+    return fabric.interface if fabric else None
 
 
 def one_host(view: View) -> Mapping[str, str]:
@@ -85,7 +90,7 @@ def not_dialled(view: View) -> Iterable[Finding]:
         told = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:MOST_REASONS])
         more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
         yield report.unknown(
-            only(list(why)),
+            report.only(list(why)),
             f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not dialled ({told}{more})",
             evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
         )

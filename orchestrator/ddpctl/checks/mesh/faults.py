@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule, Packet
+from ddpctl.checks.mesh import interface_of
 from ddpctl.spec.mesh import OK, Dial, Mesh
 from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
@@ -75,7 +76,8 @@ def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
 
 def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     """The end whose firewall drops the packet on its way there or the answer on its way back; else the far end."""
-    mine = dial.local or mesh.fabric[dial.dialer].address if dial.dialer in mesh.fabric else dial.local or ""
+    fabric = mesh.fabric.get(dial.dialer)
+    mine = dial.local or (fabric.address if fabric else "")
     there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")
     back = Packet(dial.address, mine, dial.port, SOURCE_PORT, "established")
     chains = (
@@ -84,7 +86,11 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
         (dial.dialer, "input", back),
         (dial.peer, "output", back),
     )
-    found = [(*chain, _blocks(view, mesh, dial, *chain)) for chain in chains]
+    found = []
+    for host, hook, packet in chains:
+        interface = dial.interface if host == dial.dialer else interface_of(mesh, host)
+        every = firewall.blocking(view.firewalls.get(host, {}), packet, hook, interface=interface)
+        found.append((host, hook, packet, every))
     for certain in (True, False):
         for host, hook, packet, every in found:
             blocks = tuple(block for block in every if block.certain or not certain)
@@ -94,15 +100,3 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     if dial.dialer in lost:
         return BlockedDial(dial, dial.dialer, dial.peer, (), "output")
     return BlockedDial(dial, dial.peer, dial.dialer, (), "input")
-
-
-def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[BlockingRule, ...]:
-    dump = view.firewalls.get(host, {})
-    return firewall.blocking(dump, packet, hook, interface=_interface(mesh, host, dial))
-
-
-def _interface(mesh: Mesh, host: str, dial: Dial) -> str | None:
-    if host == dial.dialer:
-        return dial.interface
-    fabric = mesh.fabric.get(host)
-    return fabric.interface if fabric else None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.mesh import fine, mesh_check, network_answer, of_mesh
-from ddpctl.checks.report import as_root, only
+from ddpctl.checks.mesh import fine, interface_of, mesh_check, network_answer, of_mesh
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by_culprit
 from ddpctl.spec.mesh import Mesh, Pair
@@ -65,7 +64,7 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Mapping[Pair, int | 
     return report.error(
         host,
         text,
-        peer=only(others),
+        peer=report.only(others),
         fix=fix,
         command=command,
         evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [list(pair) for pair in holes]},
@@ -79,22 +78,16 @@ def _others(host: str, pairs: Iterable[Pair]) -> tuple[str, ...]:
 
 def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> tuple[str | None, str]:
     """The command for the host, and the rest in words."""
-    interface = _interface(mesh, host)
+    interface = interface_of(mesh, host)
     if passed is None:
         return f"ip -s link show dev {interface}" if interface else None, (
             f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
             f"packet length or rate, and at the interface's error counters"
         )
-    return as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
+    return report.as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
         f"packets of up to {passed} bytes pass: set the interface's MTU to that, or raise what the switch or tunnel on "
         "the way carries; it is lost at a reboot: set it in the machine's network configuration too"
     )
-
-
-def _interface(mesh: Mesh, host: str) -> str | None:
-    """What names the host's interface in a command."""
-    fabric = mesh.fabric.get(host)
-    return fabric.interface if fabric else None
 
 
 def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
@@ -146,7 +139,7 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     else:
         where = f"the link between {host} and {fold(others)} gives"
     if unit == "Mbit/s":
-        interface = _interface(mesh, host)
+        interface = interface_of(mesh, host)
         command = f"ip -s link show dev {interface}; ethtool {interface}" if interface else None
         fix = "the speed that was negotiated and the error counters tell a bad port or cable from a busy neighbour"
     else:
@@ -157,7 +150,7 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     return report.warning(
         host,
         f"{where} {number} {unit}{one}, measured twice; the median of all links is {middle:.4g} {unit}",
-        peer=only(others),
+        peer=report.only(others),
         fix=fix,
         command=command,
         evidence={"links": {f"{a} -> {b}": value for (a, b), value in pairs.items()}, "median": middle, "unit": unit},

@@ -14,7 +14,6 @@ from ddpctl.checks.firewall.tool import joined
 from ddpctl.checks.gpu.use import uses_gloo
 from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, network_answer, of_mesh
 from ddpctl.checks.mesh.faults import BlockedDial, faults
-from ddpctl.checks.report import only
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
@@ -112,18 +111,15 @@ def _grouped(found: Sequence[BlockedDial]) -> list[_Group]:
     groups = by(lambda fault: (fault.host, fault.dial.status, fault.outgoing), found)
     for host, status, outgoing in list(groups):
         back, there = (host, status, True), (host, status, False)
-        if outgoing and there in groups and _same(_rules(groups[back]), _rules(groups[there])):
+        if outgoing and there in groups and _same(groups[back], groups[there]):
             groups[there] += groups.pop(back)
     return [_Group(*key, tuple(members)) for key, members in groups.items()]
 
 
-def _same(one: set[BlockingRule], other: set[BlockingRule]) -> bool:
+def _same(*ways: Sequence[BlockedDial]) -> bool:
     """One rule that stops what comes in, answers included; or none known for either way."""
+    one, other = ({block for fault in found for block in fault.blocks} for found in ways)
     return bool(one & other) or not (one or other)
-
-
-def _rules(found: Sequence[BlockedDial]) -> set[BlockingRule]:
-    return {block for fault in found for block in fault.blocks}
 
 
 def _ports_words(mesh: Mesh, group: _Group) -> str:
@@ -154,7 +150,7 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
         severity,
         group.host,
         f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
-        peer=only(group.others),
+        peer=report.only(group.others),
         fix=fix,
         command=command,
         evidence={

@@ -8,7 +8,6 @@ from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, of_mesh
 from ddpctl.checks.mesh.faults import wrong_address
-from ddpctl.checks.report import as_root, only
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by, by_culprit
 from ddpctl.spec.mesh import Dial, Mesh, Pair
@@ -48,7 +47,7 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
     return report.error(
         host,
         f"{text} at {addresses}: {dials[0].detail or 'no route'}",
-        peer=only(others),
+        peer=report.only(others),
         fix=f"look at the routes of {dials[0].dialer} to {dials[0].address} and add the one that is missing, or set "
         f"`fabric_address:` to addresses in a network that all nodes share",
         command=f"ip route get {dials[0].address}" if leaving else "ip -brief address; ip route",
@@ -89,11 +88,11 @@ def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
             f"look for a forwarding of port {ports} (nftables, a container's published port) or for another machine "
             f"with {address}; or use another master_port"
         )
-        look = as_root(view, peer, "nft list ruleset") + " | grep -e redirect -e dnat"
+        look = report.as_root(view, peer, "nft list ruleset") + " | grep -e redirect -e dnat"
     return report.error(
         peer,
         words,
-        peer=only(dialers),
+        peer=report.only(dialers),
         fix=fix,
         command=look,
         evidence={"status": status, "peers": list(dialers), "dials": [dial_json(dial) for dial in dials[:20]]},
