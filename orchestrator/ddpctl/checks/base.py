@@ -35,7 +35,6 @@ class Target:
     python: str
     base_dir: str
     nproc: int | None = None  # processes of the job here; None: as many as GPUs
-    node_rank: int | None = None
     fabric_address: str | None = None
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -45,10 +44,10 @@ class Target:
     @classmethod
     def all(cls, hosts: Sequence[Host], job: JobSpec | None, nproc: int | None = None) -> tuple[Target, ...]:
         """``hosts`` in node rank order, the master first."""
-        return tuple(cls._of(host, rank, job, nproc) for rank, host in enumerate(hosts))
+        return tuple(cls._of(host, job, nproc) for host in hosts)
 
     @classmethod
-    def _of(cls, host: Host, node_rank: int, job: JobSpec | None, nproc: int | None) -> Target:
+    def _of(cls, host: Host, job: JobSpec | None, nproc: int | None) -> Target:
         wishes = (nproc, job.nproc_per_node if job else None, host.slots)
         return cls(
             name=host.name,
@@ -56,7 +55,6 @@ class Target:
             python=host.python,
             base_dir=host.base_dir,
             nproc=next((wish for wish in wishes if isinstance(wish, int)), None),
-            node_rank=node_rank,
             fabric_address=host.fabric_address,
             interface=host.interface,
             env={**host.env, **(job.env if job else {})},

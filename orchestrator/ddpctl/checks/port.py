@@ -16,8 +16,8 @@ _ANOTHER = f"{_AUTO}, or a port from {USUAL_PORTS[0]} to {USUAL_PORTS[1]}"
 
 
 def _port(target: Target, want: Want) -> Question | None:
-    is_master = target.name == want.master if want.master else target.node_rank == 0
-    return Question("port", {"port": want.master_port}) if is_master and want.master_port is not None else None
+    asked = target.name == want.master and want.master_port is not None
+    return Question("port", {"port": want.master_port}) if asked else None
 
 
 def _judge(view: View) -> Iterable[Finding]:

@@ -74,11 +74,13 @@ def differences(
 
 def size(count: float) -> str:
     """Bytes for people: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts)."""
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("KB", "MB", "GB"):
         count /= 1000
-    raise AssertionError("unreachable")
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

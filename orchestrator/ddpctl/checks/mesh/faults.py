@@ -9,6 +9,7 @@ from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule, Packet
 from ddpctl.checks.mesh import interface_of
+from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import OK, Dial, Mesh
 from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
@@ -62,16 +63,10 @@ def wrong_address(mesh: Mesh, peer: str) -> bool:
 
 def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
     """Nodes from which nothing gets anywhere while others do get to the same targets: the fault is at their end."""
-    failed: dict[str, set[str]] = {}
-    for dial in blocked:
-        failed.setdefault(dial.dialer, set()).add(dial.peer)
-    through = {(dial.dialer, dial.peer) for dial in mesh.dials if dial.status == OK}
-    arrived = {peer for _, peer in through}
-    return {
-        dialer
-        for dialer, peers in failed.items()
-        if len(peers) > 1 and peers <= arrived and not any(d == dialer for d, _ in through)
-    }
+    failed = {dialer: {dial.peer for dial in dials} for dialer, dials in by(lambda d: d.dialer, blocked).items()}
+    through = [dial for dial in mesh.dials if dial.status == OK]
+    heard, arrived = {dial.dialer for dial in through}, {dial.peer for dial in through}
+    return {dialer for dialer, peers in failed.items() if len(peers) > 1 and peers <= arrived and dialer not in heard}
 
 
 def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
