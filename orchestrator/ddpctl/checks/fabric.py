@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
@@ -25,18 +25,14 @@ _LARGER_TABLE = (
 )
 
 
-def network_of(view: View) -> Callable[[Target], HostNetwork | None]:
-    """How each host's network is read from the answers; None for a host that did not tell."""
-    answers = view.values(network_question)
-
-    def read(target: Target) -> HostNetwork | None:
-        value = answers.get(target.name)
-        if value is None:
-            return None
+def networks_of(view: View) -> dict[str, HostNetwork]:
+    """host -> its network, of every host that told it."""
+    found: dict[str, HostNetwork] = {}
+    for host, value in view.values(network_question).items():
+        target = view.target(host)
         configured = _resolved(view, target)
-        return host_network(target.name, value, configured=configured, interface=target.interface, local=target.local)
-
-    return read
+        found[host] = host_network(host, value, configured=configured, interface=target.interface, local=target.local)
+    return found
 
 
 def _resolved(view: View, target: Target) -> tuple[str, ...]:
@@ -51,12 +47,10 @@ def _resolved(view: View, target: Target) -> tuple[str, ...]:
 
 def _judge_address(view: View) -> Iterable[Finding]:
     yield from not_dialled(view)
-    read = network_of(view)
-    yield from _homeless([network for network in map(read, view.targets) if network is not None])
-    for target in view.targets:
-        network = read(target)
-        if network is None:
-            continue
+    networks = networks_of(view)
+    yield from _homeless(list(networks.values()))
+    for host, network in networks.items():
+        target = view.target(host)
         if target.fabric_address and not network.configured:
             yield report.error(
                 target.name,
@@ -139,10 +133,8 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
 
 
 def _judge_interface(view: View) -> Iterable[Finding]:
-    read = network_of(view)
-    for target in view.targets:
-        network = read(target)
-        if network is None or network.interface is None:
+    for network in networks_of(view).values():
+        if network.interface is None:
             continue
         names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
         message = _interface_fault(network)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import RECORDED, Check, View
-from ddpctl.checks.fabric import network_of
+from ddpctl.checks.fabric import networks_of
 from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
 from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
@@ -27,8 +27,7 @@ _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 @of_mesh
 def _judge_speed(view: View, mesh: Mesh) -> Iterable[Finding]:
     """The network that was chosen is slower than another in which every host has an address."""
-    read = network_of(view)
-    networks = [network for network in map(read, view.targets) if network is not None]
+    networks = list(networks_of(view).values())
     if len(networks) < 2 or _exempt_speed(view):
         return
     mine = {network.host: entry for network in networks if (entry := _entry(network, mesh.fabric))}
@@ -117,25 +116,24 @@ def _exempt_speed(view: View) -> Mapping[str, str]:
 @of_mesh
 def _judge_source(view: View, mesh: Mesh) -> Iterable[Finding]:
     """gloo and NCCL take the first address of the interface; the kernel takes the route. Either may be another."""
-    read = network_of(view)
     dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
-    for target in view.targets:
-        network, mine = read(target), mesh.fabric.get(target.name)
-        if network is None or mine is None or len(mesh.hosts) < 2 or target.local:
+    for host, network in networks_of(view).items():
+        mine = mesh.fabric.get(host)
+        if mine is None or len(mesh.hosts) < 2 or network.local:
             continue
-        if wrong_address(mesh, target.name) or network.owner(mine.address) is None:
+        if wrong_address(mesh, host) or network.owner(mine.address) is None:
             continue  # told by fabric.address
         first = _first_address(network, mine)
         if first is not None:
-            yield _another_first(target.name, mine, first)
+            yield _another_first(host, mine, first)
             continue
         away = {
             dial.peer: (dial.local, dial.interface)
-            for dial in dials.get(target.name, ())
+            for dial in dials.get(host, ())
             if dial.local not in (None, mine.address)
         }
         if away:
-            yield _other_interface(target.name, mine, away)
+            yield _other_interface(host, mine, away)
 
 
 def _first_address(network: HostNetwork, mine: Fabric) -> NodeAddress | None:

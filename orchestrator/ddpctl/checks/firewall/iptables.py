@@ -5,22 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpctl.checks.firewall.rules import (
-    ACCEPT,
-    DROP,
-    GOTO,
-    JUMP,
-    REJECT,
-    RETURN,
-    BlockingRule,
-    Chain,
-    Condition,
-    Rule,
-    networks,
-)
+from ddpctl.checks.firewall.rules import GOTO, JUMP, BlockingRule, Chain, Condition, Rule, networks
 from ddpctl.checks.firewall.tool import FirewallTool, Opening, portions
 
-_TARGETS = {"ACCEPT": ACCEPT, "DROP": DROP, "REJECT": REJECT, "RETURN": RETURN}
+_VERDICTS = frozenset({"ACCEPT", "DROP", "REJECT", "RETURN"})  # our words, in capitals
 # Targets that end nothing for a packet that is filtered.
 _LOGS = ("LOG", "NFLOG", "ULOG", "TRACE")
 _MARKS = ("MARK", "CONNMARK", "TCPMSS", "CT", "NOTRACK", "CLASSIFY", "TOS", "DSCP", "CHECKSUM")
@@ -68,8 +56,8 @@ def _rule(line: str) -> tuple[str, Rule]:
     for negate, option, arguments in _options(words[2:]):
         if option in ("-j", "--jump", "-g", "--goto"):
             goal = arguments[0]
-            if goal in _TARGETS:
-                verdict = _TARGETS[goal]
+            if goal in _VERDICTS:
+                verdict = goal.lower()
             elif goal not in _PASSING:
                 verdict, target = (GOTO if option in ("-g", "--goto") else JUMP), goal
         else:

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpctl.checks.firewall.rules import (
-    ACCEPT,
-    DROP,
-    GOTO,
-    JUMP,
-    REJECT,
-    RETURN,
-    BlockingRule,
-    Chain,
-    Condition,
-    Rule,
-    networks,
-)
+from ddpctl.checks.firewall.rules import ACCEPT, GOTO, JUMP, VERDICTS, BlockingRule, Chain, Condition, Rule, networks
 from ddpctl.checks.firewall.tool import FirewallTool, Opening, joined
 
-_VERDICTS = (ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO)
 _IGNORED = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "meta"})
 _META = {"iifname": "iif", "iif": "iif", "oifname": "oif", "oif": "oif", "l4proto": "proto", "nfproto": "family"}
 _NOT_TCP = ("udp", "icmp", "icmpv6", "sctp", "udplite", "dccp")
@@ -65,7 +52,7 @@ def _rule(body: Mapping[str, Any], sets: Sets) -> Rule:
         if kind == "match":
             conditions.append(_condition(value["left"], value["op"], value["right"], body, sets))
             words.append(_words(value))
-        elif kind in _VERDICTS:
+        elif kind in VERDICTS:
             verdict, target = kind, (value or {}).get("target") if kind in (JUMP, GOTO) else None
             words.append(f"{kind} {target}" if target else kind)
         elif kind == "vmap":

@@ -10,6 +10,7 @@ from typing import Any
 MAX_DEPTH = 20  # nftables itself allows 16
 MAX_JUMPS = 1000  # in one walk; a dump that is not the kernel's own may branch at every step
 ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return", "jump", "goto"
+VERDICTS = frozenset({ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO})
 STOPS = frozenset({DROP, REJECT})
 POLICY = "policy drop"
 

@@ -18,13 +18,13 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.contract import DROPPED, REFUSED, REJECTED
+from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED
 
 HOW = {
     DROPPED: "nothing comes back (dropped)",
     REFUSED: "the connection is refused (reset)",
     REJECTED: "a firewall or router answers that it is prohibited",
-    "error": "the connection fails",
+    ERROR: "the connection fails",
 }
 HARMLESS = (
     "harmless under gloo, where the node with the larger address connects to the one with the smaller; under NCCL it "
