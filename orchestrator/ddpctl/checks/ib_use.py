@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from ddpctl.checks.gpu.use import smis, uses_gloo
 from ddpctl.checks.hca import Port
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.nvidia import KERNEL, SMI
+from ddpctl.spec.nvidia import KERNEL, SMI, numbers
 from ddpctl.spec.values import plural
 
 BOTH_PEERMEM = (2, 23)  # from here on NCCL knows nvidia_peermem by its new name as well
@@ -159,7 +158,7 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
 
 def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> bool:
     """Whether NCCL gets there by the kernel's own way. An NCCL of unknown version is taken for a new one."""
-    linux = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+    linux = numbers(release)[:2]
     return "Open Kernel Module" in driver and linux >= DMABUF[0] and (version or DMABUF[1]) >= DMABUF[1]
 
 
