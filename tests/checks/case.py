@@ -48,7 +48,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def view_of(case: dict[str, Any]) -> View:
     """The recorded cluster as checks see it."""
-    targets = tuple(_target(rank, one) for rank, one in enumerate(case.get("targets", ["node0", "node1"])))
+    targets = tuple(_target(one) for one in case.get("targets", ["node0", "node1"]))
     recorded = case.get("answers", {})
     failed = {host: _error(host, *told) for host, told in case.get("errors", {}).items()}
     answers = {
@@ -114,14 +114,13 @@ def _answer(value: Any) -> Answer:
     return Answer(True, value)
 
 
-def _target(rank: int, given: str | dict[str, Any]) -> Target:
+def _target(given: str | dict[str, Any]) -> Target:
     keys = {"name": given} if isinstance(given, str) else given
     filled = {
         "address": keys["name"],
         "python": "python3",
         "base_dir": "~/ddpctl",
         "nproc": 2,
-        "node_rank": rank,
     } | keys
     return Target(**filled)
 

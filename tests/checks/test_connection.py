@@ -13,7 +13,7 @@ from ddpctl.spec.finding import Finding
 
 def findings(errors: dict[str, DdpctlError]) -> list[Finding]:
     view = View(tuple(Target(name, name, "python3", "~/d") for name in errors), Want(), {}, errors)
-    return [*ssh.CONNECT.judge(view), *ssh.AUTH.judge(view)]
+    return [found for check in ssh.CHECKS if check.id in ("ssh.connect", "ssh.auth") for found in check.judge(view)]
 
 
 def refused(host: str) -> DdpctlError:

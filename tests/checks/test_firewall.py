@@ -221,6 +221,20 @@ def test_negations_of_iptables() -> None:
     assert stops("-s 10.0.0.0/24,192.168.0.0/16 -p tcp")
 
 
+@pytest.mark.parametrize("op", ["==", "!=", ">"])
+@pytest.mark.parametrize("protocol", ["udp", "sctp"])
+def test_match_on_the_header_of_another_protocol_holds_for_no_tcp_packet(protocol: str, op: str) -> None:
+    left = {"payload": {"protocol": protocol, "field": "dport"}}
+    assert blocks(nft([{"match": {"op": op, "left": left, "right": 53}}, DROP])) == []
+
+
+def test_chains_that_call_each_other_without_end_are_walked_to_an_end() -> None:
+    """No kernel takes such rules; a node that lies may print them."""
+    calls = "-A INPUT -j sub\n" + "-A sub -j sub\n" * 4
+    text = f"*filter\n:INPUT DROP [0:0]\n:sub - [0:0]\n{calls}COMMIT\n"
+    assert blocks({"iptables": text}) == ["policy drop"]
+
+
 def test_nothing_read_means_nothing_said_but_where_to_look() -> None:
     assert firewall.blocking({}, SYN, "input") == ()
     assert not firewall.readable({"uid": 1000, "errors": {"nft": "Operation not permitted"}})

@@ -19,7 +19,7 @@ from ddpctl.spec.fold import by_value
 from ddpctl.spec.question import Answer, Question, as_request
 from ddpctl_worker import facts
 
-NODES = tuple(Target(name, name, "python3", "~/d", nproc=1, node_rank=rank) for rank, name in enumerate("abc"))
+NODES = tuple(Target(name, name, "python3", "~/d", nproc=1) for name in "abc")
 
 
 def check(name: str, *asks: Question, found: tuple[Finding, ...] = ()) -> Check:

@@ -35,7 +35,6 @@ class Target:
     python: str
     base_dir: str
     nproc: int | None = None  # processes of the job here; None: as many as GPUs
-    node_rank: int | None = None
     fabric_address: str | None = None
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -45,10 +44,10 @@ class Target:
     @classmethod
     def all(cls, hosts: Sequence[Host], job: JobSpec | None, nproc: int | None = None) -> tuple[Target, ...]:
         """``hosts`` in node rank order, the master first."""
-        return tuple(cls._of(host, rank, job, nproc) for rank, host in enumerate(hosts))
+        return tuple(cls._of(host, job, nproc) for host in hosts)
 
     @classmethod
-    def _of(cls, host: Host, node_rank: int, job: JobSpec | None, nproc: int | None) -> Target:
+    def _of(cls, host: Host, job: JobSpec | None, nproc: int | None) -> Target:
         wishes = (nproc, job.nproc_per_node if job else None, host.slots)
         return cls(
             name=host.name,
@@ -56,7 +55,6 @@ class Target:
             python=host.python,
             base_dir=host.base_dir,
             nproc=next((wish for wish in wishes if isinstance(wish, int)), None),
-            node_rank=node_rank,
             fabric_address=host.fabric_address,
             interface=host.interface,
             env={**host.env, **(job.env if job else {})},
@@ -76,7 +74,6 @@ class Want:
     job: str | None = None
     script: str | None = None
     workdir: str | None = None  # a folder on the node, when the code is not sent
-    launcher: str = "auto"
     master: str | None = None
     master_port: int | None = None
     managed: bool = False  # ddpctl builds the environment: what is installed on the node does not matter
@@ -99,22 +96,19 @@ class Want:
         names = tuple(
             sorted({h.fabric_address for h in hosts if h.fabric_address and not is_literal(h.fabric_address)})
         )
+        any_job = cls(master=master, managed=managed, packages=packages, fabric_names=names)
         if job is None:
-            return cls(master=master, managed=managed, packages=packages, fabric_names=names)
-        return cls(
+            return any_job
+        return replace(
+            any_job,
             job=job.name,
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
-            launcher=job.launcher,
-            master=master,
             master_port=job.master_port if isinstance(job.master_port, int) else None,
-            managed=managed,
-            packages=packages,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
             backend=backend_of(job.args),
             rendezvous=job.rendezvous,
-            fabric_names=names,
             imports=imports,
         )
 
@@ -206,11 +200,6 @@ RECORDED = "recorded output only"
 NO_HARDWARE = f"{RECORDED}, never run on real hardware here"
 
 
-def everywhere(view: View) -> Mapping[str, str]:
-    """The check applies to every host."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Check:
     """One entry of the catalogue: a question and a verdict, with its section in docs/checks.md.
@@ -228,7 +217,7 @@ class Check:
     title: str
     judge: Callable[[View], Iterable[Finding]]
     ask: tuple[Question | Ask, ...] = ()
-    exempt: Callable[[View], Mapping[str, str]] = everywhere
+    exempt: Callable[[View], Mapping[str, str]] = lambda view: {}  # it applies everywhere
     cause: str = ""
     symptom: str = ""
     fix: str = ""

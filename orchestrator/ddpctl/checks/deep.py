@@ -75,11 +75,8 @@ def _judge_rehearsal(view: View) -> Iterable[Finding]:
 
 
 def _ranks(host: str, answer: Mapping[str, Any]) -> list[_Rank]:
-    found = answer.get("ranks", {})
-    return [
-        _Rank(host, rank, found.get(str(rank), {}).get("phase"), found.get(str(rank), {}).get("report"))
-        for rank in answer["expected"]
-    ]
+    found = ((rank, answer.get("ranks", {}).get(str(rank), {})) for rank in answer["expected"])
+    return [_Rank(host, rank, seen.get("phase"), seen.get("report")) for rank, seen in found]
 
 
 def _fine(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]]) -> Finding:

@@ -29,7 +29,8 @@ file system of their own. The others were judged on recorded output only.
 def page(catalogue: Iterable[Check]) -> str:
     """The whole page."""
     checks = tuple(catalogue)
-    rows = [f"| [{check.id}](#{anchor(check)}) | {check.title} | {seen(check)} |" for check in checks]
+    seen = {check.id: "recorded output" if check.recorded else "on real hosts" for check in checks}
+    rows = [f"| [{check.id}](#{anchor(check)}) | {check.title} | {seen[check.id]} |" for check in checks]
     table = "\n".join(["| id | what holds when it is ok | seen |", "|---|---|---|", *rows])
     recorded = [f"- `{check.id}`: {check.recorded}" for check in checks if check.recorded]
     never = "\n".join(["## Never run on the real thing", "", *recorded])
@@ -39,10 +40,6 @@ def page(catalogue: Iterable[Check]) -> str:
 def anchor(check: Check) -> str:
     """The name that a heading of this id gets."""
     return check.id.replace(".", "")
-
-
-def seen(check: Check) -> str:
-    return "recorded output" if check.recorded else "on real hosts"
 
 
 def section(check: Check) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from ddpctl.checks import python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View, Want
 from ddpctl.checks.gpu.use import uses_gloo
-from ddpctl.checks.report import differences
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
 from ddpctl_worker.contract import SCRUB_NAMES, SCRUB_PREFIXES
@@ -71,7 +70,7 @@ def _judge_variables(view: View) -> Iterable[Finding]:
     ends = {target.name: final(view, target) for target in view.targets if target.name in found}
     for name in sorted(_from_logins(view, found)):
         values = {host: variables.get(name) for host, variables in ends.items()}
-        yield from differences(
+        yield from report.differences(
             _severity(view, name, values),
             values,
             what=f"{name}:",
@@ -98,10 +97,8 @@ def _severity(view: View, name: str, values: Mapping[str, str | None]) -> Severi
 
 def steers(name: str) -> bool:
     """Whether a difference between nodes can change how they talk or what they load, not just how fast they are."""
-    return name.startswith(("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_", "FI_")) or name in (
-        "LD_PRELOAD",
-        "PYTHONPATH",
-    )
+    families = ("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_", "FI_")
+    return name.startswith(families) or name in ("LD_PRELOAD", "PYTHONPATH")
 
 
 # --- NCCL ------------------------------------------------------------------------------------------------------------
@@ -111,7 +108,7 @@ def _judge_nccl(view: View) -> Iterable[Finding]:
     if uses_gloo(view):
         return
     found = view.values(question)
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         {target.name: _file_settings(view, target) for target in view.targets if target.name in found},
         what="NCCL's own settings file:",
@@ -119,7 +116,7 @@ def _judge_nccl(view: View) -> Iterable[Finding]:
         show=lambda value: "; ".join(f"{name}={text}" for name, text in value.items()) or "none",
     )
     yield from _other_nccl(view)
-    yield from differences(
+    yield from report.differences(
         Severity.ERROR,
         _loaded(view),
         what="NCCL that torch really loads:",

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
-from ddpctl.checks.mesh import names, network_answer, network_question, not_dialled, one_host
-from ddpctl.checks.report import as_root
+from ddpctl.checks.mesh import mesh_check, names, network_answer, network_question, not_dialled
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
@@ -26,18 +25,14 @@ _LARGER_TABLE = (
 )
 
 
-def network_of(view: View) -> Callable[[Target], HostNetwork | None]:
-    """How each host's network is read from the answers; None for a host that did not tell."""
-    answers = view.values(network_question)
-
-    def read(target: Target) -> HostNetwork | None:
-        value = answers.get(target.name)
-        if value is None:
-            return None
+def networks_of(view: View) -> dict[str, HostNetwork]:
+    """host -> its network, of every host that told it."""
+    found: dict[str, HostNetwork] = {}
+    for host, value in view.values(network_question).items():
+        target = view.target(host)
         configured = _resolved(view, target)
-        return host_network(target.name, value, configured=configured, interface=target.interface, local=target.local)
-
-    return read
+        found[host] = host_network(host, value, configured=configured, interface=target.interface, local=target.local)
+    return found
 
 
 def _resolved(view: View, target: Target) -> tuple[str, ...]:
@@ -52,12 +47,10 @@ def _resolved(view: View, target: Target) -> tuple[str, ...]:
 
 def _judge_address(view: View) -> Iterable[Finding]:
     yield from not_dialled(view)
-    read = network_of(view)
-    yield from _homeless([network for network in map(read, view.targets) if network is not None])
-    for target in view.targets:
-        network = read(target)
-        if network is None:
-            continue
+    networks = networks_of(view)
+    yield from _homeless(list(networks.values()))
+    for host, network in networks.items():
+        target = view.target(host)
         if target.fabric_address and not network.configured:
             yield report.error(
                 target.name,
@@ -140,10 +133,8 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
 
 
 def _judge_interface(view: View) -> Iterable[Finding]:
-    read = network_of(view)
-    for target in view.targets:
-        network = read(target)
-        if network is None or network.interface is None:
+    for network in networks_of(view).values():
+        if network.interface is None:
             continue
         names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
         message = _interface_fault(network)
@@ -178,12 +169,11 @@ def _interface_fault(network: HostNetwork) -> str | None:
 def _judge_neighbours(view: View) -> Iterable[Finding]:
     """Connections that failed because a host had no room for a neighbour, and tables too small for the job."""
     yield from not_dialled(view)
-    mesh = view.mesh
-    full = _crowded(mesh) if mesh is not None else {}
+    mesh = view.mesh or Mesh()
+    full = _crowded(mesh)
     for host, dials in full.items():
-        assert mesh is not None
         yield _overflow(view, mesh, host, dials)
-    needs = _room(view)
+    needs = _room(view, mesh)
     for target in view.targets:
         answer, need = network_answer(view, target.name), needs.get(target.name, 0)
         table = answer.get("neighbours")
@@ -203,11 +193,10 @@ def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
     return by(full, (dial for dial in mesh.dials if dial in mesh.crowded_out))
 
 
-def _room(view: View) -> dict[str, int]:
+def _room(view: View, mesh: Mesh) -> dict[str, int]:
     """How many other nodes of the job each host has in the network of its own fabric address."""
-    mesh = view.mesh
     mine: dict[str, str] = {}
-    for host, fabric in mesh.fabric.items() if mesh else ():
+    for host, fabric in mesh.fabric.items():
         for entry in network_answer(view, host).get("addresses", ()):
             if entry["address"] == fabric.address and entry["family"] == 4:
                 mine[host] = str(ipaddress.ip_network(f"{entry['address']}/{entry['prefix']}", strict=False))
@@ -242,7 +231,7 @@ def _too_small(view: View, host: str, need: int, table: Mapping[str, int]) -> Fi
 def _command(view: View, host: str, need: int) -> str:
     limit = max(LEAST_ROOM, 4 * need)
     keys = [f"net.ipv4.neigh.default.gc_thresh{n}={limit >> (3 - n)}" for n in (3, 2, 1)]
-    return as_root(view, host, f"sysctl -w {' '.join(keys)}")
+    return report.as_root(view, host, f"sysctl -w {' '.join(keys)}")
 
 
 CHECKS = (
@@ -267,7 +256,7 @@ CHECKS = (
         symptom="Gloo: Unable to find address for: eth9; NCCL: Bootstrap : no socket interface found",
         fix="Leave `interface:` out, so that ddpctl sets it for each node, or write it for the node that differs.",
     ),
-    Check(
+    mesh_check(
         "fabric.neighbours",
         "the kernel's neighbour table has room for the nodes",
         _judge_neighbours,
@@ -277,6 +266,5 @@ CHECKS = (
         symptom="No route to host, or connections that time out, between changing pairs of nodes; kernel log: "
         "neighbour: arp_cache: neighbor table overflow!",
         fix="sysctl net.ipv4.neigh.default.gc_thresh1, 2 and 3 on every node, several times the number of nodes.",
-        exempt=one_host,
     ),
 )

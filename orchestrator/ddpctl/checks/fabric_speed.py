@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import RECORDED, Check, View
-from ddpctl.checks.fabric import network_of
-from ddpctl.checks.mesh import network_question, not_dialled, one_host
+from ddpctl.checks.fabric import networks_of
+from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
 from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
-from ddpctl.spec.mesh import OK, Fabric
+from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.ranges import fold
 
 FASTER = 2.0  # times the chosen network
@@ -24,17 +24,15 @@ _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 # --- a faster network ------------------------------------------------------------------------------------------------
 
 
-def _judge_speed(view: View) -> Iterable[Finding]:
+@of_mesh
+def _judge_speed(view: View, mesh: Mesh) -> Iterable[Finding]:
     """The network that was chosen is slower than another in which every host has an address."""
-    yield from not_dialled(view)
-    read = network_of(view)
-    networks = [network for network in map(read, view.targets) if network is not None]
-    if view.mesh is None or len(networks) < 2 or _exempt_speed(view):
+    networks = list(networks_of(view).values())
+    if len(networks) < 2 or _exempt_speed(view):
         return
-    chosen = {host: _entry(network, view.mesh.fabric) for network in networks for host in [network.host]}
-    if not all(chosen.values()):
+    mine = {network.host: entry for network in networks if (entry := _entry(network, mesh.fabric))}
+    if len(mine) < len(networks):
         return
-    mine = {host: entry for host, entry in chosen.items() if entry is not None}
     others = [found for found in _shared(networks) if not set(found.values()) & set(mine.values())]
     better = [found for found in others if _is_better(found, mine)]
     untold = [found for found in (mine, *others) if _speed(found) is None]
@@ -83,20 +81,17 @@ def _is_better(found: Mapping[str, NodeAddress], mine: Mapping[str, NodeAddress]
 def _slower(mine: Mapping[str, NodeAddress], better: Mapping[str, NodeAddress]) -> Finding:
     speed = _speed(mine)
     own = f"at {_words(speed)}" if speed else "a tunnel"
+    first = next(iter(better.values())).interface
     return report.warning(
         None,
         f"the nodes talk over {_names(mine)} ({own}), and all of them have {_names(better)} too, at "
         f"{_words(_speed(better) or 0)}",
-        fix=f"if they reach each other there, set `interface: {_first(better)}` for the hosts (or `fabric_address:`)",
+        fix=f"if they reach each other there, set `interface: {first}` for the hosts (or `fabric_address:`)",
         evidence={
             "chosen": {host: [entry.interface, entry.speed] for host, entry in mine.items()},
             "faster": {host: [entry.interface, entry.speed] for host, entry in better.items()},
         },
     )
-
-
-def _first(entries: Mapping[str, NodeAddress]) -> str:
-    return next(iter(entries.values())).interface
 
 
 def _names(entries: Mapping[str, NodeAddress]) -> str:
@@ -118,31 +113,27 @@ def _exempt_speed(view: View) -> Mapping[str, str]:
 # --- where connections really leave ----------------------------------------------------------------------------------
 
 
-def _judge_source(view: View) -> Iterable[Finding]:
+@of_mesh
+def _judge_source(view: View, mesh: Mesh) -> Iterable[Finding]:
     """gloo and NCCL take the first address of the interface; the kernel takes the route. Either may be another."""
-    yield from not_dialled(view)
-    mesh = view.mesh
-    if mesh is None:
-        return
-    read = network_of(view)
     dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
-    for target in view.targets:
-        network, mine = read(target), mesh.fabric.get(target.name)
-        if network is None or mine is None or len(mesh.hosts) < 2 or target.local:
+    for host, network in networks_of(view).items():
+        mine = mesh.fabric.get(host)
+        if mine is None or len(mesh.hosts) < 2 or network.local:
             continue
-        if wrong_address(mesh, target.name) or network.owner(mine.address) is None:
+        if wrong_address(mesh, host) or network.owner(mine.address) is None:
             continue  # told by fabric.address
         first = _first_address(network, mine)
         if first is not None:
-            yield _another_first(target.name, mine, first)
+            yield _another_first(host, mine, first)
             continue
         away = {
             dial.peer: (dial.local, dial.interface)
-            for dial in dials.get(target.name, ())
+            for dial in dials.get(host, ())
             if dial.local not in (None, mine.address)
         }
         if away:
-            yield _other_interface(target.name, mine, away)
+            yield _other_interface(host, mine, away)
 
 
 def _first_address(network: HostNetwork, mine: Fabric) -> NodeAddress | None:
@@ -200,7 +191,7 @@ CHECKS = (
         recorded=RECORDED,
         exempt=_exempt_speed,
     ),
-    Check(
+    mesh_check(
         "fabric.source",
         "the job's connections have the fabric address",
         _judge_source,
@@ -210,6 +201,5 @@ CHECKS = (
         "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
         symptom="Connection refused or time-outs at an address that is in no file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
-        exempt=one_host,
     ),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from ddpctl.checks import env, python
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.spec.nvidia import numbers
 from ddpctl.spec.question import Question
 
 PORTS = Question("infiniband", deadline=8.0)
@@ -141,7 +142,7 @@ def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
     loaded = {host: value.get("nccl_runtime") for host, value in python.imports(view).items()}
     installed = {host: value["nccl"] for host, value in python.versions(view).items()}
     texts = {host: loaded.get(host) or installed.get(host) for host in {**installed, **loaded}}
-    return {host: tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for host, text in texts.items() if text}
+    return {host: numbers(text)[:3] for host, text in texts.items() if text}
 
 
 def rate(port: Port) -> float:

@@ -14,7 +14,6 @@ from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, Target, View
 from ddpctl.checks.gpu.use import uses_gloo
 from ddpctl.checks.python import PYTHON
-from ddpctl.checks.report import as_root, differences
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
 from ddpctl.spec.question import Question
@@ -65,7 +64,7 @@ def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) 
             host,
             f"{named(hosts)} are different machines with the same hostname {hostname}; {harm}",
             fix="a container gets its name from `docker run --hostname`",
-            command=as_root(view, host, f"hostnamectl set-hostname {host}"),
+            command=report.as_root(view, host, f"hostnamectl set-hostname {host}"),
             evidence={"hostname": hostname, "hosts": hosts},
         )
 
@@ -80,13 +79,13 @@ def _cloned(view: View, machines: Machines, hosts: list[str]) -> Iterable[Findin
                 host,
                 f"{named(clones)} have the same /etc/machine-id: a DHCP server may give them one address",
                 fix="reboot it afterwards",
-                command=as_root(view, host, f"sh -c {shlex.quote(_NEW_MACHINE_ID)}"),
+                command=report.as_root(view, host, f"sh -c {shlex.quote(_NEW_MACHINE_ID)}"),
                 evidence={"hosts": clones},
             )
 
 
 def _judge_arch(view: View) -> Iterable[Finding]:
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         {host: value["machine"] for host, value in view.values(PYTHON).items()},
         what="processors of kind",
@@ -142,13 +141,14 @@ def _give_name(view: View, target: Target, name: str) -> str:
     dotted = re.escape(name)
     strip = f"sed -i -E '/^(127\\.|::1)/ s/[[:space:]]{dotted}([[:space:]]|$)/\\1/' /etc/hosts"
     line = shlex.quote(f"{address} {name}")
-    return f"{as_root(view, target.name, strip)} && echo {line} | {as_root(view, target.name, 'tee -a /etc/hosts')}"
+    strip, add = (report.as_root(view, target.name, command) for command in (strip, "tee -a /etc/hosts"))
+    return f"{strip} && echo {line} | {add}"
 
 
 def _address(view: View, target: Target) -> str | None:
     """The host's own address as the inventory or its network has it."""
-    network = (a.value for key, a in view.answers.get(target.name, {}).items() if key.startswith("network") and a.ok)
-    for address in (target.fabric_address, *(value.get("ssh_address") for value in network)):
+    network = view.named(target.name, "network") or {}
+    for address in (target.fabric_address, network.get("ssh_address")):
         with contextlib.suppress(ValueError):
             if address and not ipaddress.ip_address(address).is_loopback:
                 return str(address)
@@ -240,7 +240,7 @@ def _skewed(view: View, host: str, away: float) -> Finding:
         host,
         f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}: {harm}",
         fix="a container has the clock of its machine: set it there",
-        command=as_root(view, host, "timedatectl set-ntp true"),
+        command=report.as_root(view, host, "timedatectl set-ntp true"),
         evidence={"offset_s": round(away, 3), "uncertainty_s": round(view.timings[host].uncertainty, 3)},
     )
 

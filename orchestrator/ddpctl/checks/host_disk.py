@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import as_root, size
+from ddpctl.checks.report import size
 from ddpctl.checks.ssh import DISK_KINDS, FOLDER_KINDS, judge_errors
 from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.finding import Finding, Severity
@@ -16,8 +16,8 @@ from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
 LEAST = 100_000_000  # bytes: a run's records and logs need some room
-LOW = 1_000_000_000
-GB = 1_000_000_000
+LOW = 10**9
+GB = 10**9
 LEAST_INODES = 1000
 MANY_INODES = 1_000_000
 DEADLINE_S = 8.0
@@ -81,8 +81,7 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
 def _more_inodes(view: View, host: str, fs: dict[str, Any]) -> str:
     """A tmpfs can be given more; of any other file system, where they went."""
     if fs["kind"] == "tmpfs":
-        many = max(MANY_INODES, 2 * fs["inodes"])
-        return as_root(view, host, f"mount -o remount,nr_inodes={many} {shlex.quote(fs['mount'])}")
+        return _remount(view, host, fs, f"nr_inodes={max(MANY_INODES, 2 * fs['inodes'])}")
     return f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20"
 
 
@@ -97,16 +96,16 @@ def _judge_folder(view: View) -> Iterable[Finding]:
                 fix=_FIX_READ_ONLY
                 if fs["read_only"]
                 else f"give it to the login's user, or set `base_dir:` of {host} to a folder that it may write",
-                command=_writable(view, host, fs),
+                # whose folder it is nobody but a person decides
+                command=_remount(view, host, fs, "rw") if fs["read_only"] else None,
                 evidence=fs,
             )
         elif fs["noexec"]:
             yield _noexec(view, host, fs)
 
 
-def _writable(view: View, host: str, fs: dict[str, Any]) -> str | None:
-    """A read-only file system is mounted again; whose folder it is nobody but a person decides."""
-    return as_root(view, host, f"mount -o remount,rw {shlex.quote(fs['mount'])}") if fs["read_only"] else None
+def _remount(view: View, host: str, fs: dict[str, Any], option: str) -> str:
+    return report.as_root(view, host, f"mount -o remount,{option} {shlex.quote(fs['mount'])}")
 
 
 def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
@@ -118,7 +117,7 @@ def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
         f"{fs['path']} lies on {fs['mount']}, mounted noexec: {harm}",
         fix="a remount lasts until the next reboot: remove noexec from /etc/fstab as well; or set `base_dir:` to "
         "another disk",
-        command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
+        command=_remount(view, host, fs, "exec"),
         evidence=fs,
     )
 
@@ -141,7 +140,7 @@ def _judge_shm(view: View) -> Iterable[Finding]:
                 host,
                 message,
                 fix=_FIX_SHM if command.startswith("mount") else None,
-                command=command if command == _LARGEST else as_root(view, host, command),
+                command=command if command == _LARGEST else report.as_root(view, host, command),
                 evidence=fs,
             )
 
@@ -152,7 +151,8 @@ def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | Non
         message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
         return Severity.ERROR, message, "mount -t tmpfs -o size=50%,mode=1777 tmpfs /dev/shm"
     if fs["write_error"] and "ENOSPC" not in fs["write_error"]:
-        return Severity.ERROR, f"/dev/shm cannot be written: {fs['write_error']}", _shm_writable(fs)
+        writable = "mount -o remount,rw /dev/shm" if fs["read_only"] else "chmod 1777 /dev/shm"
+        return Severity.ERROR, f"/dev/shm cannot be written: {fs['write_error']}", writable
     total = size(fs["total"])
     if fs["total"] < SHM_LEAST:
         message = f"/dev/shm has {total}: DataLoader workers die with a bus error, NCCL cannot start"
@@ -160,16 +160,9 @@ def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | Non
     if fs["free"] < SHM_LEAST // 2:
         return Severity.ERROR, f"/dev/shm is full: {size(fs['free'])} of {total} free", _LARGEST
     if fs["total"] < SHM_A_RANK * many:
-        return (
-            Severity.WARNING,
-            f"/dev/shm has {total} for {plural(many, 'process')}: little for DataLoader workers",
-            _REMOUNT,
-        )
+        message = f"/dev/shm has {total} for {plural(many, 'process')}: little for DataLoader workers"
+        return Severity.WARNING, message, _REMOUNT
     return None
-
-
-def _shm_writable(fs: dict[str, Any]) -> str:
-    return "mount -o remount,rw /dev/shm" if fs["read_only"] else "chmod 1777 /dev/shm"
 
 
 def _judge_tmp(view: View) -> Iterable[Finding]:
@@ -189,7 +182,7 @@ def _judge_tmp(view: View) -> Iterable[Finding]:
                 "/tmp is mounted noexec: torch.compile and Triton build libraries there and load them",
                 fix="a job without torch.compile is not affected; or set TMPDIR and TRITON_CACHE_DIR to a folder "
                 "elsewhere (`env:`). A remount lasts until the next reboot: remove noexec from /etc/fstab as well",
-                command=as_root(view, host, f"mount -o remount,exec {shlex.quote(fs['mount'])}"),
+                command=_remount(view, host, fs, "exec"),
                 evidence=fs,
             )
 

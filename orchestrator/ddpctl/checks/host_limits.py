@@ -9,7 +9,7 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.host import MACHINE
-from ddpctl.checks.report import as_root, size, write_as_root
+from ddpctl.checks.report import size
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
@@ -34,12 +34,12 @@ _REBOOT = "it lasts until the next reboot: write it into /etc/sysctl.d as well"
 
 def _judge_limits(view: View) -> Iterable[Finding]:
     for host, value in view.values(MACHINE).items():
-        for name, message, option in _low_limits(value):
+        for name, message in _low_limits(value):
             yield report.warning(
                 host,
                 message,
                 fix=RELOGIN,
-                command=raise_limit(view, host, value["user"], option),
+                command=raise_limit(view, host, value["user"], name),
                 evidence={name: value["limits"][name]},
             )
 
@@ -50,29 +50,29 @@ def raise_limit(view: View, host: str, user: str, option: str) -> str:
     most = MOST_FILES if option == "nofile" else "unlimited"
     who = "*" if user.isdigit() else user
     path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
-    return write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
+    return report.write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
 
 
-def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """(limit, message, option of limits.conf) for each that is too low. A soft limit below the hard one is no trouble:
+def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """(limit as limits.conf calls it, message) for each that is too low. A soft limit below the hard one is no trouble:
     any process may raise it."""
     limits = value["limits"]
     hard_files, hard_processes = limits["nofile"][1], limits["nproc"][1]
     if hard_files is not None and hard_files < FILES_LEAST:
-        yield "nofile", f"a process may open {hard_files} files (ulimit -n): DataLoader workers need more", "nofile"
+        yield "nofile", f"a process may open {hard_files} files (ulimit -n): DataLoader workers need more"
     if hard_processes is not None and hard_processes < PROCESSES_LEAST and value["uid"] != 0:
-        yield "nproc", f"the user may have {hard_processes} processes and threads (ulimit -u)", "nproc"
-    for name, option, what in (
-        ("as", "as", "address space (ulimit -v)"),
-        ("data", "data", "data segment (ulimit -d)"),
-        ("fsize", "fsize", "file size (ulimit -f)"),
+        yield "nproc", f"the user may have {hard_processes} processes and threads (ulimit -u)"
+    for name, what in (
+        ("as", "address space (ulimit -v)"),
+        ("data", "data segment (ulimit -d)"),
+        ("fsize", "file size (ulimit -f)"),
     ):
         soft = limits[name][0]
         if soft is not None and soft < (64 << 30):
-            yield name, f"the {what} is limited to {size(soft)}: CUDA and checkpoints need more", option
+            yield name, f"the {what} is limited to {size(soft)}: CUDA and checkpoints need more"
     soft_cpu = limits["cpu"][0]
     if soft_cpu is not None:
-        yield "cpu", f"a process is killed after {soft_cpu} s of processor time (ulimit -t)", "cpu"
+        yield "cpu", f"a process is killed after {soft_cpu} s of processor time (ulimit -t)"
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -96,8 +96,7 @@ def _judge_memory(view: View) -> Iterable[Finding]:
 def _judge_cpus(view: View) -> Iterable[Finding]:
     for host, value in view.values(MACHINE).items():
         target, cores = view.target(host), value["cores"]
-        threads = target.env.get("OMP_NUM_THREADS", "")
-        many = target.ranks
+        threads, many = target.env.get("OMP_NUM_THREADS", ""), target.ranks
         if threads.isdigit() and int(threads) * many > 2 * cores:
             yield report.info(
                 host,
@@ -123,7 +122,7 @@ def _judge_cgroup(view: View) -> Iterable[Finding]:
                 host,
                 f"{message} ({limit['folder']})",
                 fix="give the container more (`docker run --memory --cpus --pids-limit`), or run fewer processes here",
-                command=as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
+                command=report.as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
                 if unit.endswith(".slice")
                 else None,
                 evidence=value,
@@ -158,7 +157,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
                 f"the firewall's connection table is nearly full: {used:.0f} of {most:.0f}; when it is full, new "
                 "connections are dropped",
                 fix=_REBOOT,
-                command=as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
+                command=report.as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
                 evidence=found,
             )
         if queue is not None and queue < world and host == view.want.master:
@@ -167,7 +166,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
                 f"the master queues {queue:.0f} connections (somaxconn), and {world} processes connect at once: some "
                 "will wait",
                 fix=_REBOOT,
-                command=as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
+                command=report.as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
                 evidence=found,
             )
 

@@ -12,7 +12,6 @@ from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.hca import Port
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.host_limits import RELOGIN, raise_limit
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value, named
 
@@ -28,8 +27,7 @@ def _judge_ports(view: View) -> Iterable[Finding]:
     down = list(_down(view))
     yield from down
     tainted = {finding.host for finding in down}
-    up = {host: ports for host, ports in hca.used_and_up(view).items() if host not in tainted}
-    yield from _rates(up)
+    yield from _rates({host: ports for host, ports in hca.used_and_up(view).items() if host not in tainted})
     yield from _mtus(view, {host: ports for host, ports in hca.in_use(view).items() if host not in tainted})
 
 
@@ -70,7 +68,7 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
         aside = hca.summary(hca.fastest(up[hosts[0]])) == hca.summary(hca.fastest(up[most_hosts[0]]))
         yield report.finding(
             Severity.INFO if aside else Severity.WARNING,
-            hosts[0] if len(hosts) == 1 else None,
+            report.only(hosts),
             f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {slower} active, {named(most_hosts)} {most}"
             + ("; harmless, NCCL takes the fastest" if aside else ""),
             fix="a link that came up slower than its peers has a bad cable or a wrong port",
@@ -105,7 +103,7 @@ def _small_mtu(view: View, host: str, device: str, mtu: int, most: int) -> Findi
         fix="the switch must carry it too; it is lost at a reboot unless the network's settings have it"
         if hca.is_roce(port)
         else "the subnet manager sets it for the partition",
-        command=as_root(view, host, raise_it) if hca.is_roce(port) and interface else None,
+        command=report.as_root(view, host, raise_it) if hca.is_roce(port) and interface else None,
         evidence={"active_mtu": mtu, "most": most},
     )
 

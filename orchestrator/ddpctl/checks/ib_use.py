@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,9 +10,8 @@ from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
 from ddpctl.checks.gpu.use import smis, uses_gloo
 from ddpctl.checks.hca import Port
 from ddpctl.checks.python import PYTHON
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.nvidia import KERNEL, SMI
+from ddpctl.spec.nvidia import KERNEL, SMI, numbers
 from ddpctl.spec.values import plural
 
 BOTH_PEERMEM = (2, 23)  # from here on NCCL knows nvidia_peermem by its new name as well
@@ -145,7 +143,7 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
                 "nvidia_peermem is not loaded: the adapters cannot reach GPU memory, every message is copied through "
                 "host memory",
                 fix="`modprobe` lasts until the next reboot: put nvidia-peermem into /etc/modules-load.d",
-                command=as_root(view, host, "modprobe nvidia-peermem"),
+                command=report.as_root(view, host, "modprobe nvidia-peermem"),
                 evidence={"version": kernels[host].get("version")},
             )
         elif version is not None and version < BOTH_PEERMEM and not any("memory_peers" in mark for mark in marks):
@@ -160,7 +158,7 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
 
 def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> bool:
     """Whether NCCL gets there by the kernel's own way. An NCCL of unknown version is taken for a new one."""
-    linux = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+    linux = numbers(release)[:2]
     return "Open Kernel Module" in driver and linux >= DMABUF[0] and (version or DMABUF[1]) >= DMABUF[1]
 
 

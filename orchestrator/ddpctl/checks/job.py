@@ -7,11 +7,11 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import differences, size
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
+from ddpctl.spec.values import plural
 
 WALK_S = 12.0
 
@@ -39,7 +39,7 @@ def _judge_script(view: View) -> Iterable[Finding]:
                 evidence={"path": value["path"]},
             )
     there = {host: value for host, value in found.items() if value["sha256"]}
-    yield from differences(
+    yield from report.differences(
         Severity.ERROR,
         {host: value["sha256"] for host, value in there.items()},
         what="a script with SHA-256",
@@ -82,7 +82,7 @@ def _judge_code(view: View) -> Iterable[Finding]:
         yield report.info(None, message)
         return
     by_hash = {value["hash"]: value for value in found.values()}
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         hashes,
         what=f"code in {view.want.workdir}",
@@ -101,10 +101,6 @@ def _data(want: Want, path: str) -> Question:
     return Question("path", params, WALK_S)
 
 
-def _all_data(target: Target, want: Want) -> tuple[Question, ...]:
-    return tuple(_data(want, path) for path in want.data)
-
-
 def _judge_data(view: View) -> Iterable[Finding]:
     for path in view.want.data:
         found = view.values(_data(view.want, path))
@@ -119,9 +115,9 @@ def _judge_data(view: View) -> Iterable[Finding]:
                     evidence=value,
                 )
         counted = {host: v for host, v in found.items() if v["readable"] and v["complete"]}
-        yield from differences(
+        yield from report.differences(
             Severity.WARNING,
-            {host: f"{v['files']} files, {size(v['bytes'])}" for host, v in counted.items()},
+            {host: f"{v['files']} files, {report.size(v['bytes'])}" for host, v in counted.items()},
             what=f"{path} with",
             fix="uneven data makes ranks wait for each other at the end: copy it again, or use drop_last=True",
         )
@@ -166,18 +162,15 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
     evidence = {"processes": processes[:20]}
     if kind == "left":
         named = f" of the ddpctl job {job}" if job else ""
-        what = "process" if len(pids) == 1 else "processes"
         # Where there are more than were listed, the rest of their run may be among those that were not.
-        command = (
-            f"kill -9 {' '.join(map(str, pids))}" if whole else f"ps -o pid,ppid,etime,user,args -p {_joined(pids)}"
-        )
+        ps = f"ps -o pid,ppid,etime,user,args -p {','.join(map(str, pids))}"
         return report.warning(
             host,
-            f"{len(pids)} {what}{named} left over from a launch whose launcher is gone ({who})",
+            f"{plural(len(pids), 'process')}{named} left over from a launch whose launcher is gone ({who})",
             fix="make sure that nobody needs them: the command kills them at once"
             if whole
             else "this host runs too many ranks to be sure that none of their runs is alive: kill them by hand",
-            command=command,
+            command=f"kill -9 {' '.join(map(str, pids))}" if whole else ps,
             evidence=evidence,
         )
     if kind == "ours" and job and job == own:
@@ -192,10 +185,6 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
         fix=f"end it with `ddpctl kill {job}`" if kind == "ours" else None,
         evidence=evidence,
     )
-
-
-def _joined(pids: list[int]) -> str:
-    return ",".join(map(str, pids))
 
 
 CHECKS = (
@@ -221,7 +210,7 @@ CHECKS = (
         "job.data",
         "every host has the data",
         _judge_data,
-        ask=(_all_data,),
+        ask=(lambda target, want: tuple(_data(want, path) for path in want.data),),
         cause="A path of `requires.data` is missing, unreadable or of another size on a node.",
         symptom="FileNotFoundError on one node while the others wait; ranks that run out of batches at different times",
         fix="Copy the data; mount the share.",

@@ -61,10 +61,6 @@ def modules(view: View) -> dict[str, dict[str, Any]]:
     return view.values(modules_question)
 
 
-def _interpreter(target: Target, want: Want) -> Question | None:
-    return PYTHON if want.imports is not None else None
-
-
 def script_imports(view: View) -> Imports | None:
     """What a script imports that lies on the nodes, by the text that the first of them sent; None where that text is
     not there, or not whole."""
@@ -227,18 +223,6 @@ def _command(target: Target, one: Import) -> str:
     return python_command(target.environment or target.python, dict(sorted(target.env.items())), one.statement)
 
 
-SYNTAX = Check(
-    "job.syntax",
-    "the script is valid for the nodes' Python",
-    _judge_syntax,
-    ask=(_interpreter,),
-    cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
-    "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
-    "it with its own Python: what a newer one accepts besides is not known.",
-    symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
-    fix="Correct the line that is named, or name a newer interpreter with `python:`.",
-)
-
 IMPORTS = Check(
     "job.imports",
     "what the script imports can be imported",
@@ -256,6 +240,16 @@ IMPORTS = Check(
 
 
 CHECKS = (
-    SYNTAX,
+    Check(
+        "job.syntax",
+        "the script is valid for the nodes' Python",
+        _judge_syntax,
+        ask=(lambda target, want: None if want.imports is None else PYTHON,),
+        cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
+        "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
+        "it with its own Python: what a newer one accepts besides is not known.",
+        symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
+        fix="Correct the line that is named, or name a newer interpreter with `python:`.",
+    ),
     IMPORTS,
 )

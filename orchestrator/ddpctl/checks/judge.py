@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.report import only
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, one_line
@@ -91,7 +92,7 @@ def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
             check.id,
             Severity.SKIPPED,
             f"not applicable: {why}",
-            host=names[0] if len(names) == 1 else None,
+            host=only(names),
             evidence={"hosts": names} if len(names) > 1 else {},
         )
         for why, names in by(lambda host: exempt[host], exempt).items()

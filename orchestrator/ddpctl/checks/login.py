@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import as_root
+from ddpctl.checks.base import Check, View
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 
@@ -23,10 +22,6 @@ _KEEP = (
     " && printf '%s\\n' '[Login]' 'KillUserProcesses=no' > /etc/systemd/logind.conf.d/90-ddpctl.conf"
     " && systemctl kill -s HUP systemd-logind"
 )
-
-
-def _shell(target: Target, want: Want) -> Question | None:
-    return None if target.local else SHELL
 
 
 # --- systemd-logind --------------------------------------------------------------------------------------------------
@@ -66,7 +61,7 @@ def _judge_kill(view: View) -> Iterable[Finding]:
                 f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
                 "lingering or not: a detached job would die with the connection",
                 fix="this affects every user; KillExcludeUsers= exempts one. Lingering does not help",
-                command=as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
+                command=report.as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
                 evidence=known,
             )
 
@@ -80,7 +75,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
             host,
             f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login "
             "has no session that keeps it",
-            command=as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
+            command=report.as_root(view, host, f"loginctl enable-linger {shlex.quote(value['user'])}"),
             evidence=known,
         )
 
@@ -134,7 +129,7 @@ CHECKS = (
         "login.profile",
         "the profile is quiet and quick",
         _judge_profile,
-        ask=(_shell,),
+        ask=(lambda target, want: None if target.local else SHELL,),
         cause="~/.bashrc prints or waits even when nobody is at the terminal. bash reads it for every command over "
         "SSH.",
         symptom="scp and rsync fail with strange protocol errors; every command takes seconds",

@@ -9,14 +9,15 @@ from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
+from ddpctl_worker.contract import USUAL_PORTS
 
 _AUTO = "set `master_port: auto` for the job"
-_ANOTHER = f"{_AUTO}, or a port from 29500 to 29999"
+_ANOTHER = f"{_AUTO}, or a port from {USUAL_PORTS[0]} to {USUAL_PORTS[1]}"
 
 
 def _port(target: Target, want: Want) -> Question | None:
-    is_master = target.name == want.master if want.master else target.node_rank == 0
-    return Question("port", {"port": want.master_port}) if is_master and want.master_port is not None else None
+    asked = target.name == want.master and want.master_port is not None
+    return Question("port", {"port": want.master_port}) if asked else None
 
 
 def _judge(view: View) -> Iterable[Finding]:

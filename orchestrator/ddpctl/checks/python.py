@@ -15,7 +15,6 @@ from packaging.utils import canonicalize_name
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import differences
 from ddpctl.checks.ssh import judge_errors
 from ddpctl.errors import PythonMissing
 from ddpctl.spec.finding import Finding, Severity
@@ -54,8 +53,12 @@ def live_question(target: Target, want: Want) -> Question:
 
 
 def _import_params(target: Target) -> dict[str, Any]:
-    env = {name: target.env[name] for name in _IMPORT_ENV if name in target.env}
+    env = _import_env(target)
     return {"env": env} if env else {}
+
+
+def _import_env(target: Target) -> dict[str, str]:
+    return {name: target.env[name] for name in _IMPORT_ENV if name in target.env}
 
 
 @lru_cache(maxsize=2)
@@ -86,9 +89,7 @@ def _drivers(view: View) -> Mapping[str, dict[str, Any]]:
 def run_python(view: View, host: str, program: str) -> str:
     """A command that runs a program in the host's interpreter, with the job's search paths."""
     target = view.target(host)
-    return python_command(
-        target.python, {name: target.env[name] for name in _IMPORT_ENV if name in target.env}, program
-    )
+    return python_command(target.python, _import_env(target), program)
 
 
 def python_command(python: str, env: Mapping[str, str], program: str) -> str:
@@ -107,7 +108,7 @@ def _judge_version(view: View) -> Iterable[Finding]:
     if view.want.managed:
         return  # the environment brings its own; the node's interpreter only runs the worker
     minors = {host: ".".join(str(part) for part in v["info"][:2]) for host, v in view.values(PYTHON).items()}
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         minors,
         what="Python",
@@ -144,7 +145,7 @@ def _judge_packages(view: View) -> Iterable[Finding]:
                     evidence={"installed": version, "required": str(requirement)},
                 )
         if name not in ("torch", "torchvision"):
-            yield from differences(
+            yield from report.differences(
                 Severity.ERROR,
                 {host: version for host, version in have.items() if version},
                 what=name,

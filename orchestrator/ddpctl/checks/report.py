@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,11 @@ info = partial(finding, Severity.INFO)
 ok = partial(finding, Severity.OK, None)
 
 
+def only(hosts: Sequence[str]) -> str | None:
+    """The one host that a finding is about; None where there are more."""
+    return hosts[0] if len(hosts) == 1 else None
+
+
 def differences(
     severity: Severity,
     values: Mapping[str, Any],
@@ -57,7 +62,7 @@ def differences(
     return [
         finding(
             severity,
-            hosts[0] if len(hosts) == 1 else None,
+            only(hosts),
             f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {what} {show(value)}, "
             f"the {rest} {len(most_hosts)} have {show(most)}",
             fix=fix,
@@ -69,11 +74,13 @@ def differences(
 
 def size(count: float) -> str:
     """Bytes for people: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts)."""
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("KB", "MB", "GB"):
         count /= 1000
-    raise AssertionError("unreachable")
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

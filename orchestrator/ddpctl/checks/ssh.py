@@ -90,74 +90,61 @@ def _other_remote(error: DdpctlError) -> bool:
     return mine or not isinstance(error, (ConnectError, RemoteError))
 
 
-NAME = _check(
-    "ssh.name",
-    "host names have addresses",
-    _is(NameUnknown),
-    cause="The host's name in the inventory is in no DNS zone, no /etc/hosts and no Host block of ssh_config.",
-    symptom="ssh: Could not resolve hostname node3: Name or service not known",
-    fix="Write `address:` for the host in the inventory, or HostName for it in ssh_config.",
-)
-
-CONNECT = _check(
-    "ssh.connect",
-    "SSH connects",
-    _other_connection,
-    cause="The host is down, another port is used, a firewall drops or rejects port 22, there is no route, or sshd "
-    "accepts and then says nothing (too many logins at once: MaxStartups). A connection that dies while it is in use "
-    "counts too.",
-    symptom="ssh: connect to host node3 port 22: Connection refused / Connection timed out / No route to host; "
-    "kex_exchange_identification: Connection closed by remote host",
-    fix="Check that the host is up, and which port its sshd uses (`port:` in the inventory, Port in ssh_config); "
-    "behind a bastion, name it with `jump:`.",
-)
-
-HOST_KEY = _check(
-    "ssh.host_key",
-    "host keys are known and unchanged",
-    _is(HostKeyUnknown, HostKeyChanged),
-    cause="known_hosts has no key of this host, or another one: a new machine, a reinstalled machine, or somebody in "
-    "between. ddpctl never adds or replaces a key by itself.",
-    symptom="Host key verification failed. / REMOTE HOST IDENTIFICATION HAS CHANGED!",
-    fix="Unknown: `ddpctl trust` shows the SHA-256 of each key and adds it once you have compared it. Changed: "
-    "find out why; only then `ssh-keygen -f FILE -R HOST` and `ddpctl trust`.",
-)
-
-AUTH = _check(
-    "ssh.auth",
-    "our key is accepted",
-    _is(AuthRefused, AgentSilent),
-    cause="No key of ours is in the account's authorized_keys, the user is another one, a certificate has expired, "
-    "or the agent that holds the key does not answer.",
-    symptom="Permission denied (publickey,password).",
-    fix="`ssh-copy-id -p PORT USER@HOST`, or name the right `user:` and `identity_file:` in the inventory.",
-)
-
-SHELL = _check(
-    "ssh.shell",
-    "the login shell runs commands",
-    _is(ShellBroken),
-    cause="The login works, but the account's shell is nologin, or its profile ends the shell, waits for input, or "
-    "starts another program before our command runs.",
-    symptom="This account is currently not available. / a command over ssh prints nothing and ends with 1",
-    fix="In ~/.bashrc put what is only for people after `case $- in *i*) ;; *) return;; esac`.",
-)
-
-WORKER = _check(
-    "host.worker",
-    "ddpctl's worker runs on the node",
-    _other_remote,
-    cause="The connection and the interpreter work, but ddpctl's own program on the node answered with an error.",
-    symptom="the worker's own error",
-    fix="See the message; `--debug` shows the worker's traceback, for a bug report.",
-)
-
-
 CHECKS = (
-    NAME,
-    CONNECT,
-    HOST_KEY,
-    AUTH,
-    SHELL,
-    WORKER,
+    _check(
+        "ssh.name",
+        "host names have addresses",
+        _is(NameUnknown),
+        cause="The host's name in the inventory is in no DNS zone, no /etc/hosts and no Host block of ssh_config.",
+        symptom="ssh: Could not resolve hostname node3: Name or service not known",
+        fix="Write `address:` for the host in the inventory, or HostName for it in ssh_config.",
+    ),
+    _check(
+        "ssh.connect",
+        "SSH connects",
+        _other_connection,
+        cause="The host is down, another port is used, a firewall drops or rejects port 22, there is no route, or sshd "
+        "accepts and then says nothing (too many logins at once: MaxStartups). A connection that dies while it is in "
+        "use counts too.",
+        symptom="ssh: connect to host node3 port 22: Connection refused / Connection timed out / No route to host; "
+        "kex_exchange_identification: Connection closed by remote host",
+        fix="Check that the host is up, and which port its sshd uses (`port:` in the inventory, Port in ssh_config); "
+        "behind a bastion, name it with `jump:`.",
+    ),
+    _check(
+        "ssh.host_key",
+        "host keys are known and unchanged",
+        _is(HostKeyUnknown, HostKeyChanged),
+        cause="known_hosts has no key of this host, or another one: a new machine, a reinstalled machine, or somebody "
+        "in between. ddpctl never adds or replaces a key by itself.",
+        symptom="Host key verification failed. / REMOTE HOST IDENTIFICATION HAS CHANGED!",
+        fix="Unknown: `ddpctl trust` shows the SHA-256 of each key and adds it once you have compared it. Changed: "
+        "find out why; only then `ssh-keygen -f FILE -R HOST` and `ddpctl trust`.",
+    ),
+    _check(
+        "ssh.auth",
+        "our key is accepted",
+        _is(AuthRefused, AgentSilent),
+        cause="No key of ours is in the account's authorized_keys, the user is another one, a certificate has expired, "
+        "or the agent that holds the key does not answer.",
+        symptom="Permission denied (publickey,password).",
+        fix="`ssh-copy-id -p PORT USER@HOST`, or name the right `user:` and `identity_file:` in the inventory.",
+    ),
+    _check(
+        "ssh.shell",
+        "the login shell runs commands",
+        _is(ShellBroken),
+        cause="The login works, but the account's shell is nologin, or its profile ends the shell, waits for input, or "
+        "starts another program before our command runs.",
+        symptom="This account is currently not available. / a command over ssh prints nothing and ends with 1",
+        fix="In ~/.bashrc put what is only for people after `case $- in *i*) ;; *) return;; esac`.",
+    ),
+    _check(
+        "host.worker",
+        "ddpctl's worker runs on the node",
+        _other_remote,
+        cause="The connection and the interpreter work, but ddpctl's own program on the node answered with an error.",
+        symptom="the worker's own error",
+        fix="See the message; `--debug` shows the worker's traceback, for a bug report.",
+    ),
 )

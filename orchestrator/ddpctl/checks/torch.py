@@ -8,7 +8,6 @@ from typing import Any
 from ddpctl.checks import python, report
 from ddpctl.checks.base import Check, View
 from ddpctl.checks.job_imports import failures, is_error, modules, modules_question
-from ddpctl.checks.report import differences
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.source import OPTIONAL
 
@@ -24,34 +23,25 @@ def _judge_versions(view: View) -> Iterable[Finding]:
                 evidence={"folders": found[host]["folders"]},
             )
     here = {host: value["torch"] for host, value in found.items() if value["torch"]}
-    by_version = _compare(here, "torch", "version", "torch")
+    by_version = _differ({host: build.get("version") for host, build in here.items()}, "torch", "torch")
     yield from by_version
     if not by_version:  # builds without a local version (+cu126, +cpu) look equal by name alone
-        yield from _compare(here, "a CUDA build of torch:", "cuda", "torch")
-        yield from _nccl(found)
+        yield from _differ({host: build.get("cuda") for host, build in here.items()}, "a CUDA build of torch:", "torch")
+        nccl = {host: value["nccl"] for host, value in found.items() if value["torch"] and value["nccl"]}
+        yield from _differ(nccl, "NCCL", "nvidia-nccl package")
     vision = {host: value["torchvision"] for host, value in found.items() if value["torchvision"]}
     if vision:
-        everyone = {host: vision.get(host, {"version": None}) for host in here}
-        yield from _compare(everyone, "torchvision", "version", "torchvision")
+        everyone = {host: vision[host].get("version") if host in vision else None for host in here}
+        yield from _differ(everyone, "torchvision", "torchvision", Severity.WARNING)
 
 
-def _compare(values: Mapping[str, Mapping[str, Any]], what: str, key: str, package: str) -> list[Finding]:
-    severity = Severity.ERROR if package == "torch" else Severity.WARNING
-    return differences(
+def _differ(values: Mapping[str, Any], what: str, package: str, severity: Severity = Severity.ERROR) -> list[Finding]:
+    return report.differences(
         severity,
-        {host: value.get(key) for host, value in values.items()},
+        values,
         what=what,
         fix=f"install the same {package} everywhere; {python.MANAGED}",
         show=lambda value: "none" if value is None else str(value),
-    )
-
-
-def _nccl(found: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    return differences(
-        Severity.ERROR,
-        {host: value["nccl"] for host, value in found.items() if value["torch"] and value["nccl"]},
-        what="NCCL",
-        fix=f"install the same nvidia-nccl package everywhere; {python.MANAGED}",
     )
 
 
@@ -72,31 +62,6 @@ def _judge_import(view: View) -> Iterable[Finding]:
                 command=python.run_python(view, host, "import torch"),
                 evidence=value,
             )
-
-
-VERSIONS = Check(
-    "torch.versions",
-    "torch is installed, and the same everywhere",
-    _judge_versions,
-    ask=(python.installed,),
-    cause="torch is missing on a node, or two nodes have different versions or builds. torch itself never compares "
-    "versions between nodes: the processes meet and then wait for each other for ever.",
-    symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / failed "
-    "to format addr, unknown family=0 / no output at all",
-    fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",
-)
-
-IMPORT = Check(
-    "torch.import",
-    "torch can be imported",
-    _judge_import,
-    ask=python.ASK_TORCH,
-    cause="torch is installed but its import fails: a system library is missing, LD_LIBRARY_PATH holds another "
-    "CUDA or NCCL. Or it takes more than a minute (a warning): the environment lies on a slow network disk.",
-    symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
-    "that start minutes apart",
-    fix="Run the import by hand on that node; the last line of its error names the library.",
-)
 
 
 def _judge(view: View) -> Iterable[Finding]:
@@ -134,21 +99,38 @@ def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
     return Severity.INFO, "; harmless, nothing that the script imports needs it"
 
 
-VISION = Check(
-    "torch.vision",
-    "torchvision fits its torch",
-    _judge,
-    ask=(*python.ASK_TORCH, modules_question),
-    cause="torchvision's compiled operators belong to one build of torch. A torchvision from the package index "
-    "beside a CPU-only torch, or after torch alone was upgraded, cannot be imported.",
-    symptom="RuntimeError: operator torchvision::nms does not exist",
-    fix="Install torch and torchvision together, from the same index. A job that imports torchvision neither "
-    "itself nor through another package (lightning, timm) is not harmed.",
-)
-
-
 CHECKS = (
-    VERSIONS,
-    IMPORT,
-    VISION,
+    Check(
+        "torch.versions",
+        "torch is installed, and the same everywhere",
+        _judge_versions,
+        ask=(python.installed,),
+        cause="torch is missing on a node, or two nodes have different versions or builds. torch itself never compares "
+        "versions between nodes: the processes meet and then wait for each other for ever.",
+        symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / "
+        "failed to format addr, unknown family=0 / no output at all",
+        fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",
+    ),
+    Check(
+        "torch.import",
+        "torch can be imported",
+        _judge_import,
+        ask=python.ASK_TORCH,
+        cause="torch is installed but its import fails: a system library is missing, LD_LIBRARY_PATH holds another "
+        "CUDA or NCCL. Or it takes more than a minute (a warning): the environment lies on a slow network disk.",
+        symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
+        "that start minutes apart",
+        fix="Run the import by hand on that node; the last line of its error names the library.",
+    ),
+    Check(
+        "torch.vision",
+        "torchvision fits its torch",
+        _judge,
+        ask=(*python.ASK_TORCH, modules_question),
+        cause="torchvision's compiled operators belong to one build of torch. A torchvision from the package index "
+        "beside a CPU-only torch, or after torch alone was upgraded, cannot be imported.",
+        symptom="RuntimeError: operator torchvision::nms does not exist",
+        fix="Install torch and torchvision together, from the same index. A job that imports torchvision neither "
+        "itself nor through another package (lightning, timm) is not harmed.",
+    ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from ddpctl.checks import deep, judge
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.catalogue import CATALOGUE, MESH_IDS
-from ddpctl.checks.fabric import network_of
+from ddpctl.checks.fabric import networks_of
 from ddpctl.checks.gpu.use import devices
 from ddpctl.checks.job import script_question
 from ddpctl.checks.mesh import network_question
@@ -110,7 +110,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
     view = with_script_on_nodes(view, checks, fleet, tell)
-    networks = tuple(network for network in map(network_of(view), targets) if network is not None)
+    networks = tuple(networks_of(view).values())
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
     if wants_mesh and len(networks) > 1 and ports:
         view = _with_mesh(view, networks, ports, cluster, fleet, tell, options.sudo)

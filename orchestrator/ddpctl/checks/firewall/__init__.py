@@ -14,14 +14,13 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from ddpctl.checks.firewall import firewalld, iptables, nft
-from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, Rule, walk
+from ddpctl.checks.firewall import iptables, managers, nft
+from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, walk
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Span, collapsed, joined, merged, sources
-from ddpctl.checks.firewall.ufw import UFW
 
-TOOLS = (firewalld.FIREWALLD, UFW, iptables.IPTABLES, nft.NFT)  # a chain is of the first that owns it
+TOOLS = (managers.FIREWALLD, managers.UFW, iptables.IPTABLES, nft.NFT)  # a chain is of the first that owns it
 
-__all__ = ["BlockingRule", "Chain", "Packet", "Rule", "blocking", "manager", "opening", "readable", "unread"]
+__all__ = ["BlockingRule", "Packet", "blocking", "manager", "opening", "readable", "unread"]
 
 
 def readable(dump: Dump) -> bool:
@@ -57,7 +56,7 @@ def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = N
         if verdict is not None:
             tool = next(tool for tool in TOOLS if tool.owns(dump, chain, verdict))
             place = (chain.family, chain.table, chain.name)
-            found.append(BlockingRule(tool.name, *place, verdict.text, verdict.certain, firewalld.zone(verdict)))
+            found.append(BlockingRule(tool.name, *place, verdict.text, verdict.certain, managers.zone(verdict)))
     return tuple(found)
 
 

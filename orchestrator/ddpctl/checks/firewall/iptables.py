@@ -5,23 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpctl.checks.firewall.rules import (
-    ACCEPT,
-    DROP,
-    GOTO,
-    JUMP,
-    REJECT,
-    RETURN,
-    Blocked,
-    BlockingRule,
-    Chain,
-    Condition,
-    Rule,
-    networks,
-)
-from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, portions
+from ddpctl.checks.firewall.rules import GOTO, JUMP, BlockingRule, Chain, Condition, Rule, networks
+from ddpctl.checks.firewall.tool import FirewallTool, Opening, portions
 
-_TARGETS = {"ACCEPT": ACCEPT, "DROP": DROP, "REJECT": REJECT, "RETURN": RETURN}
+_VERDICTS = frozenset({"ACCEPT", "DROP", "REJECT", "RETURN"})  # our words, in capitals
 # Targets that end nothing for a packet that is filtered.
 _LOGS = ("LOG", "NFLOG", "ULOG", "TRACE")
 _MARKS = ("MARK", "CONNMARK", "TCPMSS", "CT", "NOTRACK", "CLASSIFY", "TOS", "DSCP", "CHECKSUM")
@@ -69,8 +56,8 @@ def _rule(line: str) -> tuple[str, Rule]:
     for negate, option, arguments in _options(words[2:]):
         if option in ("-j", "--jump", "-g", "--goto"):
             goal = arguments[0]
-            if goal in _TARGETS:
-                verdict = _TARGETS[goal]
+            if goal in _VERDICTS:
+                verdict = goal.lower()
             elif goal not in _PASSING:
                 verdict, target = (GOTO if option in ("-g", "--goto") else JUMP), goal
         else:
@@ -141,10 +128,6 @@ def _span(text: str) -> tuple[int, int]:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
-    return chain.iptables
-
-
 def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     program = "iptables" if opening.family == 4 else "ip6tables"
     side = "-s" if opening.hook == "input" else "-d"
@@ -157,4 +140,4 @@ def _lines(block: BlockingRule, opening: Opening) -> list[str]:
 
 
 _NOTE = "it is lost at a reboot: add it to the rules that this machine loads (iptables-save) too"
-IPTABLES = FirewallTool("iptables", _owns, _lines, lambda block, hook: _NOTE)
+IPTABLES = FirewallTool("iptables", lambda dump, chain, verdict: chain.iptables, _lines, lambda block, hook: _NOTE)

@@ -5,57 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpctl.checks.firewall.rules import (
-    ACCEPT,
-    DROP,
-    GOTO,
-    JUMP,
-    REJECT,
-    RETURN,
-    Blocked,
-    BlockingRule,
-    Chain,
-    Condition,
-    Rule,
-    networks,
-)
-from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined
+from ddpctl.checks.firewall.rules import ACCEPT, GOTO, JUMP, VERDICTS, BlockingRule, Chain, Condition, Rule, networks
+from ddpctl.checks.firewall.tool import FirewallTool, Opening, joined
 
-_VERDICTS = (ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO)
 _IGNORED = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "meta"})
 _META = {"iifname": "iif", "iif": "iif", "oifname": "oif", "oif": "oif", "l4proto": "proto", "nfproto": "family"}
+_NOT_TCP = ("udp", "icmp", "icmpv6", "sctp", "udplite", "dccp")
 _SERVICES = {"ssh": 22, "domain": 53, "http": 80, "https": 443}
-
-Key = tuple[str, str]  # family, table
 
 
 def base_chains(document: Mapping[str, Any]) -> tuple[Chain, ...]:
     """Every base chain that filters, with the rest of its table to jump to."""
     items = document.get("nftables", [])
     sets = {_name(body): body for item in items for kind, body in item.items() if kind in ("set", "map")}
-    rules: dict[tuple[str, str, str], list[Rule]] = {}
+    tables: dict[tuple[str, str], dict[str, list[Rule]]] = {}
     for item in items:
         if "rule" in item:
             body = item["rule"]
-            place = (body["family"], body["table"], body["chain"])
-            rules.setdefault(place, []).append(_rule(body, sets))
-    tables: dict[Key, dict[str, tuple[Rule, ...]]] = {}
-    for (family, table, chain), found in rules.items():
-        tables.setdefault((family, table), {})[chain] = tuple(found)
+            chains = tables.setdefault((body["family"], body["table"]), {})
+            chains.setdefault(body["chain"], []).append(_rule(body, sets))
     bases = [item["chain"] for item in items if "chain" in item and "hook" in item["chain"]]
-    return tuple(
-        Chain(
-            family=body["family"],
-            table=body["table"],
-            name=body["name"],
-            hook=body["hook"],
-            policy=body.get("policy", ACCEPT),
-            rules=tables.get((body["family"], body["table"]), {}).get(body["name"], ()),
-            others=tables.get((body["family"], body["table"]), {}),
-        )
-        for body in sorted(bases, key=lambda body: body.get("prio", 0))
-        if body.get("type") != "nat"
-    )
+    found = []
+    for body in sorted(bases, key=lambda body: body.get("prio", 0)):
+        if body.get("type") != "nat":
+            family, table, name = _name(body)
+            others = {chain: tuple(rules) for chain, rules in tables.get((family, table), {}).items()}
+            policy = body.get("policy", ACCEPT)
+            found.append(Chain(family, table, name, body["hook"], policy, others.get(name, ()), others))
+    return tuple(found)
 
 
 def _name(body: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -75,7 +52,7 @@ def _rule(body: Mapping[str, Any], sets: Sets) -> Rule:
         if kind == "match":
             conditions.append(_condition(value["left"], value["op"], value["right"], body, sets))
             words.append(_words(value))
-        elif kind in _VERDICTS:
+        elif kind in VERDICTS:
             verdict, target = kind, (value or {}).get("target") if kind in (JUMP, GOTO) else None
             words.append(f"{kind} {target}" if target else kind)
         elif kind == "vmap":
@@ -107,6 +84,9 @@ def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Se
     """A match; an unknown one keeps its name and cannot be judged."""
     if _is_reverse_path(left):
         return Condition("reply_route", negate=(right is False) == (op == "=="))
+    protocol = left.get("payload", {}).get("protocol") if isinstance(left, dict) else None
+    if protocol in _NOT_TCP:  # whatever it asks of that header: nft prints no `meta l4proto` beside it
+        return Condition("proto", (protocol,))
     key = _key(left)
     values = _values(right, body, sets)
     if values is None or op in ("<", ">", "<=", ">="):
@@ -147,10 +127,7 @@ def _key(left: Any) -> str:
             return str(field)
         if protocol in ("tcp", "th") and field in ("sport", "dport"):
             return str(field)
-        if (protocol, field) in (("ip", "protocol"), ("ip6", "nexthdr")):
-            return "proto"
-        # A match on another protocol's header (udp dport, icmp type) holds for no TCP packet.
-        return "proto" if protocol in ("udp", "icmp", "icmpv6", "sctp", "udplite", "dccp") else "unknown"
+        return "proto" if (protocol, field) in (("ip", "protocol"), ("ip6", "nexthdr")) else "unknown"
     if "meta" in left:
         return _META.get(left["meta"].get("key"), "unknown")
     if "ct" in left and left["ct"].get("key") == "state":
@@ -201,9 +178,8 @@ def _words(match: Mapping[str, Any]) -> str:
         if kind == "payload":
             name = f"{value.get('protocol', '')} {value.get('field', '')}".strip()
         elif kind in ("meta", "ct"):
-            name = (
-                f"{kind} {value.get('key')}" if kind == "ct" or value.get("key") == "length" else str(value.get("key"))
-            )
+            key = value.get("key")
+            name = f"{kind} {key}" if kind == "ct" or key == "length" else str(key)
     sign = "" if match["op"] in ("==", "in") else f"{match['op']} "
     return f"{name} {sign}{_right(right)}"
 
@@ -226,10 +202,6 @@ def _right(right: Any) -> str:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def _owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
-    return not chain.iptables
-
-
 def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     """At the head of the base chain: an accept there ends that chain, before whatever drops."""
     side = "saddr" if opening.hook == "input" else "daddr"
@@ -244,4 +216,4 @@ def _braces(words: Sequence[str]) -> str:
 
 
 _NOTE = "it is lost at a reboot: add it to /etc/nftables.conf too"
-NFT = FirewallTool("nft", _owns, _lines, lambda block, hook: _NOTE)
+NFT = FirewallTool("nft", lambda dump, chain, verdict: not chain.iptables, _lines, lambda block, hook: _NOTE)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_DEPTH = 20
+MAX_DEPTH = 20  # nftables itself allows 16
+MAX_JUMPS = 1000  # in one walk; a dump that is not the kernel's own may branch at every step
 ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return", "jump", "goto"
+VERDICTS = frozenset({ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO})
 STOPS = frozenset({DROP, REJECT})
 POLICY = "policy drop"
 
@@ -123,11 +125,9 @@ class BlockingRule:
 
     @property
     def place(self) -> str:
-        return (
-            f"table {self.table}, chain {self.chain}"
-            if self.tool == "iptables"
-            else (f"{self.family} {self.table} {self.chain}")
-        )
+        if self.tool == "iptables":
+            return f"table {self.table}, chain {self.chain}"
+        return f"{self.family} {self.table} {self.chain}"
 
     def to_json(self) -> dict[str, Any]:
         keys = ("tool", "family", "table", "chain", "rule", "certain")
@@ -183,7 +183,9 @@ def _run(
             if certain:
                 return end
             doubts.append(end)
-        elif verdict in (JUMP, GOTO) and target is not None and target in chain.others and len(path) < MAX_DEPTH:
+        elif verdict in (JUMP, GOTO) and target is not None and target in chain.others:
+            if len(path) >= MAX_DEPTH or len(visited) >= MAX_JUMPS:
+                continue
             inner: list[_End] = []
             visited.append(target)
             end = _run(chain.others[target], (*path, target), chain, packet, interfaces, inner, visited)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
@@ -40,27 +40,23 @@ def target_name(packed: int) -> str:
     return f"gfx{packed // 10000}{packed // 100 % 100:x}{packed % 100:x}"
 
 
-def driver_fault(view: View, host: str, value: dict[str, Any]) -> Finding | None:
-    """What keeps the host's AMD GPUs from a process of this login; None: nothing."""
+def driver_faults(view: View, host: str, value: dict[str, Any]) -> Iterable[Finding]:
+    """What keeps the host's AMD GPUs from a process of this login."""
     if value["pci"] and not value["gpus"]:
-        return report.warning(
+        yield report.warning(
             host,
             f"{plural(len(value['pci']), 'AMD GPU')} on the PCI bus, but the amdgpu driver has none of them: torch "
             "would run on the CPU",
             fix="if there is no such module, install AMD's driver (amdgpu-dkms) and reboot",
-            command=as_root(view, host, "modprobe amdgpu"),
+            command=report.as_root(view, host, "modprobe amdgpu"),
             evidence=value,
         )
-    if value["closed"]:
-        return report.error(
+    elif value["closed"]:
+        first, *others = value["closed"]
+        yield report.error(
             host,
-            f"{value['user']} may not open {_some(value['closed'])}: HIP sees no GPU",
+            f"{value['user']} may not open {first}{f' and {len(others)} more' if others else ''}: HIP sees no GPU",
             fix="it takes effect at the next login: end running connections to the host first",
-            command=as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
+            command=report.as_root(view, host, f"usermod -aG render,video {shlex.quote(value['user'])}"),
             evidence=value,
         )
-    return None
-
-
-def _some(paths: list[str]) -> str:
-    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

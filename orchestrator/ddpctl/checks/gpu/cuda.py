@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.base import View
 from ddpctl.checks.gpu import amd, use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
@@ -33,7 +33,7 @@ def _judge_cuda(view: View) -> Iterable[Finding]:
         build = (installed.get(host) or {}).get("torch")
         if not cards:
             continue
-        if build and not build["cuda" if cards.api == "cuda" else "hip"]:
+        if build and not build[cards.api]:
             yield _other_build(view, host, cards, build)
         elif not (python.imports(view).get(host) or {}).get("devices"):
             yield from _unseen(view, host, cards, build)
@@ -49,16 +49,13 @@ class _Cards:
 
 
 def _cards(view: View, host: str) -> _Cards | None:
-    smi = use.smi_of(view, host)
+    smi = use.smis(view).get(host)
     if smi is not None and smi.count:
-        return None if host in _hidden(view) else _Cards("cuda", smi.count, smi.driver)
+        hidden = use.unused(view).get(host, "").startswith(use.HIDDEN)
+        return None if hidden else _Cards("cuda", smi.count, smi.driver)
     others = len(amd.gpus(view, host))
     closed = (view.value(host, amd.GPUS) or {}).get("closed")  # gpu.driver says so
     return _Cards("hip", others, None) if others and not closed else None
-
-
-def _hidden(view: View) -> dict[str, str]:
-    return {host: why for host, why in use.unused(view).items() if why.startswith(use.HIDDEN)}
 
 
 def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | None) -> Iterable[Finding]:
@@ -82,13 +79,13 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
         host,
         f"{name} finds none of the {plural(cards.count, 'GPU')}: {said}",
         fix=None if build else "the driver itself does not start, whichever torch is installed",
-        command=python.run_python(view, host, "import torch; torch.cuda.init()") if build else _look(cards),
+        command=python.run_python(view, host, "import torch; torch.cuda.init()")
+        if build
+        else "nvidia-smi -q"
+        if cards.api == "cuda"
+        else "rocm-smi",
         evidence={"torch": dict(real), "live": python.live(view, host)},
     )
-
-
-def _look(cards: _Cards) -> str:
-    return "nvidia-smi -q" if cards.api == "cuda" else "rocm-smi"
 
 
 def _other_build(view: View, host: str, cards: _Cards, build: Mapping[str, Any]) -> Finding:
@@ -151,34 +148,27 @@ def runs_on(capability: str, built: Iterable[str]) -> bool:
     return False
 
 
-CUDA = Check(
-    "gpu.cuda",
-    "torch can use the GPUs",
-    _judge_cuda,
-    ask=_ASK,
-    cause="The driver is older than the CUDA release that torch was built with, torch is a CPU-only build on a "
-    "machine with GPUs, or CUDA cannot start (fabric manager down, devices hidden).",
-    symptom="The NVIDIA driver on your system is too old (found version 11040); Torch not compiled with CUDA "
-    "enabled; Error 802: system not yet initialized",
-    fix="Upgrade the driver or choose a torch built for an older CUDA; a CUDA build where there are GPUs.",
-    recorded=NO_HARDWARE,
-    exempt=_exempt,
-)
-ARCH = Check(
-    "gpu.arch",
-    "torch has code for these GPUs",
-    _judge_arch,
-    ask=_ASK,
-    cause="The torch build holds machine code for other GPU generations only: a new GPU with an old torch, or an "
-    "old GPU that new builds dropped.",
-    symptom="CUDA error: no kernel image is available for execution on the device",
-    fix="Choose a torch release that supports the generation.",
-    recorded=NO_HARDWARE,
-    exempt=use.unused,
-)
-
-
 CHECKS = (
-    CUDA,
-    ARCH,
+    use.gpu_check(
+        "gpu.cuda",
+        "torch can use the GPUs",
+        _judge_cuda,
+        ask=_ASK,
+        cause="The driver is older than the CUDA release that torch was built with, torch is a CPU-only build on a "
+        "machine with GPUs, or CUDA cannot start (fabric manager down, devices hidden).",
+        symptom="The NVIDIA driver on your system is too old (found version 11040); Torch not compiled with CUDA "
+        "enabled; Error 802: system not yet initialized",
+        fix="Upgrade the driver or choose a torch built for an older CUDA; a CUDA build where there are GPUs.",
+        exempt=_exempt,
+    ),
+    use.gpu_check(
+        "gpu.arch",
+        "torch has code for these GPUs",
+        _judge_arch,
+        ask=_ASK,
+        cause="The torch build holds machine code for other GPU generations only: a new GPU with an old torch, or an "
+        "old GPU that new builds dropped.",
+        symptom="CUDA error: no kernel image is available for execution on the device",
+        fix="Choose a torch release that supports the generation.",
+    ),
 )

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
+from ddpctl.checks.base import Target, View
 from ddpctl.checks.gpu import amd, use
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root, differences, write_as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
-from ddpctl.spec.nvidia import KERNEL, Gpu, Smi, labels
+from ddpctl.spec.nvidia import KERNEL, Smi, labels
 from ddpctl.spec.values import plural
 
 # What is wrong, what a person does, and a command that looks; none of them ends a process or reboots by itself.
@@ -45,21 +43,24 @@ _INITRAMFS = {
 
 
 def _judge_driver(view: View) -> Iterable[Finding]:
-    found = smis(view)
+    found = use.smis(view)
     for host, smi in found.items():
         kernel = view.value(host, KERNEL) or {}
         if smi.state in _BROKEN:
             yield _broken(view, host, smi)
         elif smi.state == nvidia.NO_DRIVER and kernel.get("wsl"):
-            yield _no_windows_driver(host, smi)
+            yield report.warning(
+                host,
+                f"WSL2 finds no NVIDIA driver: {smi.text}",
+                fix="install NVIDIA's driver in Windows, none in Linux, and restart WSL (`wsl --shutdown` in Windows)",
+                evidence={"text": smi.text},
+            )
         elif smi.state != nvidia.OK and use.has_gpus(view, host, smi) and not kernel["driver_gpus"]:
             yield _no_driver(view, host, kernel)
         yield from _recovery(view, host)
     for host, value in view.values(amd.GPUS).items():
-        fault = amd.driver_fault(view, host, value)
-        if fault is not None:
-            yield fault
-    yield from differences(
+        yield from amd.driver_faults(view, host, value)
+    yield from report.differences(
         Severity.INFO,
         {host: smi.driver for host, smi in found.items() if smi.driver},
         what="NVIDIA driver",
@@ -73,17 +74,8 @@ def _broken(view: View, host: str, smi: Smi) -> Finding:
         host,
         f"{what}{f': {smi.text}' if smi.text else ''}",
         fix=fix,
-        command=as_root(view, host, command) if command.startswith("dmesg") else command,
+        command=report.as_root(view, host, command) if command.startswith("dmesg") else command,
         evidence={"state": smi.state, "text": smi.text, "seconds": smi.seconds},
-    )
-
-
-def _no_windows_driver(host: str, smi: Smi) -> Finding:
-    return report.warning(
-        host,
-        f"WSL2 finds no NVIDIA driver: {smi.text}",
-        fix="install NVIDIA's driver in Windows, none in Linux, and restart WSL (`wsl --shutdown` in Windows)",
-        evidence={"text": smi.text},
     )
 
 
@@ -95,7 +87,7 @@ def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
         fix = "then install NVIDIA's driver and reboot: nouveau stays loaded until then"
     else:
         message = f"{plural(cards, 'NVIDIA GPU')} on the PCI bus, but no driver is loaded: torch would run on the CPU"
-        command = as_root(view, host, "modprobe nvidia")
+        command = report.as_root(view, host, "modprobe nvidia")
         fix = "if there is no such module, install NVIDIA's driver"
     severity = Severity.INFO if view.want.backend == "gloo" else Severity.WARNING
     return report.finding(severity, host, message, fix=fix, command=command, evidence=kernel)
@@ -103,9 +95,9 @@ def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
 
 def _without_nouveau(view: View, host: str, distribution: Iterable[str]) -> str:
     lines = ("blacklist nouveau", "options nouveau modeset=0")
-    write = write_as_root(view, host, "/etc/modprobe.d/blacklist-nouveau.conf", *lines)
+    write = report.write_as_root(view, host, "/etc/modprobe.d/blacklist-nouveau.conf", *lines)
     image = next((command for name, command in _INITRAMFS.items() if name in distribution), None)
-    return f"{write} && {as_root(view, host, image)}" if image else write
+    return f"{write} && {report.as_root(view, host, image)}" if image else write
 
 
 def _recovery(view: View, host: str) -> Iterable[Finding]:
@@ -129,16 +121,9 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
             fix="reboot it"
             if reboot
             else "nothing may run on the GPUs meanwhile; where the driver refuses, reboot the host",
-            command=None if reboot else reset_command(view, host, gpus),
+            command=None if reboot else use.reset(view, host, gpus),
             evidence={"gpu_recovery_action": action, "gpus": [gpu.index for gpu in gpus]},
         )
-
-
-def reset_command(view: View, host: str, gpus: Iterable[Gpu]) -> str:
-    """nvidia-smi refuses it while a process is on the GPU."""
-    numbers = ",".join(gpu.index for gpu in gpus)
-    smi = use.smi_of(view, host)
-    return as_root(view, host, f"{smi.program if smi else 'nvidia-smi'} --gpu-reset -i {numbers}")
 
 
 def _no_gpu(view: View) -> Mapping[str, str]:
@@ -151,8 +136,8 @@ def _no_gpu(view: View) -> Mapping[str, str]:
 
 def _judge_model(view: View) -> Iterable[Finding]:
     yield from use.unseen(view)
-    models = {host: name for host in smis(view) if (name := _models(view, host))}
-    yield from differences(
+    models = {host: name for host in use.smis(view) if (name := _models(view, host))}
+    yield from report.differences(
         Severity.WARNING,
         models,
         what="GPUs",
@@ -168,38 +153,11 @@ def _models(view: View, host: str) -> str:
     return ", ".join(sorted(names))
 
 
-DRIVER = Check(
-    "gpu.driver",
-    "the GPU driver works",
-    _judge_driver,
-    ask=(*nvidia.ASK, amd.GPUS),
-    cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, the "
-    "nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may not "
-    "open /dev/kfd.",
-    symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
-    "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi never returns",
-    fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
-    recorded=NO_HARDWARE,
-    exempt=_no_gpu,
-)
-MODEL = Check(
-    "gpu.model",
-    "the hosts have the same GPUs",
-    _judge_model,
-    ask=(*nvidia.ASK, amd.GPUS),
-    cause="Different GPU models or memory sizes in one job.",
-    symptom="out of memory on one node only; every step as slow as the slowest GPU",
-    fix="Put different machines into separate jobs.",
-    recorded=NO_HARDWARE,
-    exempt=use.without_gpus,
-)
-
-
 def _judge_count(view: View) -> Iterable[Finding]:
     if view.want.backend == "gloo":
         return
     yield from use.unseen(view, lambda host: use.devices(view, view.target(host)) is None)
-    asked = [target for target in view.targets if target.name in smis(view)]
+    asked = [target for target in view.targets if target.name in use.smis(view)]
     found = {target.name: count for target in asked if (count := use.devices(view, target)) is not None}
     some = {host: count for host, count in found.items() if count}
     if some or view.want.backend == "nccl":
@@ -210,7 +168,7 @@ def _judge_count(view: View) -> Iterable[Finding]:
             yield _too_few(view, target, count)
     yield from _shared(view)
     auto = {target.name: some[target.name] for target in view.targets if target.nproc is None and target.name in some}
-    yield from differences(
+    yield from report.differences(
         Severity.WARNING,
         auto,
         what="GPUs:",
@@ -220,14 +178,13 @@ def _judge_count(view: View) -> Iterable[Finding]:
 
 def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> Iterable[Finding]:
     for host, count in found.items():
-        smi = smis(view)[host]
+        smi = use.smis(view)[host]
         broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
         if count or broken or (smi.count and host not in use.unused(view)):
             continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
-        others = _others(some)
         yield report.error(
             host,
-            f"{host} shows no usable GPU ({_why_none(view, host, smi)}){others}",
+            f"{host} shows no usable GPU ({_why_none(view, host, smi)}){_others(some)}",
             fix=f"NCCL needs a GPU on every node: leave {host} out (`nodes:` of the job), or run the job with gloo",
             evidence={"gpus": dict(found)},
         )
@@ -256,7 +213,7 @@ def _why_none(view: View, host: str, smi: Smi) -> str:
 
 
 def _too_few(view: View, target: Target, count: int) -> Finding:
-    live, smi = use.live(view, target.name), smis(view).get(target.name)
+    live, smi = use.live(view, target.name), use.smis(view).get(target.name)
     why = f" ({live.chosen})" if live and live.chosen else ""
     if smi and smi.mig_devices and not why:
         why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
@@ -288,22 +245,39 @@ def _shared(view: View) -> Iterable[Finding]:
         )
 
 
-COUNT = Check(
-    "gpu.count",
-    "every process has a GPU",
-    _judge_count,
-    ask=(*nvidia.ASK, amd.GPUS, python.live_question),
-    cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
-    "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
-    symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
-    fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
-    recorded=NO_HARDWARE,
-    exempt=use.without_gpus,
-)
-
-
 CHECKS = (
-    DRIVER,
-    MODEL,
-    COUNT,
+    use.gpu_check(
+        "gpu.driver",
+        "the GPU driver works",
+        _judge_driver,
+        ask=(*nvidia.ASK, amd.GPUS),
+        cause="nvidia-smi hangs or fails: a GPU fell off the bus, the driver's package was upgraded without a reboot, "
+        "the nouveau driver holds the cards, or there is no driver at all. A GPU waits for a reset. AMD: the login may "
+        "not open /dev/kfd.",
+        symptom="Failed to initialize NVML: Driver/library version mismatch; NVIDIA-SMI has failed because it couldn't "
+        "communicate with the NVIDIA driver; Unable to determine the device handle for GPU; nvidia-smi never returns",
+        fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
+        exempt=_no_gpu,
+    ),
+    use.gpu_check(
+        "gpu.model",
+        "the hosts have the same GPUs",
+        _judge_model,
+        ask=(*nvidia.ASK, amd.GPUS),
+        cause="Different GPU models or memory sizes in one job.",
+        symptom="out of memory on one node only; every step as slow as the slowest GPU",
+        fix="Put different machines into separate jobs.",
+        exempt=use.without_gpus,
+    ),
+    use.gpu_check(
+        "gpu.count",
+        "every process has a GPU",
+        _judge_count,
+        ask=(*nvidia.ASK, amd.GPUS, python.live_question),
+        cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
+        "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
+        symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
+        fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
+        exempt=use.without_gpus,
+    ),
 )

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable
 
 from ddpctl.checks import report
-from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
 from ddpctl.checks.gpu.health import GpuState, by_host
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
@@ -24,6 +22,8 @@ WINDOWS_SHARE = 0.5  # WSL2 shows no process of Windows, and its desktop takes w
 SHOWN = 3  # owners named
 _SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
+_DEFAULT_MODE = use.smi_command("-i {gpus} -c DEFAULT")
+_NO_MIG = use.smi_command("-i {gpus} -mig 0")
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ _MPS = "nvidia-cuda-mps-server"
 def _judge_busy(view: View) -> Iterable[Finding]:
     yield from use.unseen(view)
     apart = use.unused(view)
-    for host, smi in smis(view).items():
+    for host, smi in use.smis(view).items():
         if host not in apart:
             yield from _busy(view, host, smi)
 
@@ -106,7 +106,7 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
         "process that died uncleanly)",
         fix="a process of another container is visible on the machine itself; memory that no process holds needs a "
         "GPU reset",
-        command=as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
+        command=report.as_root(view, host, f"fuser -v {' '.join(nodes)}") if nodes else None,
         evidence={"gpus": [dict(gpu.cells) for gpu in gpus]},
     )
 
@@ -118,7 +118,7 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     mode = (gpu.cells.get("compute_mode") or "Default").replace(" ", "_")
     mine = [app for app in smi.apps if app.uuid == gpu.cells.get("uuid")]
     if mode == "Prohibited":
-        return GpuState(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _default_mode)
+        return GpuState(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _DEFAULT_MODE)
     if not mode.startswith("Exclusive") or any(app.name.endswith(_MPS) for app in smi.apps):
         return None  # with MPS its server is the one process, and lets the others in
     if mine:
@@ -126,14 +126,9 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
             Severity.ERROR,
             f": compute mode {mode}, and another process has it",
             "or end the process that has it; the mode is lost at a reboot, unless something sets it again",
-            _default_mode,
+            _DEFAULT_MODE,
         )
     return GpuState(Severity.INFO, f": compute mode {mode}: one process a GPU, which is what DDP does")
-
-
-def _default_mode(view: View, host: str, gpus: list[Gpu]) -> str:
-    numbers = ",".join(gpu.index for gpu in gpus)
-    return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -c DEFAULT")
 
 
 def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
@@ -145,49 +140,35 @@ def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
         f" is partitioned by MIG ({plural(smi.mig_devices, 'device')} on this host): a process sees one of them, "
         "and NCCL does not connect two of the same GPU",
         "to get the whole GPU back, stop what runs on it; its instances are removed, and some models need a reset",
-        _no_mig,
+        _NO_MIG,
     )
 
 
-def _no_mig(view: View, host: str, gpus: list[Gpu]) -> str:
-    numbers = ",".join(gpu.index for gpu in gpus)
-    return as_root(view, host, f"{smis(view)[host].program} -i {numbers} -mig 0")
-
-
 CHECKS = (
-    Check(
+    use.gpu_check(
         "gpu.busy",
         "GPUs are free",
         _judge_busy,
-        ask=nvidia.ASK,
         cause="Somebody else's process, or a rank left over from an earlier job, holds GPU memory. Small ones (a "
         "desktop, the MPS server) are left out.",
         symptom="CUDA out of memory at the very start of the job",
         fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
-    Check(
+    use.gpu_check(
         "gpu.compute_mode",
         "GPUs accept processes",
         by_host(_mode_of),
-        ask=nvidia.ASK,
         cause="Compute mode Prohibited, or Exclusive_Process while another process uses the GPU.",
         symptom="CUDA error: all CUDA-capable devices are busy or unavailable",
         fix="`nvidia-smi -c DEFAULT`.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
-    Check(
+    use.gpu_check(
         "gpu.mig",
         "GPUs are whole",
         by_host(_mig_of),
-        ask=nvidia.ASK,
         cause="Multi-Instance GPU splits a card into devices. A process can use one of them, and NCCL does not "
         "connect two devices of the same card.",
         symptom="fewer devices than expected, or NCCL's `Duplicate GPU detected`",
         fix="One process a node, or switch MIG off for DDP jobs.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
 )

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ddpctl.checks import report
-from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
-from ddpctl.checks.gpu.driver import reset_command
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root
-from ddpctl.spec import nvidia
+from ddpctl.checks.gpu.use import CommandFor, smi_command, smis
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import Gpu, Smi, labels
 from ddpctl.spec.values import plural
 
-CommandFor = Callable[[View, str, list[Gpu]], str]
+_LOOK = smi_command("-q -i {gpus} -d ECC,ROW_REMAPPER,PERFORMANCE,TEMPERATURE,POWER", root=False)
+_PERSIST = smi_command("-pm 1")
 DRAIN = "nothing may run on the GPU meanwhile; where the driver refuses, reboot the host"
 
 
@@ -75,18 +73,13 @@ def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     uncorrected = gpu.number("ecc.errors.uncorrected.volatile.total") or 0
     if remapped.is_on("remapped_rows.failure"):
         what = ": row remapping failed, and bad memory stays in use"
-        return GpuState(Severity.ERROR, what, "have the GPU replaced", _look)
+        return GpuState(Severity.ERROR, what, "have the GPU replaced", _LOOK)
     if remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
-        return GpuState(Severity.WARNING, ": bad memory will be set aside at the next reset", DRAIN, reset_command)
+        return GpuState(Severity.WARNING, ": bad memory will be set aside at the next reset", DRAIN, use.reset)
     if uncorrected > 0:
         what = f": {plural(round(uncorrected), 'uncorrected memory error')} since the driver was loaded"
-        return GpuState(Severity.WARNING, what, DRAIN, reset_command)
+        return GpuState(Severity.WARNING, what, DRAIN, use.reset)
     return None
-
-
-def _look(view: View, host: str, gpus: list[Gpu]) -> str:
-    numbers = ",".join(gpu.index for gpu in gpus)
-    return f"{smis(view)[host].program} -q -i {numbers} -d ECC,ROW_REMAPPER,PERFORMANCE,TEMPERATURE,POWER"
 
 
 # --- speed -----------------------------------------------------------------------------------------------------------
@@ -105,7 +98,7 @@ def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
         return None
     heat = gpu.number("temperature.gpu")
     at = "" if heat is None else f" at {heat:.0f} °C"
-    return GpuState(Severity.WARNING, f" throttled{at}: {reason}", "check the host's cooling and power", _look)
+    return GpuState(Severity.WARNING, f" throttled{at}: {reason}", "check the host's cooling and power", _LOOK)
 
 
 def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
@@ -139,58 +132,42 @@ def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | Non
         Severity.INFO,
         ": persistence mode is off: the first CUDA call of every process takes seconds; slow, not wrong",
         "it is lost at a reboot; nvidia-persistenced does the same and starts with the host",
-        _persist,
+        _PERSIST,
     )
 
 
-def _persist(view: View, host: str, gpus: list[Gpu]) -> str:
-    return as_root(view, host, f"{smis(view)[host].program} -pm 1")
-
-
 CHECKS = (
-    Check(
+    use.gpu_check(
         "gpu.ecc",
         "GPU memory has no uncorrected errors",
         by_host(_ecc_of),
-        ask=nvidia.ASK,
         cause="Memory cells of a GPU fail; the driver sets rows aside at the next reset, until no spare ones are left.",
         symptom="CUDA error: uncorrectable ECC error encountered; wrong results; Xid 48, 63, 64, 94",
         fix="Reset the GPU or reboot; replace it when remapping has failed.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
-    Check(
+    use.gpu_check(
         "gpu.throttle",
         "GPUs run at full speed",
         by_host(_throttle_of),
-        ask=nvidia.ASK,
         cause="Heat or a weak power supply slows a GPU down; all ranks wait for it in every step.",
         symptom="one rank is always the last; steps of uneven length",
         fix="Cooling, power cables, power limit.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
-    Check(
+    use.gpu_check(
         "gpu.pcie",
         "GPUs have all their PCIe lanes",
         by_host(_pcie_of),
-        ask=nvidia.ASK,
         cause="A badly seated card or riser cable: the link came up with fewer lanes than that of another GPU of "
         "the same model.",
         symptom="transfers to one GPU take twice as long or more",
         fix="Reseat the card. Where the slot has no more lanes, nothing is wrong.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
-    Check(
+    use.gpu_check(
         "gpu.persistence",
         "persistence mode",
         by_host(_persistence_of),
-        ask=nvidia.ASK,
         cause="Without persistence mode the driver initializes the GPU again for the first process that opens it.",
         symptom="the first CUDA call takes 5 to 30 s",
         fix="`nvidia-smi -pm 1` or nvidia-persistenced.",
-        recorded=NO_HARDWARE,
-        exempt=use.unused,
     ),
 )

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import env, python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
+from ddpctl.checks.base import Target, View
 from ddpctl.checks.gpu import use
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, Gpu, Smi, labels
@@ -73,8 +71,7 @@ def _fault(view: View, host: str, value: Mapping[str, Any] | None) -> str | None
     if value is None:
         return None
     state = _state(view, host, value)
-    smi = smis(view).get(host)
-    driver = smi.driver if smi else None
+    driver = _driver(view, host)
     if state in _DOWN:
         return f"nvidia-fabricmanager is {state}"
     version = re.search(r"\d+(\.\d+)+", (value.get("version") or {}).get("stdout", ""))
@@ -83,9 +80,14 @@ def _fault(view: View, host: str, value: Mapping[str, Any] | None) -> str | None
     return None
 
 
+def _driver(view: View, host: str) -> str | None:
+    smi = use.smis(view).get(host)
+    return smi.driver if smi else None
+
+
 def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping[str, Any] | None) -> Finding:
-    smi = smis(view).get(host)
-    driver = (smi.driver if smi else None) or "the driver"
+    driver = _driver(view, host) or "the driver"
+    start = report.as_root(view, host, "systemctl enable --now nvidia-fabricmanager")
     harm = (
         "CUDA works until the next reset of a GPU, then it fails with error 802"
         if starts
@@ -96,7 +98,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
         host,
         f"{fault}: {harm}",
         fix=f"install the nvidia-fabricmanager package of exactly the driver's version, {driver}",
-        command=as_root(view, host, "systemctl enable --now nvidia-fabricmanager") if "they" not in fault else None,
+        command=start if "they" not in fault else None,
         evidence=value or {},
     )
 
@@ -104,7 +106,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
 def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
     """Unless CUDA itself says otherwise, it may still be starting, minutes after the boot."""
     sure = live is not None and live.error is not None
-    smi = smis(view)[host]
+    smi = use.smis(view)[host]
     return report.finding(
         Severity.ERROR if sure else Severity.WARNING,
         host,
@@ -122,7 +124,7 @@ def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> F
 
 def _without_p2p(view: View) -> dict[str, str]:
     """Where GPUs do not talk to each other over PCI Express, or where a guest cannot see how."""
-    paths, kernels, every = view.values(PATHS), view.values(KERNEL), smis(view)
+    paths, kernels, every = view.values(PATHS), view.values(KERNEL), use.smis(view)
     asked = [t for t in view.targets if t.name in paths and t.name in kernels and t.name in every]
     reasons = {t.name: _why_not(view, t, paths[t.name], kernels[t.name], every[t.name]) for t in asked}
     return {**{host: why for host, why in reasons.items() if why}, **env.without_nccl(view)}
@@ -142,7 +144,7 @@ def _why_not(view: View, target: Target, paths: Any, kernel: Any, smi: Smi) -> s
 
 
 def _judge_p2p(view: View) -> Iterable[Finding]:
-    away, every = _without_p2p(view), smis(view)
+    away, every = _without_p2p(view), use.smis(view)
     for host, paths in view.values(PATHS).items():
         if host in away or host not in every:
             continue
@@ -164,7 +166,7 @@ def _acs(view: View, host: str, paths: Mapping[str, Any], bridges: list[str]) ->
         "boards NCCL hangs in the first collective",
         fix="it lasts until the next reboot: disable ACS in the BIOS too. That removes the isolation that virtual "
         "machines with devices of their own need. Or set NCCL_P2P_DISABLE=1 for it (`env:`)",
-        command=as_root(view, host, f"sh -c '{clear}'"),
+        command=report.as_root(view, host, f"sh -c '{clear}'"),
         evidence={"acs": {bridge: f"{paths['acs'][bridge]:#06x}" for bridge in bridges}},
     )
 
@@ -181,7 +183,7 @@ def _iommu(host: str, paths: Mapping[str, Any], kinds: list[str]) -> Finding:
 
 
 CHECKS = (
-    Check(
+    use.gpu_check(
         "gpu.fabric",
         "the NVSwitch fabric manager runs",
         _judge_fabric,
@@ -190,10 +192,9 @@ CHECKS = (
         "driver's version runs, and has registered every GPU.",
         symptom="Error 802: system not yet initialized; cudaErrorSystemNotReady",
         fix="Install the fabric manager of the driver's version and start it.",
-        recorded=NO_HARDWARE,
         exempt=_without_switches,
     ),
-    Check(
+    use.gpu_check(
         "gpu.acs",
         "GPUs reach each other over PCI Express",
         _judge_p2p,
@@ -202,7 +203,6 @@ CHECKS = (
         "an IOMMU that translates, send what goes from GPU to GPU up to the root.",
         symptom="the first all-reduce hangs with all GPUs at 100 %; NCCL_P2P_DISABLE=1 makes it work",
         fix="Disable ACS in the BIOS (or by setpci), iommu=pt; NCCL_P2P_DISABLE=1 as a workaround.",
-        recorded=NO_HARDWARE,
         exempt=_without_p2p,
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import Target, View
+from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
 from ddpctl.checks.gpu import amd
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
@@ -19,6 +19,8 @@ NO_GPU = "no GPU found"
 OTHER_MAKER = "AMD GPUs"
 OTHER_BUILD = "torch there is not built for CUDA"
 HIDDEN = "no GPU is visible"
+
+CommandFor = Callable[[View, str, Iterable[Gpu]], str]
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,26 @@ class Live:
         return self.code in (0, NO_DEVICE)
 
 
-def smi_of(view: View, host: str) -> Smi | None:
-    """What nvidia-smi said on the host; None where the host was not asked."""
-    return smis(view).get(host)
-
-
 @lru_cache(maxsize=2)
 def smis(view: View) -> Mapping[str, Smi]:
     """host -> what nvidia-smi said, for every host that was asked."""
     answers = ((target.name, view.answer(target.name, nvidia.SMI)) for target in view.targets)
     return {host: nvidia.read(answer) for host, answer in answers if answer is not None}
+
+
+def smi_command(arguments: str, *, root: bool = True) -> CommandFor:
+    """A call of the host's own nvidia-smi; ``{gpus}`` stands for the numbers of the GPUs."""
+
+    def command(view: View, host: str, gpus: Iterable[Gpu]) -> str:
+        smi = smis(view).get(host)
+        numbers = ",".join(gpu.index for gpu in gpus)
+        call = f"{smi.program if smi else 'nvidia-smi'} {arguments.format(gpus=numbers)}"
+        return report.as_root(view, host, call) if root else call
+
+    return command
+
+
+reset = smi_command("--gpu-reset -i {gpus}")  # nvidia-smi refuses it while a process is on the GPU
 
 
 def has_gpus(view: View, host: str, smi: Smi) -> bool:
@@ -83,7 +95,7 @@ def devices(view: View, target: Target) -> int | None:
     found = live(view, target.name)
     if found is not None and found.works:
         return len(found.buses)
-    smi = smi_of(view, target.name)
+    smi = smis(view).get(target.name)
     if smi is not None and smi.state == nvidia.OK:
         return min(smi.count, len(_named(smi, target.env)))
     others = len(amd.gpus(view, target.name))
@@ -111,7 +123,7 @@ def _used(view: View) -> Mapping[str, tuple[Gpu, ...]]:
 
 
 def _used_on(view: View, target: Target) -> tuple[Gpu, ...]:
-    smi = smi_of(view, target.name)
+    smi = smis(view).get(target.name)
     if smi is None or smi.state != nvidia.OK:
         return ()
     found = live(view, target.name)
@@ -152,6 +164,10 @@ def unused(view: View) -> Mapping[str, str]:
         if why:
             found[host] = why
     return found
+
+
+# A check of GPUs: unless it says otherwise, of the NVIDIA GPUs that the job uses.
+gpu_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused)
 
 
 def without_gpus(view: View) -> dict[str, str]:

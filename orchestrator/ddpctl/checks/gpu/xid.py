@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
-from ddpctl.checks.gpu.use import smis
-from ddpctl.checks.report import as_root
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
@@ -74,14 +72,11 @@ def read(value: Mapping[str, Any]) -> list[Xid]:
     """The events of GPUs in a host's log, oldest first. A fall off the bus that has no Xid of its own counts as 79."""
     found = []
     for line in value["lines"]:
-        match = _XID.search(line)
-        fallen = None if match else _FALLEN.search(line)
-        dead = None if match else _NO_START.search(line)
-        if match:
+        if match := _XID.search(line):
             found.append(Xid(match["bus"], int(match["code"]), (match["rest"] or "").strip(), _age(line, value)))
-        elif fallen:
+        elif fallen := _FALLEN.search(line):
             found.append(Xid(fallen["bus"], 79, "GPU has fallen off the bus", _age(line, value)))
-        elif dead:
+        elif dead := _NO_START.search(line):
             found.append(Xid(dead["bus"] or "", _NO_INIT, dead["rest"], _age(line, value)))
     return found
 
@@ -108,7 +103,7 @@ def _judge(view: View) -> Iterable[Finding]:
                 "not checked: this user may not read the kernel log, and sudo asks for a password",
                 fix="the group adm may read the kernel's journal; kernel.dmesg_restrict=0 opens dmesg to everybody "
                 "until the next reboot",
-                command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
+                command=report.as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
                 evidence={"error": value["error"]},
             )
         events = by(lambda xid: (xid.bus, xid.code), read(value))
@@ -150,7 +145,7 @@ def _verdict(view: View, host: str, bus: str, code: int, group: list[Xid], reset
         + (f": {last.rest[:120]}" if last.rest else "")
         + (f"; {note}" if note else ""),
         fix="drain the host and reboot it; if it comes back, have the GPU replaced" if fatal else None,
-        command=as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
+        command=report.as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
         evidence={"bus": bus, "xid": code, "count": len(group), "age_s": last.age},
     )
 
@@ -178,7 +173,7 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
 
 def _row(view: View, host: str, bus: str) -> Gpu | None:
     """The GPU as nvidia-smi lists it now."""
-    smi = smis(view).get(host)
+    smi = use.smis(view).get(host)
     return next((gpu for gpu in (smi.gpus if smi else ()) if bus and gpu.bus == bus_of(bus)), None)
 
 
@@ -199,7 +194,7 @@ def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
         f"{plural(len(faults), 'fatal NVSwitch error')} (SXid {codes}), last {_ago(last.age)}: "
         f"{last.bus}: {last.rest[:120]}",
         fix="drain the host and reboot it: GPUs behind that switch hang; if it comes back, the baseboard is at fault",
-        command=as_root(view, host, "dmesg -T") + " | grep -i sxid",
+        command=report.as_root(view, host, "dmesg -T") + " | grep -i sxid",
         evidence={"codes": codes, "count": len(faults), "age_s": last.age},
     )
 
@@ -213,19 +208,17 @@ def _ago(age: float | None) -> str:
     return f"{age:.0f} s ago"
 
 
-XID = Check(
-    "gpu.xid",
-    "no GPU faults in the kernel log",
-    _judge,
-    ask=(LOG, *nvidia.ASK),
-    cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad memory "
-    "(48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did (SXid), or the "
-    "driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
-    symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
-    fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
-    recorded=NO_HARDWARE,
-    exempt=_exempt,
+CHECKS = (
+    use.gpu_check(
+        "gpu.xid",
+        "no GPU faults in the kernel log",
+        _judge,
+        ask=(LOG, *nvidia.ASK),
+        cause="The driver reported a fault of a GPU since the machine started: it fell off the bus (79), has bad "
+        "memory (48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did "
+        "(SXid), or the driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
+        symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
+        fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
+        exempt=_exempt,
+    ),
 )
-
-
-CHECKS = (XID,)

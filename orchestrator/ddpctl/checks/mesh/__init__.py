@@ -6,11 +6,12 @@ is what they share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.mesh import OK, Dial, Mesh, Pair
 from ddpctl.spec.question import Question
@@ -40,20 +41,36 @@ def network_answer(view: View, host: str) -> Mapping[str, Any]:
     return view.named(host, "network") or {}
 
 
+def interface_of(mesh: Mesh, host: str) -> str | None:
+    """The interface that has the host's fabric address; None where it is not known."""
+    fabric = mesh.fabric.get(host)
+    return fabric.interface if fabric else None
+
+
 def one_host(view: View) -> Mapping[str, str]:
     """One host has nobody to dial."""
     return {view.targets[0].name: "one host"} if len(view.targets) == 1 else {}
 
 
-def fine(mesh: Mesh, text: str) -> Iterable[Finding]:
-    """An ok finding, where everything was dialled; the text may name port, master, links, hosts and note."""
+mesh_check = partial(Check, exempt=one_host)
+
+
+def fine(mesh: Mesh, text: str, *, with_note: bool = False) -> Iterable[Finding]:
+    """An ok finding, where everything was dialled."""
     if mesh.scheduled - mesh.pairs or not any(dial.status == OK for dial in mesh.dials):
         return
-    note = f" ({mesh.note})" if mesh.note else ""
-    words = text.format(
-        port=mesh.master_port, master=mesh.master, links=len(mesh.pairs), hosts=len(mesh.hosts), note=note
-    )
-    yield report.ok(words)
+    yield report.ok(text + (f" ({mesh.note})" if mesh.note and with_note else ""))
+
+
+def of_mesh(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View], Iterable[Finding]]:
+    """A verdict on what was dialled, after a word on what was not."""
+
+    def judged(view: View) -> Iterable[Finding]:
+        yield from not_dialled(view)
+        if view.mesh is not None:
+            yield from judge(view, view.mesh)
+
+    return judged
 
 
 def not_dialled(view: View) -> Iterable[Finding]:
@@ -73,7 +90,7 @@ def not_dialled(view: View) -> Iterable[Finding]:
         told = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:MOST_REASONS])
         more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
         yield report.unknown(
-            next(iter(why)) if len(why) == 1 else None,
+            report.only(list(why)),
             f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not dialled ({told}{more})",
             evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
         )

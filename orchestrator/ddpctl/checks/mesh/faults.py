@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule, Packet
+from ddpctl.checks.mesh import interface_of
+from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import OK, Dial, Mesh
 from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
@@ -39,11 +41,8 @@ class BlockedDial:
         return self.host == self.dial.dialer
 
 
-def faults(view: View) -> tuple[BlockedDial, ...]:
+def faults(view: View, mesh: Mesh) -> tuple[BlockedDial, ...]:
     """Every blocked connection that is not the mere echo of a missing route back, with its culprit."""
-    mesh = view.mesh
-    if mesh is None:
-        return ()
     no_route_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_route_back]
     lost = _silent_dialers(mesh, blocked)
@@ -64,21 +63,16 @@ def wrong_address(mesh: Mesh, peer: str) -> bool:
 
 def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
     """Nodes from which nothing gets anywhere while others do get to the same targets: the fault is at their end."""
-    failed: dict[str, set[str]] = {}
-    for dial in blocked:
-        failed.setdefault(dial.dialer, set()).add(dial.peer)
-    through = {(dial.dialer, dial.peer) for dial in mesh.dials if dial.status == OK}
-    arrived = {peer for _, peer in through}
-    return {
-        dialer
-        for dialer, peers in failed.items()
-        if len(peers) > 1 and peers <= arrived and not any(d == dialer for d, _ in through)
-    }
+    failed = {dialer: {dial.peer for dial in dials} for dialer, dials in by(lambda d: d.dialer, blocked).items()}
+    through = [dial for dial in mesh.dials if dial.status == OK]
+    heard, arrived = {dial.dialer for dial in through}, {dial.peer for dial in through}
+    return {dialer for dialer, peers in failed.items() if len(peers) > 1 and peers <= arrived and dialer not in heard}
 
 
 def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     """The end whose firewall drops the packet on its way there or the answer on its way back; else the far end."""
-    mine = dial.local or mesh.fabric[dial.dialer].address if dial.dialer in mesh.fabric else dial.local or ""
+    fabric = mesh.fabric.get(dial.dialer)
+    mine = dial.local or (fabric.address if fabric else "")
     there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")
     back = Packet(dial.address, mine, dial.port, SOURCE_PORT, "established")
     chains = (
@@ -87,7 +81,11 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
         (dial.dialer, "input", back),
         (dial.peer, "output", back),
     )
-    found = [(*chain, _blocks(view, mesh, dial, *chain)) for chain in chains]
+    found = []
+    for host, hook, packet in chains:
+        interface = dial.interface if host == dial.dialer else interface_of(mesh, host)
+        every = firewall.blocking(view.firewalls.get(host, {}), packet, hook, interface=interface)
+        found.append((host, hook, packet, every))
     for certain in (True, False):
         for host, hook, packet, every in found:
             blocks = tuple(block for block in every if block.certain or not certain)
@@ -97,15 +95,3 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     if dial.dialer in lost:
         return BlockedDial(dial, dial.dialer, dial.peer, (), "output")
     return BlockedDial(dial, dial.peer, dial.dialer, (), "input")
-
-
-def _blocks(view: View, mesh: Mesh, dial: Dial, host: str, hook: str, packet: Packet) -> tuple[BlockingRule, ...]:
-    dump = view.firewalls.get(host, {})
-    return firewall.blocking(dump, packet, hook, interface=_interface(mesh, host, dial))
-
-
-def _interface(mesh: Mesh, host: str, dial: Dial) -> str | None:
-    if host == dial.dialer:
-        return dial.interface
-    fabric = mesh.fabric.get(host)
-    return fabric.interface if fabric else None

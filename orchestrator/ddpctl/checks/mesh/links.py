@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, View
-from ddpctl.checks.mesh import fine, network_answer, not_dialled, one_host
-from ddpctl.checks.report import as_root
+from ddpctl.checks.base import View
+from ddpctl.checks.mesh import fine, interface_of, mesh_check, network_answer, of_mesh
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by_culprit
 from ddpctl.spec.mesh import Mesh, Pair
@@ -19,53 +17,45 @@ from ddpctl.spec.ranges import fold
 # --- big packets -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Hole:
-    """Bulk data from ``sender`` that never arrives at ``receiver``; ``mtu``: the largest packet seen to pass."""
-
-    sender: str
-    receiver: str
-    mtu: int | None
-
-
-def judge_bulk(view: View) -> Iterable[Finding]:
+def _judge_bulk(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Small messages pass, bulk data stalls."""
-    yield from _not_measured(view)
-    mesh = view.mesh
-    if mesh is None or not mesh.speeds:
-        return
     holes = _holes(mesh)
     for host, pairs in by_culprit(holes).items():
-        yield _hole_finding(view, mesh, host, [holes[pair] for pair in pairs])
+        yield _hole_finding(view, mesh, host, {pair: holes[pair] for pair in pairs})
     if not holes:
         yield from fine(mesh, "big packets arrive in both directions")
 
 
-def _not_measured(view: View) -> Iterable[Finding]:
-    """Links that were not dialled, or on which no data went."""
-    yield from not_dialled(view)
-    mesh = view.mesh
-    if mesh is not None and not mesh.speeds and mesh.pairs:
-        yield report.unknown(None, "not checked: no link was measured")
+def _measured(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View], Iterable[Finding]]:
+    """A verdict on what was measured, after a word on links that were not dialled, or on which no data went."""
+
+    @of_mesh
+    def judged(view: View, mesh: Mesh) -> Iterable[Finding]:
+        if mesh.speeds:
+            yield from judge(view, mesh)
+        elif mesh.pairs:
+            yield report.unknown(None, "not checked: no link was measured")
+
+    return judged
 
 
-def _holes(mesh: Mesh) -> dict[Pair, _Hole]:
-    """Each direction once, whichever end measured it."""
-    found: dict[Pair, _Hole] = {}
+def _holes(mesh: Mesh) -> dict[Pair, int | None]:
+    """(sender, receiver) of bulk data that never arrives -> the largest packet seen to pass. Each direction once,
+    whichever end measured it."""
+    found: dict[Pair, int | None] = {}
     for speed in mesh.speeds:
         for state, pair in ((speed.push, (speed.dialer, speed.peer)), (speed.pull, (speed.peer, speed.dialer))):
             if state in BROKEN:
-                known = found.get(pair)
-                found[pair] = _Hole(*pair, speed.mtu or (known.mtu if known else None))
+                found[pair] = speed.mtu or found.get(pair)
     return found
 
 
-def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> Finding:
-    others = tuple(dict.fromkeys(h.receiver if h.sender == host else h.sender for h in holes))
-    sends, receives = any(h.sender == host for h in holes), any(h.receiver == host for h in holes)
+def _hole_finding(view: View, mesh: Mesh, host: str, holes: Mapping[Pair, int | None]) -> Finding:
+    others = _others(host, holes)
+    sends, receives = any(sender == host for sender, _ in holes), any(receiver == host for _, receiver in holes)
     direction = "between" if sends and receives else "from" if sends else "to"
     joint = "and" if direction == "between" else "to" if direction == "from" else "from"
-    passed = min((hole.mtu for hole in holes if hole.mtu), default=None)
+    passed = min((mtu for mtu in holes.values() if mtu), default=None)
     mtus = {name: _mtu(view, mesh, name) for name in (host, *others)}
     text = f"big packets {direction} {host} {joint} {fold(others)} never arrive, small ones do"
     if passed:
@@ -74,35 +64,30 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Sequence[_Hole]) -> 
     return report.error(
         host,
         text,
-        peer=others[0] if len(others) == 1 else None,
+        peer=report.only(others),
         fix=fix,
         command=command,
-        evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [_arrow(h) for h in holes]},
+        evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [list(pair) for pair in holes]},
     )
 
 
-def _arrow(hole: _Hole) -> list[str]:
-    return [hole.sender, hole.receiver]
+def _others(host: str, pairs: Iterable[Pair]) -> tuple[str, ...]:
+    """The far ends of a host's links."""
+    return tuple(dict.fromkeys(name for pair in pairs for name in pair if name != host))
 
 
 def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> tuple[str | None, str]:
     """The command for the host, and the rest in words."""
-    interface = _interface(mesh, host)
+    interface = interface_of(mesh, host)
     if passed is None:
         return f"ip -s link show dev {interface}" if interface else None, (
             f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
             f"packet length or rate, and at the interface's error counters"
         )
-    return as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
+    return report.as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
         f"packets of up to {passed} bytes pass: set the interface's MTU to that, or raise what the switch or tunnel on "
         "the way carries; it is lost at a reboot: set it in the machine's network configuration too"
     )
-
-
-def _interface(mesh: Mesh, host: str) -> str | None:
-    """What names the host's interface in a command."""
-    fabric = mesh.fabric.get(host)
-    return fabric.interface if fabric else None
 
 
 def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
@@ -114,28 +99,22 @@ def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
 # --- slow and late ---------------------------------------------------------------------------------------------------
 
 
-def judge_bandwidth(view: View) -> Iterable[Finding]:
+def _judge_bandwidth(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Links that were slow in both measurements."""
-    yield from _not_measured(view)
-    mesh = view.mesh
-    if mesh is None or not any(speed.push_mbit for speed in mesh.speeds):
+    if not any(speed.push_mbit for speed in mesh.speeds):
         return
-    slow = {pair: value for pair, value in slow_links(mesh).items() if pair in mesh.again or _back(pair) in mesh.again}
+    slow = {pair: value for pair, value in slow_links(mesh).items() if {pair, pair[::-1]} & mesh.again}
     rates = list(mesh.rates().values())
     middle = statistics.median(rates)
     for host, pairs in by_culprit(slow).items():
         yield _outlier(mesh, host, {pair: slow[pair] for pair in pairs}, "Mbit/s", middle)
     if not slow:
         words = f"{len(rates)} links, median {middle:.0f} Mbit/s over one TCP connection"
-        yield from fine(mesh, words + "{note}")
+        yield from fine(mesh, words, with_note=True)
 
 
-def judge_latency(view: View) -> Iterable[Finding]:
+def _judge_latency(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Round trips that were long in both measurements."""
-    yield from _not_measured(view)
-    mesh = view.mesh
-    if mesh is None:
-        return
     trips = [speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None]
     if not trips:
         return
@@ -147,13 +126,9 @@ def judge_latency(view: View) -> Iterable[Finding]:
         yield from fine(mesh, f"{len(trips)} links, median round trip {middle:.2f} ms")
 
 
-def _back(pair: Pair) -> Pair:
-    return pair[1], pair[0]
-
-
 def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, middle: float) -> Finding:
     worst = max(pairs.values()) if unit == "ms" else min(pairs.values())
-    others = tuple(dict.fromkeys(name for pair in pairs for name in pair if name != host))
+    others = _others(host, pairs)
     senders = {pair[0] for pair in pairs}
     if unit == "ms":
         where = f"a round trip between {host} and {fold(others)} takes"
@@ -164,7 +139,7 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     else:
         where = f"the link between {host} and {fold(others)} gives"
     if unit == "Mbit/s":
-        interface = _interface(mesh, host)
+        interface = interface_of(mesh, host)
         command = f"ip -s link show dev {interface}; ethtool {interface}" if interface else None
         fix = "the speed that was negotiated and the error counters tell a bad port or cable from a busy neighbour"
     else:
@@ -175,7 +150,7 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     return report.warning(
         host,
         f"{where} {number} {unit}{one}, measured twice; the median of all links is {middle:.4g} {unit}",
-        peer=others[0] if len(others) == 1 else None,
+        peer=report.only(others),
         fix=fix,
         command=command,
         evidence={"links": {f"{a} -> {b}": value for (a, b), value in pairs.items()}, "median": middle, "unit": unit},
@@ -183,35 +158,32 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
 
 
 CHECKS = (
-    Check(
+    mesh_check(
         "mesh.mtu",
         "big packets arrive in both directions",
-        judge_bulk,
+        _measured(_judge_bulk),
         cause="Small messages pass and big packets vanish: an interface's MTU is larger than what a switch, tunnel or "
         "VPN on the way carries, and the message that would say so is filtered.",
         symptom="rendezvous and small tensors work, then: Read error ... Connection timed out; Timed out waiting "
         "1800000ms for recv operation to complete",
         fix="Set the MTU that passed (ddpctl finds it by trying): `sudo ip link set dev eth0 mtu 1500`.",
-        exempt=one_host,
     ),
-    Check(
+    mesh_check(
         "mesh.bandwidth",
         "no link is much slower than the others",
-        judge_bandwidth,
+        _measured(_judge_bandwidth),
         cause="A link gives less than half of the median of all, twice in a row: a port that fell back to 100 Mbit/s, "
         "a bad cable, the management network instead of the fabric, a busy neighbour.",
         symptom="the job runs, slowly: every step waits for the slowest link",
         fix="`ethtool eth0` shows what was negotiated; set `interface:` or `fabric_address:` if it is the wrong one.",
-        exempt=one_host,
     ),
-    Check(
+    mesh_check(
         "mesh.latency",
         "no link takes much longer than the others",
-        judge_latency,
+        _measured(_judge_latency),
         cause="A round trip takes three times the median and at least 2 ms more, twice in a row: a detour, another "
         "site, power saving on the interface.",
         symptom="small all-reduces are slow",
         fix="`traceroute` between the two nodes; keep the nodes of one job in one site.",
-        exempt=one_host,
     ),
 )

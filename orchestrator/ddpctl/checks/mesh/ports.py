@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import firewall, report
-from ddpctl.checks.base import Check, View
+from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule
 from ddpctl.checks.firewall.tool import joined
 from ddpctl.checks.gpu.use import uses_gloo
-from ddpctl.checks.mesh import dial_json, fine, names, network_answer, not_dialled, one_host
+from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, network_answer, of_mesh
 from ddpctl.checks.mesh.faults import BlockedDial, faults
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.contract import DROPPED, REFUSED, REJECTED
+from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED
 
 HOW = {
     DROPPED: "nothing comes back (dropped)",
     REFUSED: "the connection is refused (reset)",
     REJECTED: "a firewall or router answers that it is prohibited",
-    "error": "the connection fails",
+    ERROR: "the connection fails",
 }
 HARMLESS = (
     "harmless under gloo, where the node with the larger address connects to the one with the smaller; under NCCL it "
@@ -38,14 +38,11 @@ MOST_NAMED = 8  # addresses
 # --- the job's own ports ---------------------------------------------------------------------------------------------
 
 
-def judge_ports(view: View) -> Iterable[Finding]:
+@of_mesh
+def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
     """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
     blocks, and each way in which it does. What gloo never uses is an info."""
-    yield from not_dialled(view)
-    mesh = view.mesh
-    if mesh is None:
-        return
-    needed = [fault for fault in faults(view) if _role(mesh, fault.dial) != "spare"]
+    needed = [fault for fault in faults(view, mesh) if _role(mesh, fault.dial) != "spare"]
     gloo = uses_gloo(view)
     used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
     guilty = {fault.host for fault in used}
@@ -55,14 +52,16 @@ def judge_ports(view: View) -> Iterable[Finding]:
         yield _between(view, mesh, crowd)
     for group in groups:
         if group not in crowd:
-            yield _finding(Severity.ERROR, group, view)
+            yield _finding(Severity.ERROR, group, view, mesh)
     for group in _grouped([fault for fault in needed if fault.host not in guilty]):
         if group.blocks or not crowd:
-            yield _finding(Severity.INFO, group, view)
+            yield _finding(Severity.INFO, group, view, mesh)
     if not needed and not mesh.crowded_out:
         yield from fine(
             mesh,
-            "{links} links among {hosts} nodes pass on port {port} of {master} and on ephemeral ports{note}",
+            f"{len(mesh.pairs)} links among {len(mesh.hosts)} nodes pass on port {mesh.master_port} of {mesh.master} "
+            "and on ephemeral ports",
+            with_note=True,
         )
 
 
@@ -112,18 +111,15 @@ def _grouped(found: Sequence[BlockedDial]) -> list[_Group]:
     groups = by(lambda fault: (fault.host, fault.dial.status, fault.outgoing), found)
     for host, status, outgoing in list(groups):
         back, there = (host, status, True), (host, status, False)
-        if outgoing and there in groups and _same(_rules(groups[back]), _rules(groups[there])):
+        if outgoing and there in groups and _same(groups[back], groups[there]):
             groups[there] += groups.pop(back)
     return [_Group(*key, tuple(members)) for key, members in groups.items()]
 
 
-def _same(one: set[BlockingRule], other: set[BlockingRule]) -> bool:
+def _same(*ways: Sequence[BlockedDial]) -> bool:
     """One rule that stops what comes in, answers included; or none known for either way."""
+    one, other = ({block for fault in found for block in fault.blocks} for found in ways)
     return bool(one & other) or not (one or other)
-
-
-def _rules(found: Sequence[BlockedDial]) -> set[BlockingRule]:
-    return {block for fault in found for block in fault.blocks}
 
 
 def _ports_words(mesh: Mesh, group: _Group) -> str:
@@ -141,9 +137,7 @@ def _ports_words(mesh: Mesh, group: _Group) -> str:
     return " and on ".join(words)
 
 
-def _finding(severity: Severity, group: _Group, view: View) -> Finding:
-    mesh = view.mesh
-    assert mesh is not None
+def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Finding:
     who, ports, how = names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
     if group.outgoing:
         text = f"connections from {group.host} to {who} fail on {ports}: {how}"
@@ -156,7 +150,7 @@ def _finding(severity: Severity, group: _Group, view: View) -> Finding:
         severity,
         group.host,
         f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
-        peer=group.others[0] if len(group.others) == 1 else None,
+        peer=report.only(group.others),
         fix=fix,
         command=command,
         evidence={
@@ -251,7 +245,7 @@ def _list(addresses: Sequence[str]) -> str:
 
 
 CHECKS = (
-    Check(
+    mesh_check(
         "mesh.ports",
         "every node reaches the ports that the job uses on every other",
         judge_ports,
@@ -269,6 +263,5 @@ CHECKS = (
         "called possible. `ddpctl preflight --fix` runs the command once you have agreed. To confine the range: sysctl "
         "-w "
         'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',
-        exempt=one_host,
     ),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, View
-from ddpctl.checks.mesh import dial_json, fine, names, not_dialled, one_host
+from ddpctl.checks.base import View
+from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, of_mesh
 from ddpctl.checks.mesh.faults import wrong_address
-from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by, by_culprit
 from ddpctl.spec.mesh import Dial, Mesh, Pair
@@ -17,12 +16,9 @@ from ddpctl_worker.contract import CLOSED, FOREIGN, NO_ROUTE, SILENT, WRONG_HOST
 IMPOSTORS = {WRONG_HOST, FOREIGN, SILENT, CLOSED}
 
 
-def judge_route(view: View) -> Iterable[Finding]:
+@of_mesh
+def _judge_route(view: View, mesh: Mesh) -> Iterable[Finding]:
     """A node without a way to another's address."""
-    yield from not_dialled(view)
-    mesh = view.mesh
-    if mesh is None:
-        return
     lost: dict[Pair, Dial] = {}
     for dial in mesh.dials:
         if dial.status == NO_ROUTE and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
@@ -51,7 +47,7 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
     return report.error(
         host,
         f"{text} at {addresses}: {dials[0].detail or 'no route'}",
-        peer=others[0] if len(others) == 1 else None,
+        peer=report.only(others),
         fix=f"look at the routes of {dials[0].dialer} to {dials[0].address} and add the one that is missing, or set "
         f"`fabric_address:` to addresses in a network that all nodes share",
         command=f"ip route get {dials[0].address}" if leaving else "ip -brief address; ip route",
@@ -59,12 +55,9 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
     )
 
 
-def judge_identity(view: View) -> Iterable[Finding]:
+@of_mesh
+def _judge_identity(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Another node or another program at a node's address."""
-    yield from not_dialled(view)
-    mesh = view.mesh
-    if mesh is None:
-        return
     wrong = [dial for dial in mesh.dials if dial.status in IMPOSTORS and not wrong_address(mesh, dial.peer)]
     groups = by(lambda dial: (dial.peer, dial.status, dial.detail or ""), wrong)
     for (peer, status, detail), dials in groups.items():
@@ -95,11 +88,11 @@ def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
             f"look for a forwarding of port {ports} (nftables, a container's published port) or for another machine "
             f"with {address}; or use another master_port"
         )
-        look = as_root(view, peer, "nft list ruleset") + " | grep -e redirect -e dnat"
+        look = report.as_root(view, peer, "nft list ruleset") + " | grep -e redirect -e dnat"
     return report.error(
         peer,
         words,
-        peer=dialers[0] if len(dialers) == 1 else None,
+        peer=report.only(dialers),
         fix=fix,
         command=look,
         evidence={"status": status, "peers": list(dialers), "dials": [dial_json(dial) for dial in dials[:20]]},
@@ -107,25 +100,23 @@ def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
 
 
 CHECKS = (
-    Check(
+    mesh_check(
         "mesh.route",
         "every node has a route to every other",
-        judge_route,
+        _judge_route,
         cause="A node has no route to another's fabric address, or nobody answers there on its local network, though "
         "this machine reaches both: two networks, a wrong netmask, a missing route.",
         symptom="No route to host; Network is unreachable; client socket has timed out",
         fix="Add the route (`ip route get ADDRESS` on the node shows what it does now), or set `fabric_address:` to "
         "an address in a network that all nodes share.",
-        exempt=one_host,
     ),
-    Check(
+    mesh_check(
         "mesh.identity",
         "the right node answers at every address",
-        judge_identity,
+        _judge_identity,
         cause="Another node, or a program that is no part of the job, answers at a node's address: an address that is "
         "used twice, a cloned machine, a port forwarding (a container's published port), a proxy.",
         symptom="a hang of a minute or more without a useful message; Connection reset by peer",
         fix="Find who owns the address (`arping`, `ip neigh`), remove the forwarding, or use another port.",
-        exempt=one_host,
     ),
 )

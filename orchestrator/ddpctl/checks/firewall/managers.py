@@ -1,0 +1,67 @@
+"""ufw and firewalld, which manage the rules of iptables or nftables: each in chains of its own."""
+
+from __future__ import annotations
+
+import re
+
+from ddpctl.checks.firewall.rules import POLICY, Blocked, BlockingRule, Chain
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined, portions
+
+# --- ufw: chains of iptables -----------------------------------------------------------------------------------------
+
+
+def _ufw_owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
+    """A rule put before ufw's own chains is none of ufw's, and it cannot undo it."""
+    own = any(name.startswith(("ufw-", "ufw6-")) for name in verdict.path) or verdict.text == POLICY
+    return bool(dump.get("ufw")) and chain.iptables and own
+
+
+def _ufw_lines(block: BlockingRule, opening: Opening) -> list[str]:
+    """``prepend`` and not ``insert 1``: ufw numbers IPv6 rules after all IPv4 ones."""
+    form = "from {} to any port" if opening.hook == "input" else "to {} port"
+    direction = "" if opening.hook == "input" else "out "
+    return [
+        f"ufw prepend allow {direction}proto tcp {form.format(source)} {ports}"
+        for source in opening.sources
+        for ports in portions(opening.spans)
+    ]
+
+
+UFW = FirewallTool("ufw", _ufw_owns, _ufw_lines, lambda block, hook: "ufw keeps it across reboots", manages=True)
+
+
+# --- firewalld: a table of nftables, or chains of iptables where it is old, by zones ---------------------------------
+
+
+def zone(verdict: Blocked) -> str | None:
+    """The zone of firewalld whose chain the packet went through (``filter_IN_public``, older: ``IN_public``)."""
+    found = (re.fullmatch(r"(?:filter_)?IN_(?!policy_)(.+)", name) for name in verdict.visited)
+    return next((match.group(1) for match in found if match), None)
+
+
+def _firewalld_owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
+    return chain.table == "firewalld" or bool(dump.get("firewalld") and chain.iptables)
+
+
+def _firewalld_lines(block: BlockingRule, opening: Opening) -> list[str]:
+    """Rich rules of a zone are for what comes in; without ``--zone`` they would go into the default zone."""
+    if opening.hook != "input":
+        return []
+    own = f" --zone={block.zone}" if block.zone else ""
+    return [
+        f'firewall-cmd --permanent{own} --add-rich-rule=\'rule family="ipv{opening.family}" source '
+        f'address="{source}" port port="{joined(span)}" protocol="tcp" accept\''
+        for source in opening.sources
+        for span in opening.spans
+    ]
+
+
+def _firewalld_note(block: BlockingRule, hook: str) -> str:
+    if hook == "output":
+        return f"{block.chain} of firewalld blocks outgoing traffic: change that policy or direct rule by hand"
+    return "the reload drops firewall settings that are not permanent"
+
+
+FIREWALLD = FirewallTool(
+    "firewalld", _firewalld_owns, _firewalld_lines, _firewalld_note, last="firewall-cmd --reload", manages=True
+)
