@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import RenderableType
 
 from ddpctl import files
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console, stdout_console
-from ddpctl.render.progress import quiet
+from ddpctl.render.progress import ProgressView, quiet
+from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, split
@@ -71,6 +73,13 @@ def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterat
         fleet.close()
 
 
+@contextlib.contextmanager
+def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[tuple[Fleet, Tell]]:
+    """``fleet_of`` with a display on stderr of what the stages tell."""
+    with fleet_of(inventory, hosts) as fleet, ProgressView(stderr_console()) as view:
+        yield fleet, view.tell
+
+
 def prompter() -> TerminalPrompter | None:
     """Who can be asked for a passphrase or a password."""
     return TerminalPrompter() if can_ask() else None
@@ -105,8 +114,16 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def print_view(view: Any) -> None:
+def print_view(view: RenderableType) -> None:
     stdout_console().print(view)
+
+
+def show(document: dict[str, Any], view: RenderableType, *, as_json: bool) -> None:
+    """The same thing for a program, or for a person."""
+    if as_json:
+        print_json(document)
+    else:
+        print_view(view)
 
 
 def write_page(path: Path, page: str) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
-from ddpctl.render.console import stderr_console
+from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
 from ddpctl.spec.values import plural
 from ddpctl.stages.trust import KeyReport, add, survey
@@ -49,9 +49,7 @@ def trust(
 
 
 def _table(reports: list[KeyReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "STATE", "KEY", "SHA-256"):
-        table.add_column(name, overflow="fold")
+    table = columns("HOST", "STATE", "KEY", "SHA-256", overflow="fold")
     style = {"known": "green", "unknown": "yellow", "changed": "bold red", "unreachable": "bold red"}
     for report in reports:
         state = Text(report.state, style=style.get(report.state, ""))

@@ -19,10 +19,9 @@ from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
 from ddpctl.render.console import stderr_console
-from ddpctl.render.plan import plan_view
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.status import status_view
+from ddpctl.render.status import plan_view, status_view
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
@@ -77,20 +76,14 @@ def up(
         session.warn(f"warning: {note}")
     if dry_run:
         plan = launch.plan()
-        if as_json:
-            session.print_json(plan.to_json())
-        else:
-            session.print_view(plan_view(plan))
+        session.show(plan.to_json(), plan_view(plan), as_json=as_json)
         return 0
     with Interrupts() as interrupts, session.fleet_of(launch.inventory, launch.names) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
         run = _start(launch, fleet, options, as_json=as_json)
         if detach:
-            if as_json:
-                session.print_json(run.to_json())
-            else:
-                session.print_view(status_view(run))
+            session.show(run.to_json(), status_view(run), as_json=as_json)
             return 0
         return _follow(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
