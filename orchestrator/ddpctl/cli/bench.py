@@ -13,7 +13,7 @@ from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
-from ddpctl.files.shipped import shipped_jobs
+from ddpctl.files.program import shipped_jobs
 from ddpctl.render.bench import network_html, network_view, scaling_html, scaling_view
 from ddpctl.spec.bench import ScalingReport, ScalingRow, network_report, node_counts
 from ddpctl.spec.event import StageEnded, StageStarted, Tell

@@ -16,10 +16,10 @@ from typing import Any
 import typer
 from rich.console import RenderableType
 
-from ddpctl import files
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import UsageError
+from ddpctl.files.inventory import find_inventory, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
@@ -49,7 +49,7 @@ def load(argument: Path | None, option: Path | None, *, job: str | None = None) 
     Raises:
         UsageError: there is none, or it is wrong.
     """
-    return files.load_inventory(inventory_file(argument, option, job=job))
+    return load_inventory(inventory_file(argument, option, job=job))
 
 
 def inventory_file(argument: Path | None, option: Path | None, *, job: str | None = None) -> Path:
@@ -59,8 +59,8 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
         UsageError: there is none, or two are named.
     """
     if argument is None or option is None:
-        return files.find_inventory(argument or option, GLOBAL.inventory, job=job)
-    return files.find_inventory(argument, option, job=job)
+        return find_inventory(argument or option, GLOBAL.inventory, job=job)
+    return find_inventory(argument, option, job=job)
 
 
 @contextlib.contextmanager

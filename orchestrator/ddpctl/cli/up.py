@@ -10,7 +10,6 @@ from pathlib import Path
 
 import typer
 
-from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
@@ -18,6 +17,8 @@ from ddpctl.cli.kill import require_proof
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
+from ddpctl.files.inventory import load_inventory, load_script
+from ddpctl.files.records import save_run
 from ddpctl.render.console import stderr_console
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
@@ -92,10 +93,10 @@ def _launch(file: Path, job: str | None, nodes: int | None, nproc: int | None, s
     """The job meant by the command line."""
     words = GLOBAL.script
     if words is None:
-        inventory = files.load_inventory(file, sets=sets, job=job)
+        inventory = load_inventory(file, sets=sets, job=job)
         spec = inventory.job(job)
     else:
-        inventory, spec = files.load_script(file, words, sets=sets, job=job)
+        inventory, spec = load_script(file, words, sets=sets, job=job)
     return launch_of(inventory, spec, session.new_identity(), nodes=nodes, nproc=nproc)
 
 
@@ -130,7 +131,7 @@ def _record(launch: Launch, up: Up) -> None:
     lock = dict(up.environment.lock) if up.environment else {}
     data = {"inventory": launch.inventory.file, "plan": up.plan.to_json(), "lock": lock}
     try:
-        files.save_run(up.plan.job, up.plan.run, data)
+        save_run(up.plan.job, up.plan.run, data)
     except OSError as error:
         session.warn(f"warning: could not record this run ({error}); pass `-i INVENTORY` to later commands")
 
@@ -165,12 +166,11 @@ def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: 
     """Follow to the end, or until the person at the terminal, or the sender of a signal, has had enough."""
     asked = False
     while True:
-        offsets = files.load_positions(run.run)
         with interrupts.noted():
             if asked:
                 stderr_console().print("continuing; Ctrl-C asks again")
             try:
-                end = follow_run(run, fleet, offsets=offsets, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
+                end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
                 return conclude(end, as_json=as_json)
             except Interrupted:
                 pass
