@@ -17,7 +17,7 @@ from ddpctl.spec.event import Line
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
-from ddpctl.stages.status import read_run
+from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
 
@@ -135,6 +135,6 @@ def print_lines(
 
 def raise_for_errors(run: RunStatus, errors: Mapping[str, DdpctlError]) -> None:
     """A host that never had the run has nothing to say; every other fault is told."""
-    faults = {host: error for host, error in errors.items() if not stage.is_no_such_run(error)}
+    faults = {host: error for host, error in errors.items() if not is_no_such_run(error)}
     if faults:
         raise HostsFailed(f"{len(faults)} of {len(run.hosts)} hosts could not be followed", faults)

@@ -13,6 +13,7 @@ from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
 from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
+from ddpctl.spec.fold import by
 from ddpctl.spec.values import plural
 from ddpctl.stages.trust import KeyReport, add, survey
 from ddpctl.transport.prompts import Say
@@ -80,9 +81,7 @@ def _write_down(unknown: list[KeyReport]) -> None:
     Raises:
         UsageError: a host has no such file, or it cannot be written.
     """
-    by_file: dict[str, list[KeyReport]] = {}
-    for report in unknown:
-        by_file.setdefault(report.file, []).append(report)
+    by_file = by(lambda report: report.file, unknown)
     if without := by_file.get(""):
         raise UsageError(
             f"ssh_config names no UserKnownHostsFile in which the key of {without[0].host} could be kept",

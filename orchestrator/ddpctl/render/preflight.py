@@ -12,8 +12,7 @@ from ddpctl.render.console import columns
 from ddpctl.render.groups import Group, LeftOut, Matrix
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import named
-from ddpctl.spec.mesh import OK, Mesh
-from ddpctl.spec.outliers import slow_links
+from ddpctl.spec.mesh import OK, Mesh, slow_links
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
 

@@ -6,8 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.render.console import Whole, columns
-from ddpctl.spec.garbage import GcOutcome
-from ddpctl.spec.push import PushOutcome, Traffic
+from ddpctl.spec.push import GcOutcome, PushOutcome, Traffic
 from ddpctl.spec.values import plural
 
 MOST_ROWS = 200

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddpctl.environment.blobs import Source
-from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.spread import bring
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Host
@@ -105,14 +105,12 @@ def _node(host: Host, environment: EnvironmentOutcome, code: Delivery, archive: 
     )
 
 
-def push_code(
-    archive: Source, fleet: Fleet, tell: Tell, hosts: Sequence[str], addresses: Addresses | None = None
-) -> Delivery:
+def push_code(archive: Source, fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
     """The job's code into the store of every host; hosts that have this very archive get nothing.
 
     The Delivery holds an error for each host that it did not reach; every other host is complete and verified.
     """
     tell(StageStarted("code", archive.size, "bytes"))
-    delivery = bring("code", [archive], fleet, tell, hosts, addresses)
+    delivery = bring("code", [archive], fleet, tell, hosts)
     tell(StageEnded("code", delivery.ok, f"{delivery.traffic.sent_by_controller} bytes sent"))
     return delivery

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
 
-from ddpctl.errors import HostsFailed, NoSuchJob
+from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError
 from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.outcome import End, RunStatus, current, merge_runs
 from ddpctl.spec.values import plural
@@ -91,6 +91,11 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
 def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
     """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
     return find_run(fleet, run.run, [host for host in fleet.hosts if host not in gone] or None)
+
+
+def is_no_such_run(error: DdpctlError) -> bool:
+    """Whether a node said that it has no such run (it was never started there)."""
+    return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
 
 
 def _settled(run: RunStatus) -> RunStatus:

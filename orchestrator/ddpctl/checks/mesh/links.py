@@ -12,8 +12,7 @@ from ddpctl.checks.mesh import fine, network_answer, not_dialled, one_host
 from ddpctl.checks.report import as_root
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by_culprit
-from ddpctl.spec.mesh import Mesh, Pair
-from ddpctl.spec.outliers import BROKEN, late_links, slow_links
+from ddpctl.spec.mesh import BROKEN, Mesh, Pair, late_links, slow_links
 from ddpctl.spec.ranges import fold
 
 # --- big packets -----------------------------------------------------------------------------------------------------
