@@ -33,7 +33,6 @@ from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Up
 from ddpctl.transport.base import Fleet
-from ddpctl_worker.contract import STOP_GRACE_S
 
 
 class OnInterrupt(str, enum.Enum):
@@ -196,9 +195,8 @@ def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: 
 
 
 def _ask() -> str:
-    options = {"detach": "detach", "kill": "kill", "continue": "continue"}
     try:
-        return choose("\nthe job is still running:", options) or "detach"
+        return choose("\nthe job is still running:", "detach", "kill", "continue") or "detach"
     except KeyboardInterrupt:
         return "detach"  # a second Ctrl-C never kills
 
@@ -213,9 +211,8 @@ def _replace_broken_streams() -> None:
 
 
 def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
-    grace = float((run.record.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
     try:
-        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
+        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
     except KeyboardInterrupt:
         raise Interrupted("interrupted while the job was being killed", hint=f"ddpctl kill {run.run}") from None
     if as_json:

@@ -193,6 +193,11 @@ class RunStatus:
         return of_job([values for node in self.nodes for values in node.metrics.values()])
 
     @property
+    def grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL where a kill names none: the job's ``timeouts.stop``."""
+        return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
+
+    @property
     def world_size(self) -> int:
         return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
 

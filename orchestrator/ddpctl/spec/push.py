@@ -70,11 +70,6 @@ class EnvironmentOutcome:
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     lock: Mapping[str, str] = field(default_factory=dict)
-    duration_s: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        return not self.errors
 
     def python(self, host: str) -> str | None:
         """The interpreter that the launch uses on ``host`` instead of the inventory's; None: that one stays."""

@@ -69,9 +69,7 @@ def provision(
     # Only a managed environment pays for the resolver's and the downloader's libraries.
     from ddpctl.environment.managed import build
 
-    begun = time.monotonic()
-    outcome = build(launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
-    return replace(outcome, duration_s=time.monotonic() - begun)
+    return build(launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
 
 
 def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequence[str]) -> EnvironmentOutcome:
