@@ -117,10 +117,13 @@ def fold_ranks(ranks: Sequence[int]) -> str:
 
 
 def ago(time: str | None, now: datetime | None = None) -> str:
-    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none."""
-    if not time:
+    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none, or where a record is spoilt."""
+    try:
+        then = datetime.fromisoformat((time or "").replace("Z", "+00:00"))
+    except ValueError:
         return "-"
-    then = datetime.fromisoformat(time.replace("Z", "+00:00"))
+    if then.tzinfo is None:
+        return "-"
     return _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
 
 
