@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import RenderableType
 
 from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.session import D
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
 from ddpctl.files.program import shipped_jobs
@@ -68,7 +70,7 @@ def scaling(
         if compare:
             rows.append(trial.run(1, nproc=1, parallel=compare))
     report = ScalingReport(spec.name, where.cluster, tuple(rows))
-    return _show(report.to_json(), scaling_view(report), scaling_html(report), html, as_json=as_json)
+    return _show(report, scaling_view, scaling_html, html, as_json=as_json)
 
 
 @bench.command()
@@ -90,7 +92,7 @@ def network(
         run, lines = output_of_rank_0(launch, fleet, tell, by=session.me())
         tell(StageEnded("bench network", True))
     report = network_report(lines, job=spec.name, cluster=where.cluster, run=run.run, hosts=run.hosts)
-    return _show(report.to_json(), network_view(report), network_html(report), html, as_json=as_json)
+    return _show(report, network_view, network_html, html, as_json=as_json)
 
 
 class _Trials:
@@ -172,8 +174,10 @@ def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
             raise Interrupted("interrupted; nothing is left running") from None
 
 
-def _show(document: dict[str, Any], view: Any, page: str, html: Path | None, *, as_json: bool) -> int:
+def _show(
+    report: D, view: Callable[[D], RenderableType], page: Callable[[D], str], html: Path | None, *, as_json: bool
+) -> int:
     if html is not None:
-        session.write_page(html, page)
-    session.show(document, view, as_json=as_json)
+        session.write_page(html, page(report))
+    session.show(report, view, as_json=as_json)
     return 0

@@ -29,6 +29,6 @@ def gc(
             session.print_view(gc_view(outcome))
             if confirm(f"remove these, {size(outcome.bytes)} in all?"):
                 outcome = collect(where, where.hosts, fleet, tell, delete=True, days=days)
-    session.show(outcome.to_json(), gc_view(outcome), as_json=as_json)
+    session.show(outcome, gc_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0

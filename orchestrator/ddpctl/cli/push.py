@@ -26,6 +26,6 @@ def push(
         launch = launch_of(where, where.job(job), session.new_identity())
     with session.at_work(where, launch.names) as (fleet, tell):
         outcome = push_stage(launch, fleet, tell, locked=locked)
-    session.show(outcome.to_json(), push_view(outcome), as_json=as_json)
+    session.show(outcome, push_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0

@@ -8,10 +8,10 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import typer
 from rich.console import RenderableType
@@ -118,12 +118,21 @@ def print_view(view: RenderableType) -> None:
     stdout_console().print(view)
 
 
-def show(document: dict[str, Any], view: RenderableType, *, as_json: bool) -> None:
+class Documented(Protocol):
+    """What has a document of its own for ``--json``."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+D = TypeVar("D", bound=Documented)
+
+
+def show(value: D, view: Callable[[D], RenderableType], *, as_json: bool) -> None:
     """The same thing for a program, or for a person."""
     if as_json:
-        print_json(document)
+        print_json(value.to_json())
     else:
-        print_view(view)
+        print_view(view(value))
 
 
 def write_page(path: Path, page: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -21,7 +22,7 @@ def status(
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
-    session.show(run.to_json(), status_view(run, candidates=causes), as_json=as_json)
+    session.show(run, partial(status_view, candidates=causes), as_json=as_json)
     for node in run.nodes:
         if as_json and node.note:  # the view has it
             session.warn(f"{node.host}: {node.note}")

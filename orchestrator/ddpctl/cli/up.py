@@ -75,15 +75,14 @@ def up(
     for note in launch.notes:
         session.warn(f"warning: {note}")
     if dry_run:
-        plan = launch.plan()
-        session.show(plan.to_json(), plan_view(plan), as_json=as_json)
+        session.show(launch.plan(), plan_view, as_json=as_json)
         return 0
     with Interrupts() as interrupts, session.fleet_of(launch.inventory, launch.names) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
         run = _start(launch, fleet, options, as_json=as_json)
         if detach:
-            session.show(run.to_json(), status_view(run), as_json=as_json)
+            session.show(run, status_view, as_json=as_json)
             return 0
         return _follow(run, fleet, interrupts, on_interrupt, as_json=as_json)
 

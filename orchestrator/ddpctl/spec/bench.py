@@ -193,10 +193,7 @@ class NetworkReport:
         return {
             "schema": SCHEMA,
             "benchmark": "network",
-            "job": self.job,
-            "cluster": self.cluster,
-            "backend": self.backend,
-            "run": self.run,
+            **vars(self),
             "hosts": list(self.hosts),
             "pairs": [one.to_json() for one in self.pairs],
             "whole": [one.to_json() for one in self.whole],

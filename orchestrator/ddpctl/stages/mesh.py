@@ -172,16 +172,13 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
         with changed:
             changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
             silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
-            listening.errors |= {host: _not_ready(host) for host in silent}
+            late = f"it still does not listen {READY_S:g} s after the request"
+            listening.errors |= {host: RemoteError(late, kind=TIMEOUT, host=host) for host in silent}
             ready = dict(listening.ready)
         yield replace(listening, ready=ready)  # who comes or goes from now on changes nothing
     finally:
         ended.set()
         thread.join(timeout=10)
-
-
-def _not_ready(host: str) -> DdpctlError:
-    return RemoteError(f"it still does not listen {READY_S:g} s after the request", kind=TIMEOUT, host=host)
 
 
 def _dial(
