@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from ddpctl.cli.program import make_app
-from ddpctl.files import load_inventory
+from ddpctl.files.inventory import load_inventory
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from ddpctl.files import inspect_script, load_inventory
+from ddpctl.files.inventory import load_inventory
+from ddpctl.files.program import inspect_script
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment, InventoryFile
 from ddpctl.spec.job import Elastic, JobKeys, Requires, Timeouts

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.errors import InventoryError, UsageError
-from ddpctl.files import find_inventory, load_inventory, save_run
-from ddpctl.files.inventory import load_text
+from ddpctl.files.inventory import find_inventory, load_inventory, load_text
+from ddpctl.files.records import save_run
 from ddpctl.spec.inventory import Inventory
 from tests.files.strategies import documents
 

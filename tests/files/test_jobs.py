@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpctl.errors import InventoryError, UsageError
-from ddpctl.files import inspect_script, load_inventory, load_script, script_file
+from ddpctl.files.inventory import load_inventory, load_script
+from ddpctl.files.program import inspect_script, script_file
 from ddpctl.spec.inventory import Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
 

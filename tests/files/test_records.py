@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.files import last_end, last_run, load_positions, records, save_end, save_positions, save_run, state_dir
+from ddpctl.files import records
+from ddpctl.files.positions import Positions, load_positions
+from ddpctl.files.records import last_end, last_run, save_end, save_run, state_dir
 
 _NUMBERS = itertools.count(100)
 
@@ -33,6 +35,11 @@ def test_the_newest_run_of_a_job_and_any_run_by_its_id() -> None:
     assert last_run("train-1") == {"hosts": ["a"], "job": "train", "run": "train-1"}
     assert last_run("other") is None
     assert last_run("../../etc/passwd") is None
+
+
+def save_positions(run: str, positions: dict[str, int]) -> None:
+    with Positions(run) as file:
+        file.save(positions)
 
 
 def test_records_are_for_this_user_alone() -> None:
@@ -103,11 +110,12 @@ def test_a_torn_slot_falls_back_to_the_one_before() -> None:
 
 WRITER = """
 import sys
-from ddpctl.files import save_positions
+from ddpctl.files.positions import Positions
 number = 0
 while True:
     number += 1
-    save_positions("run-1", {f"host{index}": number for index in range(8)})
+    with Positions("run-1") as file:
+        file.save({f"host{index}": number for index in range(8)})
     if number == 1:
         print("ready", flush=True)
 """

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ddpctl import files
 from ddpctl.environment.spread import bring
+from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.event import Event, Note, Progress
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.push import Delivery
@@ -32,7 +32,7 @@ def noise(size: int, seed: int) -> BytesSource:
 def inventory(lab: Lab, folder: Path, **keys: Any) -> Inventory:
     path = folder / "inventory.yaml"
     lab.inventory(path, ssh_config=str(lab.ssh_config), known_hosts=str(lab.known_hosts), **keys)
-    return files.load_inventory(path)
+    return load_inventory(path)
 
 
 class Watch:

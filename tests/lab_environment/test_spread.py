@@ -198,11 +198,11 @@ def test_a_controller_that_is_killed_leaves_parts_and_the_next_try_sends_the_res
     where, seed = inventory(lab, tmp_path), next(SEEDS)
     program = (
         "import sys\n"
-        "from ddpctl import files\n"
+        "from ddpctl.files.inventory import load_inventory\n"
         "from pathlib import Path\n"
         "from tests.lab_environment.scene import *\n"
         "watch = Watch('node2', 0.3, lambda: print('now', flush=True))\n"
-        "spread(files.load_inventory(Path(sys.argv[1])), [noise(int(sys.argv[2]), int(sys.argv[3]))], watch)\n"
+        "spread(load_inventory(Path(sys.argv[1])), [noise(int(sys.argv[2]), int(sys.argv[3]))], watch)\n"
     )
     with slow_links(lab, "80mbit"):
         controller = subprocess.Popen(

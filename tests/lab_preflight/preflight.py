@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpctl import files
+from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.stages.launch import Launch
@@ -52,7 +52,7 @@ def measured(
     lab: Lab, *, only: tuple[str, ...] = NETWORK, options: Options | None = None, **keys: Any
 ) -> PreflightReport:
     """The same in this process: with what a plan takes from it, and with options that only the code has."""
-    inventory = files.load_inventory(_inventory(lab, **keys))
+    inventory = load_inventory(_inventory(lab, **keys))
     job = next(iter(inventory.jobs.values()), None)
     fleet = open_fleet(inventory)
     try:

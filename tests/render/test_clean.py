@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-import unicodedata
+import sys
+from unicodedata import category
 
 import pytest
 from hypothesis import given
@@ -31,10 +32,13 @@ class Terminal(io.StringIO):
 def test_what_is_clean_has_no_control_and_stays_as_it_is(text: str) -> None:
     once = clean(text)
     assert clean(once) == once
-    assert not [
-        letter for letter in once if unicodedata.category(letter) in ("Cc", "Cf", "Cs") and letter not in "\n\t"
-    ]
+    assert not [letter for letter in once if category(letter) in ("Cc", "Cf", "Cs") and letter not in "\n\t"]
     once.encode("utf-8")
+
+
+def test_every_control_and_format_character_is_written_out() -> None:
+    hidden = {chr(number) for number in range(sys.maxunicode + 1) if category(chr(number)) in ("Cc", "Cf", "Cs")}
+    assert [letter for letter in hidden - {"\n", "\t"} if letter in clean(letter)] == []
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))

@@ -165,7 +165,7 @@ def test_without_colour_every_word_is_there() -> None:
         Finding("c.d", WARNING, "odd", "node1"),
         Finding("e.f", INFO, "harmless", "node1"),
         Finding("g.h", OK, "fine"),
-        Finding("i.j", SKIPPED, "title: left out on request"),
+        Finding("i.j", SKIPPED, "title: left out on request", on_request=True),
         Finding("g.k", SKIPPED, "not applicable: no GPU found", "node2"),
     )
     shown = text(report(3, *found, mesh=mesh(3, {("node0", "node1"): "no_route"})))

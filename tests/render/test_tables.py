@@ -66,3 +66,8 @@ def test_a_time_in_a_table_says_how_long_ago_it_was(seconds: int, text: str) -> 
     assert ago((now - timedelta(seconds=seconds)).isoformat(), now) == text
     assert ago((now - timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"), now) == text
     assert ago(None, now) == "-"
+
+
+@pytest.mark.parametrize("time", ["a", "", "2026-13-01T00:00:00Z", "2026-01-01T00:00:00"])
+def test_a_time_that_a_spoilt_record_has_is_as_good_as_none(time: str) -> None:
+    assert ago(time) == "-"

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.spec.fabric import HostNetwork, NodeAddress, candidates, choose_fabric, other_addresses
-from ddpctl.spec.mesh import OK, Dial, Mesh, Speed
-from ddpctl.spec.outliers import late_links, slow_links, suspects
+from ddpctl.spec.mesh import OK, Dial, Mesh, Speed, late_links, slow_links, suspects
 from ddpctl.spec.schedule import schedule, tournament
 
 sizes = st.integers(min_value=1, max_value=90)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.script import ScriptFacts, local_rank_arg, read_script
+from ddpctl.spec.script import ScriptFacts, read_script
 
 JOBS = Path(__file__).parents[2] / "worker" / "jobs"
 
@@ -43,7 +43,7 @@ JOBS = Path(__file__).parents[2] / "worker" / "jobs"
     ],
 )
 def test_the_spelling(text: str, style: str | None) -> None:
-    assert local_rank_arg(text) == style
+    assert read_script(text).local_rank_arg == style
     assert read_script(text).parsed
 
 
@@ -138,14 +138,14 @@ def test_any_text_is_read(text: str) -> None:
 
 @given(st.text(alphabet=st.characters(exclude_characters="\\\r\n\0", exclude_categories=["Cs"]), max_size=40))
 def test_a_comment_never_counts(text: str) -> None:
-    assert local_rank_arg(f'# p.add_argument("--local_rank") {text}\n') is None
+    assert read_script(f'# p.add_argument("--local_rank") {text}\n').local_rank_arg is None
 
 
 @given(st.sampled_from(["--local_rank", "--local-rank"]), st.lists(st.sampled_from(["-l", "--lr", "--x"]), max_size=3))
 def test_an_option_is_found_at_any_place(style: str, others: list[str]) -> None:
     for place in range(len(others) + 1):
         words = [*others[:place], style, *others[place:]]
-        assert local_rank_arg(f"p.add_argument({', '.join(map(repr, words))}, type=int)") == style
+        assert read_script(f"p.add_argument({', '.join(map(repr, words))}, type=int)").local_rank_arg == style
 
 
 def test_depth_is_no_trouble() -> None:

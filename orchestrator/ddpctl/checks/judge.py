@@ -10,7 +10,7 @@ from dataclasses import replace
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.report import only
 from ddpctl.errors import UsageError
-from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
 from ddpctl.spec.fold import by, one_line
 from ddpctl.spec.question import Answer, Question
 
@@ -70,7 +70,9 @@ def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()
         if _passed(check, view, own, exempt):
             own = [*own, Finding(check.id, Severity.OK, check.title)]
         findings += [*own, *_skipped(check, exempt)]
-    findings += [Finding(check.id, Severity.SKIPPED, f"{check.title}: left out on request") for check in left_out]
+    findings += [
+        Finding(check.id, Severity.SKIPPED, f"{check.title}: {LEFT_OUT}", on_request=True) for check in left_out
+    ]
     return tuple(findings)
 
 

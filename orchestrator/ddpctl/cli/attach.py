@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
@@ -24,7 +23,7 @@ def attach(
     with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
             run = find_run(fleet, job)
-            end = follow_run(run, fleet, offsets=files.load_positions(run.run))
+            end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(f"detached; nothing was done to {job}", hint=how_to_go_on(job)) from None
     return conclude(end)

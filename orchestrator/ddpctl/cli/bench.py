@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import RenderableType
 
 from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.session import D
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
-from ddpctl.files.shipped import shipped_jobs
-from ddpctl.render.bench import network_view, scaling_view
-from ddpctl.render.bench_html import network_html, scaling_html
-from ddpctl.render.console import stderr_console
-from ddpctl.render.progress import ProgressView
+from ddpctl.files.program import shipped_jobs
+from ddpctl.render.bench import network_html, network_view, scaling_html, scaling_view
 from ddpctl.spec.bench import ScalingReport, ScalingRow, network_report, node_counts
 from ddpctl.spec.event import StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory, job_hosts
 from ddpctl.spec.job import JobSpec, Requires
 from ddpctl.spec.metrics import SAMPLES
+from ddpctl.spec.values import plural
 from ddpctl.stages.bench import HOW_TO_REPORT, measure, output_of_rank_0
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.transport.base import Fleet
@@ -70,7 +70,7 @@ def scaling(
         if compare:
             rows.append(trial.run(1, nproc=1, parallel=compare))
     report = ScalingReport(spec.name, where.cluster, tuple(rows))
-    return _show(report.to_json(), scaling_view(report), scaling_html(report), html, as_json=as_json)
+    return _show(report, scaling_view, scaling_html, html, as_json=as_json)
 
 
 @bench.command()
@@ -92,7 +92,7 @@ def network(
         run, lines = output_of_rank_0(launch, fleet, tell, by=session.me())
         tell(StageEnded("bench network", True))
     report = network_report(lines, job=spec.name, cluster=where.cluster, run=run.run, hosts=run.hosts)
-    return _show(report.to_json(), network_view(report), network_html(report), html, as_json=as_json)
+    return _show(report, network_view, network_html, html, as_json=as_json)
 
 
 class _Trials:
@@ -107,7 +107,7 @@ class _Trials:
         if parallel == "dp":
             job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
         launch = launch_of(self._inventory, job, session.new_identity(), nodes=nodes, nproc=nproc)
-        stage = f"{nodes} node{'s' if nodes > 1 else ''}" if nproc is None else "1 process"
+        stage = plural(nodes, "node") if nproc is None else "1 process"
         stage = "DataParallel" if parallel == "dp" else stage
         self._tell(StageStarted(stage, None))
         try:
@@ -133,7 +133,7 @@ def _counts(text: str | None, hosts: int) -> tuple[int, ...]:
         raise UsageError(f"--nodes takes numbers such as 1,2,4, not {text!r}") from None
     if found[0] < 1 or found[-1] > hosts:
         wrong = found[0] if found[0] < 1 else found[-1]
-        raise UsageError(f"--nodes {wrong}, but the job has {hosts} host{'s' if hosts > 1 else ''}")
+        raise UsageError(f"--nodes {wrong}, but the job has {plural(hosts, 'host')}")
     return tuple(found)
 
 
@@ -167,18 +167,17 @@ def _bench_name(job: str) -> str:
 @contextlib.contextmanager
 def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
     """Connections and progress; a signal ends the run that is under way, like Ctrl-C."""
-    with Interrupts(), session.fleet_of(inventory) as fleet, ProgressView(stderr_console()) as view:
+    with Interrupts(), session.at_work(inventory) as (fleet, tell):
         try:
-            yield fleet, view.tell
+            yield fleet, tell
         except KeyboardInterrupt:
             raise Interrupted("interrupted; nothing is left running") from None
 
 
-def _show(document: dict[str, Any], view: Any, page: str, html: Path | None, *, as_json: bool) -> int:
+def _show(
+    report: D, view: Callable[[D], RenderableType], page: Callable[[D], str], html: Path | None, *, as_json: bool
+) -> int:
     if html is not None:
-        session.write_page(html, page)
-    if as_json:
-        session.print_json(document)
-    else:
-        session.print_view(view)
+        session.write_page(html, page(report))
+    session.show(report, view, as_json=as_json)
     return 0

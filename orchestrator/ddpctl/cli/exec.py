@@ -10,11 +10,10 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, HostsFailed, RemoteError, UsageError
-from ddpctl.render.console import stderr_console
-from ddpctl.render.progress import ProgressView
 from ddpctl.render.ran import output_lines
 from ddpctl.spec.command import Ran, display
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo, execute
 from ddpctl.transport.base import FleetOutcome
 from ddpctl_worker.contract import SCHEMA
@@ -39,9 +38,9 @@ def exec(
         raise UsageError("no command to run", hint="name it after --: ddpctl exec -- nvidia-smi")
     where = session.load(inventory, option)
     hosts = _hosts(where, host)
-    with session.fleet_of(where, hosts) as fleet, ProgressView(stderr_console()) as view:
+    with session.at_work(where, hosts) as (fleet, tell):
         root = Sudo(session.sudo_password) if sudo else None
-        outcome = execute(GLOBAL.script, hosts, fleet, view.tell, timeout=timeout, sudo=root)
+        outcome = execute(GLOBAL.script, hosts, fleet, tell, timeout=timeout, sudo=root)
     results = {host: outcome.results.get(host) or Ran(None, error=str(outcome.errors[host])) for host in hosts}
     failed = _failures(outcome)
     if as_json:
@@ -51,8 +50,8 @@ def exec(
         for stream, line in output_lines(results):
             print(line, file=getattr(sys, stream))  # as it is: not folded to a width
     if failed:
-        many = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
-        raise HostsFailed(f"`{display(GLOBAL.script)}` failed on {len(failed)} of {many}", failed)
+        count = f"{len(failed)} of {plural(len(hosts), 'host')}"
+        raise HostsFailed(f"`{display(GLOBAL.script)}` failed on {count}", failed)
     return 0
 
 

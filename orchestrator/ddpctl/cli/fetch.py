@@ -9,8 +9,6 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.errors import HostsFailed, UsageError
-from ddpctl.render.console import stderr_console
-from ddpctl.render.progress import ProgressView
 from ddpctl.spec.values import plural
 from ddpctl.stages.fetch import fetch_run, nowhere
 from ddpctl.stages.status import find_run
@@ -25,13 +23,12 @@ def fetch(
     inventory = session.load(None, option, job=job)
     if dest is not None:
         _check(dest)
-    with session.fleet_of(inventory) as fleet:
+    with session.at_work(inventory) as (fleet, tell):
         run = find_run(fleet, job)
         folder = dest if dest is not None else Path(run.run)
-        with ProgressView(stderr_console()) as view:
-            outcome = fetch_run(run.run, run.hosts, folder, fleet, view.tell)
+        outcome = fetch_run(run.run, run.hosts, folder, fleet, tell)
     for host, fetched in outcome.results.items():
-        print_line(f"{folder / host}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
+        typer.echo(f"{folder / host}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
     for name in nowhere(outcome):
         session.warn(f"warning: no node that answered has the declared output {name}: the job wrote nothing there")
     if outcome.errors:
@@ -50,7 +47,3 @@ def _check(dest: Path) -> None:
         raise UsageError(f"nothing can be fetched into {dest}: {there} is not a folder", hint="name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"nothing can be fetched into {dest}: {there} cannot be written", hint="name another folder")
-
-
-def print_line(text: str) -> None:
-    typer.echo(text)

@@ -6,9 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
+from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
 from ddpctl.render.lines import Held, JsonLines, LinePrinter
 from ddpctl.render.progress import ProgressView
@@ -17,7 +17,7 @@ from ddpctl.spec.event import Line
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
-from ddpctl.stages.status import read_run
+from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
 
@@ -52,11 +52,10 @@ def follow_run(
     run: RunStatus,
     fleet: Fleet,
     *,
-    offsets: Mapping[str, int],
     to_stderr: bool = False,
     interrupted: Callable[[], bool] | None = None,
 ) -> RunStatus:
-    """Print a run's output until it is over, then read how it ended.
+    """Print a run's output until it is over, from where it was followed last, then read how it ended.
 
     The position is kept on this machine, so that `attach` goes on with the next line even when this process is killed.
     ``to_stderr``: stdout is kept for a JSON document.
@@ -73,7 +72,7 @@ def follow_run(
         if not held.takes(line):
             printer.write(line)
 
-    selection = stage.Selection(offsets=offsets)
+    selection = stage.Selection(offsets=load_positions(run.run))
     with ProgressView(stderr_console(), on_line=show) as view, _kept_positions(run) as keep:
 
         def save(positions: Mapping[str, int]) -> None:
@@ -104,7 +103,7 @@ def how_to_go_on(run: str) -> str:
 def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
     """Where the positions go; nowhere, with a warning, when this machine lets us write no record."""
     try:
-        file = files.Positions(run.run)
+        file = Positions(run.run)
     except OSError as error:
         session.warn(f"warning: attach will start from the first line, the position could not be saved here: {error}")
         yield lambda positions: None
@@ -136,6 +135,6 @@ def print_lines(
 
 def raise_for_errors(run: RunStatus, errors: Mapping[str, DdpctlError]) -> None:
     """A host that never had the run has nothing to say; every other fault is told."""
-    faults = {host: error for host, error in errors.items() if not stage.is_no_such_run(error)}
+    faults = {host: error for host, error in errors.items() if not is_no_such_run(error)}
     if faults:
         raise HostsFailed(f"{len(faults)} of {len(run.hosts)} hosts could not be followed", faults)

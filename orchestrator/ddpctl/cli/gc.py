@@ -8,8 +8,6 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
-from ddpctl.render.console import stderr_console
-from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import gc_view, size
 from ddpctl.stages.gc import KEEP_DAYS, collect
 
@@ -24,16 +22,13 @@ def gc(
 ) -> int:
     """Remove old runs, and the environments and wheels that no run uses. What a live run uses always stays."""
     where = session.load(inventory, option)
-    with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
+    with session.at_work(where) as (fleet, tell):
         ask = can_ask() and not (yes or dry_run or as_json)
-        outcome = collect(where, where.hosts, fleet, view.tell, delete=not (dry_run or ask), days=days)
+        outcome = collect(where, where.hosts, fleet, tell, delete=not (dry_run or ask), days=days)
         if ask and outcome.bytes:
             session.print_view(gc_view(outcome))
             if confirm(f"remove these, {size(outcome.bytes)} in all?"):
-                outcome = collect(where, where.hosts, fleet, view.tell, delete=True, days=days)
-    if as_json:
-        session.print_json(outcome.to_json())
-    else:
-        session.print_view(gc_view(outcome))
+                outcome = collect(where, where.hosts, fleet, tell, delete=True, days=days)
+    session.show(outcome, gc_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class Interrupts:
@@ -27,9 +27,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._take) for number in numbers}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 

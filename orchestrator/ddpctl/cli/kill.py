@@ -34,7 +34,8 @@ def kill(
         if len(runs) > 1 and not every:
             raise _which(job, runs)
         outcomes = [
-            stop_run(run.job, run.run, run.hosts, fleet, grace=_grace(run, grace), by=session.me()) for run in runs
+            stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace if grace is None else grace, by=session.me())
+            for run in runs
         ]
     if as_json:
         documents = [outcome.to_json() for outcome in outcomes]
@@ -44,10 +45,6 @@ def kill(
             session.print_view(kill_view(outcome))
     _require_proofs(outcomes)
     return 0
-
-
-def _grace(run: RunStatus, given: float | None) -> float:
-    return given if given is not None else (run.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S
 
 
 def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:

@@ -12,8 +12,7 @@ from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
-from ddpctl.render.progress import ProgressView
-from ddpctl.render.ran import fixed_view, plan_view
+from ddpctl.render.ran import fixed_view, fixes_view
 from ddpctl.spec.autofix import Applied, Fix, automatic
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.inventory import Inventory
@@ -49,15 +48,15 @@ def preflight(
     options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, sudo=sudo)
     launch = launch_to_check(where, spec)
     done: list[Applied] = []
-    with session.fleet_of(where) as fleet, ProgressView(stderr_console()) as view:
-        report = run_preflight(launch, fleet, view.tell, options=options)
+    with session.at_work(where) as (fleet, tell):
+        report = run_preflight(launch, fleet, tell, options=options)
         if sudo is not None:
             if not as_json:
                 session.print_view(report_view(report))
             if fixes := _confirmed(report, yes):
-                done = apply(fixes, fleet, view.tell, sudo)
+                done = apply(fixes, fleet, tell, sudo)
                 stderr_console().print(fixed_view(done))
-                report = second_look(report, done, launch, fleet, view.tell, options)
+                report = second_look(report, done, launch, fleet, tell, options)
     if html is not None:
         session.write_page(html, preflight_html(report))
     if as_json:
@@ -87,8 +86,7 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
 def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
     """The fixes to run; none where a person says no."""
     found = automatic(report.findings)
-    console = stderr_console()
-    console.print(plan_view(found))
+    stderr_console().print(fixes_view(found))
     if found and (yes or confirm(f"run {'this' if len(found) == 1 else f'these {len(found)} commands'}?")):
         return found
     return ()

@@ -8,7 +8,7 @@ import getpass
 import io
 import os
 import termios
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TextIO
 
 from ddpctl.render.progress import quiet
@@ -74,13 +74,13 @@ def can_ask() -> bool:
         return False
 
 
-def choose(question: str, options: Mapping[str, str]) -> str | None:
-    """One of ``options`` (key -> meaning), by its key or the beginning of its meaning; None at the end of input."""
-    listed = " / ".join(f"[{meaning[0]}]{meaning[1:]}" for meaning in options.values())
+def choose(question: str, *options: str) -> str | None:
+    """One of ``options``, by its beginning; None at the end of input."""
+    listed = " / ".join(f"[{option[0]}]{option[1:]}" for option in options)
     while (answer := ask(f"{question} {listed}: ")) is not None:
-        for key, meaning in options.items():
-            if answer and (answer == key or meaning.startswith(answer)):
-                return key
+        for option in options:
+            if answer and option.startswith(answer):
+                return option
     return None
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.render.console import stderr_console
-from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import push_view
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.push import push as push_stage
@@ -26,11 +24,8 @@ def push(
     launch = Launch(where, None, where.hosts)
     if job is not None or where.jobs:
         launch = launch_of(where, where.job(job), session.new_identity())
-    with session.fleet_of(where, launch.names) as fleet, ProgressView(stderr_console()) as view:
-        outcome = push_stage(launch, fleet, view.tell, locked=locked)
-    if as_json:
-        session.print_json(outcome.to_json())
-    else:
-        session.print_view(push_view(outcome))
+    with session.at_work(where, launch.names) as (fleet, tell):
+        outcome = push_stage(launch, fleet, tell, locked=locked)
+    session.show(outcome, push_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0

@@ -8,19 +8,21 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import typer
+from rich.console import RenderableType
 
-from ddpctl import files
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import UsageError
+from ddpctl.files.inventory import find_inventory, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
-from ddpctl.render.progress import quiet
+from ddpctl.render.progress import ProgressView, quiet
+from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, split
@@ -47,7 +49,7 @@ def load(argument: Path | None, option: Path | None, *, job: str | None = None) 
     Raises:
         UsageError: there is none, or it is wrong.
     """
-    return files.load_inventory(inventory_file(argument, option, job=job))
+    return load_inventory(inventory_file(argument, option, job=job))
 
 
 def inventory_file(argument: Path | None, option: Path | None, *, job: str | None = None) -> Path:
@@ -57,8 +59,8 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
         UsageError: there is none, or two are named.
     """
     if argument is None or option is None:
-        return files.find_inventory(argument or option, GLOBAL.inventory, job=job)
-    return files.find_inventory(argument, option, job=job)
+        return find_inventory(argument or option, GLOBAL.inventory, job=job)
+    return find_inventory(argument, option, job=job)
 
 
 @contextlib.contextmanager
@@ -69,6 +71,13 @@ def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterat
         yield fleet
     finally:
         fleet.close()
+
+
+@contextlib.contextmanager
+def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[tuple[Fleet, Tell]]:
+    """``fleet_of`` with a display on stderr of what the stages tell."""
+    with fleet_of(inventory, hosts) as fleet, ProgressView(stderr_console()) as view:
+        yield fleet, view.tell
 
 
 def prompter() -> TerminalPrompter | None:
@@ -105,8 +114,25 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def print_view(view: Any) -> None:
+def print_view(view: RenderableType) -> None:
     stdout_console().print(view)
+
+
+class Documented(Protocol):
+    """What has a document of its own for ``--json``."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+D = TypeVar("D", bound=Documented)
+
+
+def show(value: D, view: Callable[[D], RenderableType], *, as_json: bool) -> None:
+    """The same thing for a program, or for a person."""
+    if as_json:
+        print_json(value.to_json())
+    else:
+        print_view(view(value))
 
 
 def write_page(path: Path, page: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -21,11 +22,8 @@ def status(
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
-    if as_json:
-        session.print_json(run.to_json())
-        for node in run.nodes:
-            if node.note:
-                session.warn(f"{node.host}: {node.note}")
-    else:
-        session.print_view(status_view(run, candidates=causes))
+    session.show(run, partial(status_view, candidates=causes), as_json=as_json)
+    for node in run.nodes:
+        if as_json and node.note:  # the view has it
+            session.warn(f"{node.host}: {node.note}")
     return 0

@@ -11,8 +11,9 @@ from rich.text import Text
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
-from ddpctl.render.console import stderr_console
+from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
+from ddpctl.spec.fold import by
 from ddpctl.spec.values import plural
 from ddpctl.stages.trust import KeyReport, add, survey
 from ddpctl.transport.prompts import Say
@@ -49,9 +50,7 @@ def trust(
 
 
 def _table(reports: list[KeyReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "STATE", "KEY", "SHA-256"):
-        table.add_column(name, overflow="fold")
+    table = columns("HOST", "STATE", "KEY", "SHA-256", overflow="fold")
     style = {"known": "green", "unknown": "yellow", "changed": "bold red", "unreachable": "bold red"}
     for report in reports:
         state = Text(report.state, style=style.get(report.state, ""))
@@ -82,9 +81,7 @@ def _write_down(unknown: list[KeyReport]) -> None:
     Raises:
         UsageError: a host has no such file, or it cannot be written.
     """
-    by_file: dict[str, list[KeyReport]] = {}
-    for report in unknown:
-        by_file.setdefault(report.file, []).append(report)
+    by_file = by(lambda report: report.file, unknown)
     if without := by_file.get(""):
         raise UsageError(
             f"ssh_config names no UserKnownHostsFile in which the key of {without[0].host} could be kept",

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import typer
 
-from ddpctl import files
 from ddpctl.cli import session
 from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
@@ -18,11 +17,12 @@ from ddpctl.cli.kill import require_proof
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
+from ddpctl.files.inventory import load_inventory, load_script
+from ddpctl.files.records import save_run
 from ddpctl.render.console import stderr_console
-from ddpctl.render.plan import plan_view
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.status import status_view
+from ddpctl.render.status import plan_view, status_view
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
@@ -33,7 +33,6 @@ from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Up
 from ddpctl.transport.base import Fleet
-from ddpctl_worker.contract import STOP_GRACE_S
 
 
 class OnInterrupt(str, enum.Enum):
@@ -76,21 +75,14 @@ def up(
     for note in launch.notes:
         session.warn(f"warning: {note}")
     if dry_run:
-        plan = launch.plan()
-        if as_json:
-            session.print_json(plan.to_json())
-        else:
-            session.print_view(plan_view(plan))
+        session.show(launch.plan(), plan_view, as_json=as_json)
         return 0
     with Interrupts() as interrupts, session.fleet_of(launch.inventory, launch.names) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
         run = _start(launch, fleet, options, as_json=as_json)
         if detach:
-            if as_json:
-                session.print_json(run.to_json())
-            else:
-                session.print_view(status_view(run))
+            session.show(run, status_view, as_json=as_json)
             return 0
         return _follow(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
@@ -99,10 +91,10 @@ def _launch(file: Path, job: str | None, nodes: int | None, nproc: int | None, s
     """The job meant by the command line."""
     words = GLOBAL.script
     if words is None:
-        inventory = files.load_inventory(file, sets=sets, job=job)
+        inventory = load_inventory(file, sets=sets, job=job)
         spec = inventory.job(job)
     else:
-        inventory, spec = files.load_script(file, words, sets=sets, job=job)
+        inventory, spec = load_script(file, words, sets=sets, job=job)
     return launch_of(inventory, spec, session.new_identity(), nodes=nodes, nproc=nproc)
 
 
@@ -137,7 +129,7 @@ def _record(launch: Launch, up: Up) -> None:
     lock = dict(up.environment.lock) if up.environment else {}
     data = {"inventory": launch.inventory.file, "plan": up.plan.to_json(), "lock": lock}
     try:
-        files.save_run(up.plan.job, up.plan.run, data)
+        save_run(up.plan.job, up.plan.run, data)
     except OSError as error:
         session.warn(f"warning: could not record this run ({error}); pass `-i INVENTORY` to later commands")
 
@@ -172,12 +164,11 @@ def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: 
     """Follow to the end, or until the person at the terminal, or the sender of a signal, has had enough."""
     asked = False
     while True:
-        offsets = files.load_positions(run.run)
         with interrupts.noted():
             if asked:
                 stderr_console().print("continuing; Ctrl-C asks again")
             try:
-                end = follow_run(run, fleet, offsets=offsets, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
+                end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
                 return conclude(end, as_json=as_json)
             except Interrupted:
                 pass
@@ -203,9 +194,8 @@ def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: 
 
 
 def _ask() -> str:
-    options = {"detach": "detach", "kill": "kill", "continue": "continue"}
     try:
-        return choose("\nthe job is still running:", options) or "detach"
+        return choose("\nthe job is still running:", "detach", "kill", "continue") or "detach"
     except KeyboardInterrupt:
         return "detach"  # a second Ctrl-C never kills
 
@@ -220,9 +210,8 @@ def _replace_broken_streams() -> None:
 
 
 def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
-    grace = float((run.record.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
     try:
-        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=grace, by=session.me())
+        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
     except KeyboardInterrupt:
         raise Interrupted("interrupted while the job was being killed", hint=f"ddpctl kill {run.run}") from None
     if as_json:

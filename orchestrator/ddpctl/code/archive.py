@@ -35,7 +35,6 @@ class CodeArchive:
     sha256: str
     size: int
     files: int
-    content_bytes: int
     git_commit: str | None = None
     dirty: bool | None = None
     notes: tuple[str, ...] = ()
@@ -98,7 +97,6 @@ def _pack(root: Path, listing: Listing, cache: Path) -> CodeArchive:
         sha256=_archive_hash(path),
         size=path.stat().st_size,
         files=sum(entry.kind != "folder" for entry in listing.entries),
-        content_bytes=sum(entry.size for entry in listing.entries),
         git_commit=listing.git.commit if listing.git else None,
         dirty=listing.git.dirty if listing.git else None,
         notes=listing.notes,

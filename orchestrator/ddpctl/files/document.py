@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpctl.errors import InventoryError, UsageError
-from ddpctl.files.scalars import LookAlike, plain_scalar
-from ddpctl.files.tree import Node, Path, parse, shown_path
+from ddpctl.files.tree import LookAlike, Node, Path, parse, plain_scalar, shown_path
 from ddpctl.spec.inventory import Environment, HostEntry, HostKeys, InventoryFile, suggestion
 from ddpctl.spec.job import Elastic, JobKeys, Requires, Timeouts
 from ddpctl.spec.values import Fault, Strict
@@ -41,24 +40,15 @@ def error_at(root: Node, fault: Fault) -> InventoryError:
     """A fault as an error that says file, line and column: of the key itself, or of the value, or of what holds it."""
     node, place = root, (root.line, root.column)
     for part in fault.path:
-        child, key_place = _step(node, part)
+        child, key_place = node.child(part), node.key_at.get(str(part))
         if child is None:
             break  # something is missing: point at what should hold it
         node = child
-        in_key = key_place is not None and (fault.at_key or node.value is None or isinstance(node.value, (dict, list)))
-        place = key_place if in_key and key_place is not None else (node.line, node.column)
+        at_key = fault.at_key or node.value is None or isinstance(node.value, (dict, list))
+        place = key_place if at_key and key_place is not None else (node.line, node.column)
     line, column = place
     shown = shown_path(fault.path) or None
     return InventoryError(fault.message, file=node.file, line=line, column=column, path=shown, hint=fault.hint)
-
-
-def _step(node: Node, part: str | int) -> tuple[Node | None, tuple[int | None, int | None] | None]:
-    """The child and, in a mapping, the place of its key."""
-    if isinstance(node.value, dict) and isinstance(part, str):
-        return node.value.get(part), node.key_at.get(part)
-    if isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
-        return node.value[part], None
-    return None, None
 
 
 def apply_set(root: Node, text: str, job: str | None) -> None:
@@ -106,7 +96,7 @@ def _chosen(root: Node, key: str, job: str | None) -> str:
 
 
 def _jobs(root: Node) -> Mapping[str, Node]:
-    jobs = root.value.get("jobs") if isinstance(root.value, dict) else None
+    jobs = root.child("jobs")
     return jobs.value if jobs is not None and isinstance(jobs.value, dict) else {}
 
 

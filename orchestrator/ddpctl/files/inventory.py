@@ -209,12 +209,10 @@ def _value_at(root: Node, path: Sequence[str | int]) -> Any:
     """The value at ``path``, None where there is nothing, and a stand-in for what is not in the file itself."""
     node = root
     for part in path:
-        if isinstance(node.value, dict) and part in node.value:
-            node = node.value[str(part)]
-        elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-        else:
+        child = node.child(part)
+        if child is None:
             return ...
+        node = child
     return node.value
 
 

@@ -10,12 +10,12 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import NamedTuple
 
-from ddpctl.files.records import folder_of, state_dir
+from ddpctl.files.records import folder_of, run_dir
 from ddpctl.spec.values import is_name
 
+FILE = "positions"
 _RECORD = 128
 _NAME = 64
 _SLOT = struct.Struct("<QQII")  # number of the write (from 1), offset in bytes, CRC-32 of name and both, zero
@@ -32,20 +32,10 @@ def load_positions(run: str) -> dict[str, int]:
     if not is_name(run):
         return {}
     try:
-        data = (state_dir() / "runs" / run / "positions").read_bytes()
+        data = (run_dir(run) / FILE).read_bytes()
     except FileNotFoundError:
         return {}
     return {host: max(slots).offset for host, slots in _records(data).items() if max(slots).number}
-
-
-def save_positions(run: str, positions: Mapping[str, int]) -> None:
-    """Remember ``positions`` once.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    with Positions(run) as file:
-        file.save(positions)
 
 
 class Positions:
@@ -56,7 +46,8 @@ class Positions:
     """
 
     def __init__(self, run: str) -> None:
-        self._handle = _open(run)
+        """Raises OSError: the folder cannot be written."""
+        self._handle = os.open(folder_of(run) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._handle).st_size
         self._known = _records(os.pread(self._handle, size, 0))
         self._end = -(-size // _RECORD) * _RECORD
@@ -64,9 +55,7 @@ class Positions:
     def __enter__(self) -> Positions:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.close(self._handle)
 
     def save(self, positions: Mapping[str, int]) -> None:
@@ -90,16 +79,6 @@ class Positions:
         first = self._end + _NAME
         self._known[host] = (_Slot(1, offset, first), _Slot(0, 0, first + _SLOT.size))
         self._end += _RECORD
-
-
-def _open(run: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    if not is_name(run):
-        raise ValueError(f"not the name of a run: {run!r}")
-    try:
-        return os.open(state_dir() / "runs" / run / "positions", flags, 0o600)
-    except FileNotFoundError:
-        return os.open(folder_of(run) / "positions", flags, 0o600)
 
 
 def _pack(host: str, number: int, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The program of a job: its script on this machine, and ``-- SCRIPT ARGS``, which make a job of their own."""
+"""The program of a job: its script on this machine, one that ships with ddpctl, or that of ``-- SCRIPT ARGS``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import ddpctl
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.tree import Node
 from ddpctl.spec.inventory import nearest
@@ -15,6 +16,19 @@ from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
 from ddpctl.spec.values import NAME_RULE, is_name
 
 MAX_SCRIPT_BYTES = 8 << 20
+
+
+def shipped_jobs() -> Path:
+    """The folder of the programs that ship with ddpctl: beside the package where it is installed, else in its source.
+
+    Raises:
+        FileNotFoundError: this ddpctl came without them.
+    """
+    package = Path(ddpctl.__file__).parent
+    for folder in (package / "jobs", package.parents[1] / "worker" / "jobs"):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError("this ddpctl was installed without its training programs")
 
 
 def script_file(job: JobSpec) -> Path | None:

@@ -69,7 +69,7 @@ def folder_of(run: str) -> Path:
     """The folder of a run's hints; made, for this user alone."""
     if not is_name(run):
         raise ValueError(f"not the name of a run: {run!r}")
-    return _made(state_dir() / "runs" / run)
+    return _made(run_dir(run))
 
 
 def _made(folder: Path) -> Path:
@@ -81,12 +81,17 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+def run_dir(run: str) -> Path:
+    """The same folder, not made yet."""
+    return state_dir() / "runs" / run
+
+
 def _run_file(run: str) -> Path:
-    return state_dir() / "runs" / run / "run.json"
+    return run_dir(run) / "run.json"
 
 
 def _end_file(run: str) -> Path:
-    return state_dir() / "runs" / run / "end.json"
+    return run_dir(run) / "end.json"
 
 
 def _job_file(job: str) -> Path:

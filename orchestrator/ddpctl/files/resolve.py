@@ -8,7 +8,6 @@ from typing import Any
 
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Environment, Inventory
-from ddpctl.spec.job import JobSpec
 from ddpctl.spec.values import Fault, Strict
 
 _HOMELESS = "starts with the home of a user who does not exist"
@@ -29,7 +28,10 @@ def resolve(inventory: Inventory, sources: Iterable[int]) -> tuple[Inventory | N
     hosts = []
     for index, host in zip(sources, inventory.hosts, strict=True):
         hosts.append(_host(host, folder, ("hosts", index), faults))
-    jobs = {name: _job(job, folder, faults) for name, job in inventory.jobs.items()}
+    jobs = {
+        name: job.model_copy(update=_paths(job, ("code", "env_file"), folder, ("jobs", name), faults))
+        for name, job in inventory.jobs.items()
+    }
     top = _paths(inventory, ("ssh_config", "known_hosts"), folder, (), faults)
     environment = _environment(inventory.environment, folder, faults)
     if faults:
@@ -82,10 +84,6 @@ def _host(host: Host, folder: Path, where: tuple[str | int, ...], faults: list[F
     if not host.base_dir.startswith(("/", "~/")):
         faults.append(Fault((*where, "base_dir"), "must be absolute or start with ~/"))
     return host.model_copy(update=update)
-
-
-def _job(job: JobSpec, folder: Path, faults: list[Fault]) -> JobSpec:
-    return job.model_copy(update=_paths(job, ("code", "env_file"), folder, ("jobs", job.name), faults))
 
 
 def _environment(environment: Environment, folder: Path, faults: list[Fault]) -> Environment:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
-# Controls (C0 but for the line's end and the tab, DEL, C1: with ESC every escape sequence begins), what turns the
-# direction of writing or cannot be seen, and lone surrogates, which no stream takes.
+# Controls (C0 but for the line's end and the tab, DEL, C1: with ESC every escape sequence begins), all that Unicode
+# calls a format character (it turns the direction of writing, or cannot be seen), and lone surrogates, which no stream
+# takes.
 _STEERS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e0fff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
@@ -53,6 +53,14 @@ class Whole:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = Measurement.get(console, options.update(max_width=_WIDEST), self.table).maximum
         yield from console.render(self.table, options.update(width=width, max_width=width))
+
+
+def columns(*names: str, overflow: OverflowMethod = "ellipsis") -> Table:
+    """A table with these columns and no lines."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow=overflow)
+    return table
 
 
 def make_console(stream: TextIO) -> Console:

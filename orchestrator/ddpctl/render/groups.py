@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
 from ddpctl.spec.fold import by, named, one_line, together
 from ddpctl.spec.mesh import OK, Link, Mesh
+from ddpctl.spec.values import plural
 
 PROBLEMS = (Severity.ERROR, Severity.WARNING)
 EACH_FIX = 3  # up to this many hosts get a fix each to copy; more share one with HOST in it
@@ -92,12 +93,7 @@ class HostRow:
 
 def counted(errors: int, warnings: int) -> str:
     """``2 errors, 1 warning``; empty when there is neither."""
-    parts = [
-        f"{count} {word}{'' if count == 1 else 's'}"
-        for count, word in ((errors, "error"), (warnings, "warning"))
-        if count
-    ]
-    return ", ".join(parts)
+    return ", ".join(plural(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count)
 
 
 def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
@@ -149,21 +145,22 @@ def left_out(findings: Sequence[Finding], severity: Severity) -> tuple[LeftOut, 
     """What was skipped, or is unknown, by reason and hosts, in the order of the findings."""
     every: dict[str, set[str]] = {}
     for finding in findings:
-        every.setdefault(_subject(finding.check), set()).add(finding.check)
+        every.setdefault(subject_of(finding.check), set()).add(finding.check)
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for finding in findings:
         if finding.severity is severity:
-            why = "left out on request" if finding.message.endswith("left out on request") else finding.message
+            why = LEFT_OUT if finding.on_request else finding.message
             found.setdefault((why, finding.hosts), []).append(finding.check)
     made = []
     for (why, hosts), checks in found.items():
         whole = {subject for subject, ids in every.items() if len(ids) > 1 and ids <= set(checks)}
-        names = dict.fromkeys(_subject(one) if _subject(one) in whole else one for one in checks)
+        names = dict.fromkeys(subject_of(one) if subject_of(one) in whole else one for one in checks)
         made.append(LeftOut(why, tuple(names), hosts))
     return tuple(made)
 
 
-def _subject(check: str) -> str:
+def subject_of(check: str) -> str:
+    """The first part of a check's id."""
     return check.split(".")[0]
 
 

@@ -12,19 +12,12 @@ from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import named
 from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.values import plural
 
 HEAT_HOSTS = 64
 WORDY_HOSTS = 20  # above this a cell has no room for a number: its colour and its tip say it
 # Shares of the median speed; a link below the first is in the lowest class, h1.
 _HEAT = ((0.9, "h5"), (0.7, "h4"), (0.5, "h3"), (0.25, "h2"))
-_WORD = {
-    Severity.ERROR: "error",
-    Severity.WARNING: "warning",
-    Severity.UNKNOWN: "unknown",
-    Severity.INFO: "info",
-    Severity.SKIPPED: "skipped",
-    Severity.OK: "ok",
-}
 
 
 def preflight_html(report: PreflightReport) -> str:
@@ -45,9 +38,8 @@ def _head(report: PreflightReport) -> str:
     errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
     kind = "error" if errors else "warning" if warnings else "ok"
     verdict = groups.counted(errors, warnings) or "all checks passed"
-    many = len(report.hosts)
     passed = len({f.check for f in report.findings if f.severity is Severity.OK})
-    facts = f"{many} host{'' if many == 1 else 's'} · {report.duration_s:.1f} s · {passed} checks ok"
+    facts = f"{plural(len(report.hosts), 'host')} · {report.duration_s:.1f} s · {passed} checks ok"
     return (
         f'<header><p class="what">ddpctl preflight</p><h1>{escape(report.cluster)}</h1>'
         f'<p><span class="badge {kind}">{escape(verdict)}</span> <span class="soft">{escape(facts)}</span></p></header>'
@@ -63,7 +55,7 @@ def _findings(title: str, found: Iterable[Group]) -> str:
 
 
 def _card(group: Group) -> str:
-    kind = _WORD[group.first.severity]
+    kind = group.first.severity.value
     fixes = "".join(f"<pre>{escape(fix)}</pre>" for fix in group.fixes)
     check, where = escape(group.first.check), escape(group.where)
     return (
@@ -77,10 +69,10 @@ def _card(group: Group) -> str:
 
 def _hosts(report: PreflightReport) -> str:
     """A row for the hosts with the same problems, worst first; a column a subject of checks."""
-    subjects = list(dict.fromkeys(f.check.split(".")[0] for f in report.findings))
+    subjects = list(dict.fromkeys(groups.subject_of(f.check) for f in report.findings))
     worst: dict[tuple[str, str], Severity] = {}
     for finding in report.findings:
-        subject = finding.check.split(".")[0]
+        subject = groups.subject_of(finding.check)
         for host in (*finding.hosts, finding.peer):
             if host is not None:
                 known = worst.get((host, subject), Severity.OK)
@@ -102,7 +94,7 @@ def _subject(
 ) -> str:
     found = [worst[host, subject] for host in hosts if (host, subject) in worst]
     if found:
-        kind = _WORD[min(found, key=lambda severity: severity.order)]
+        kind = min(found, key=lambda severity: severity.order).value
         return f'<td class="cell {kind}">{kind}</td>'
     if unreachable.issuperset(hosts):
         return '<td class="cell none" title="could not be asked">-</td>'

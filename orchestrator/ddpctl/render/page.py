@@ -96,8 +96,8 @@ def page(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "hosts") -> str:
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table of plain texts, which are escaped here."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide"><table class="hosts"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

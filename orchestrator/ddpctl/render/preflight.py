@@ -8,12 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.render import groups
+from ddpctl.render.console import columns
 from ddpctl.render.groups import Group, LeftOut, Matrix
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import named
-from ddpctl.spec.mesh import OK, Mesh
-from ddpctl.spec.outliers import slow_links
+from ddpctl.spec.mesh import OK, Mesh, slow_links
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.values import plural
 
 STYLE = {
     Severity.ERROR: "bold red",
@@ -46,23 +47,18 @@ def report_view(report: PreflightReport) -> RenderableType:
 
 
 def _head(report: PreflightReport) -> Text:
-    many = len(report.hosts)
     errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
     verdict = groups.counted(errors, warnings) or "all checks passed"
     style = "bold red" if errors else "yellow" if warnings else "bold green"
     again = ", measured a moment ago" if report.reused else ""
-    head = Text(
-        f"preflight of {report.cluster}: {many} host{'' if many == 1 else 's'}, {report.duration_s:.1f}s{again}: "
-    )
-    head.append(verdict, style=style)
-    return head
+    hosts = plural(len(report.hosts), "host")
+    head = Text(f"preflight of {report.cluster}: {hosts}, {report.duration_s:.1f}s{again}: ")
+    return head.append(verdict, style=style)
 
 
 def _hosts(report: PreflightReport) -> Table:
     """One row for the hosts with the same problems; all healthy ones share the last."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "RESULT", "CHECKS"):
-        table.add_column(name, overflow="fold")
+    table = columns("HOST", "RESULT", "CHECKS", overflow="fold")
     for row in groups.host_rows(report.hosts, report.findings):
         style = STYLE[Severity.ERROR if row.errors else Severity.WARNING if row.warnings else Severity.OK]
         result = row.result if len(row.hosts) == 1 or row.result == "ok" else f"{row.result} each"
@@ -72,11 +68,8 @@ def _hosts(report: PreflightReport) -> Table:
 
 def _finding(group: Group) -> RenderableType:
     severity = group.first.severity
-    head = Text.assemble(
-        (f"{severity.value:<8}", STYLE[severity]), (f"{group.first.check}  ", "bold"), f"{group.where}: "
-    )
-    head.append(group.message)
-    return head
+    head = (f"{severity.value:<8}", STYLE[severity]), (f"{group.first.check}  ", "bold")
+    return Text.assemble(*head, f"{group.where}: {group.message}")
 
 
 def _unknown(one: LeftOut) -> RenderableType:
@@ -99,7 +92,7 @@ def _rest(report: PreflightReport) -> list[Text]:
     """All that is well, in one line, and what was not checked, a line a reason."""
     ok = [f.check for f in report.findings if f.severity is Severity.OK]
     line = Text(f"{len(set(ok))} checks ok", style="green")
-    subjects = list(dict.fromkeys(check.split(".")[0] for check in ok))
+    subjects = list(dict.fromkeys(map(groups.subject_of, ok)))
     if subjects:
         line.append(f" ({', '.join(subjects)})", style="dim")
     lines = [line]

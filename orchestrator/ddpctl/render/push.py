@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from ddpctl.render.console import Whole
-from ddpctl.spec.garbage import GcOutcome
-from ddpctl.spec.push import PushOutcome, Traffic
+from ddpctl.render.console import Whole, columns
+from ddpctl.spec.push import GcOutcome, PushOutcome, Traffic
+from ddpctl.spec.values import plural
 
 MOST_ROWS = 200
 
 
 def gc_view(outcome: GcOutcome) -> RenderableType:
     """A row a thing, biggest first on each host, and the sum."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "KIND", "NAME", "SIZE", "AGE"):
-        table.add_column(name)
+    table = columns("HOST", "KIND", "NAME", "SIZE", "AGE")
     rows = [(host, item) for host, items in outcome.hosts.items() for item in sorted(items, key=lambda i: -i.bytes)]
     for host, item in rows[:MOST_ROWS]:
         table.add_row(Text(host), item.kind, Text(item.name), size(item.bytes), age(item.age_s))
     word = "would free" if outcome.dry_run else "freed"
-    total = Text(f"{word} {size(outcome.bytes)} on {len(outcome.hosts)} hosts")
+    total = Text(f"{word} {size(outcome.bytes)} on {plural(len(outcome.hosts), 'host')}")
     if len(rows) > MOST_ROWS:
         total.append(f" ({len(rows) - MOST_ROWS} more things not shown; --json has all)")
     return Group(Whole(table), total) if rows else total
@@ -38,9 +35,7 @@ def age(seconds: float) -> str:
 
 def push_view(outcome: PushOutcome) -> RenderableType:
     """A row a node, and the bytes."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "STATE", "ENVIRONMENT", "CODE", "TORCH", "PYTHON"):
-        table.add_column(name)
+    table = columns("HOST", "STATE", "ENVIRONMENT", "CODE", "TORCH", "PYTHON")
     for node in outcome.nodes:
         table.add_row(
             Text(node.host),

@@ -11,22 +11,20 @@ from rich.text import Text
 from ddpctl.render.clean import clean
 from ddpctl.spec.autofix import Applied, Fix
 from ddpctl.spec.command import Ran
+from ddpctl.spec.fold import by
 from ddpctl.spec.ranges import fold
 
 
 def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
     """("stdout" or "stderr", line) in the order of the hosts: ``node[0-2,5]: text``, without its line's end."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for host, ran in results.items():
-        groups.setdefault((ran.stdout, ran.stderr), []).append(host)
-    for outputs, hosts in groups.items():
+    for outputs, hosts in by(lambda host: (results[host].stdout, results[host].stderr), results).items():
         where = fold(hosts)
         for stream, text in zip(("stdout", "stderr"), outputs, strict=True):
             for line in text.removesuffix("\n").split("\n") if text else ():
                 yield stream, f"{where}: {clean(line.removesuffix(chr(13)))}"
 
 
-def plan_view(fixes: Sequence[Fix]) -> RenderableType:
+def fixes_view(fixes: Sequence[Fix]) -> RenderableType:
     """Every command whole on a line of its own, below its host."""
     if not fixes:
         return Text("no finding has a fix that ddpctl can run")

@@ -1,17 +1,19 @@
-"""A run, a list of runs, the end of a run: tables and sentences."""
+"""A run for a person: its plan, how it stands, its end, and a list of runs."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ddpctl.errors import ConnectError
-from ddpctl.render.console import Whole
+from ddpctl.render.console import Whole, columns
+from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.outcome import Cause, KillOutcome, RunStatus, StoppedNode
+from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl_worker import contract
 
@@ -28,6 +30,33 @@ _STYLE = {
 }
 
 
+def plan_view(plan: Plan) -> RenderableType:
+    """The whole plan; nothing was contacted to make it."""
+    head = Text(f"{plan.job}  run {plan.run}  cluster {plan.cluster}  master {plan.master} ({plan.master_addr})")
+    if plan.world_size is not None:
+        head.append(f"  world size {plan.world_size}")
+    parts: list[RenderableType] = [head]
+    if plan.code is not None:
+        commit = f", commit {plan.code.git_commit[:12]}" if plan.code.git_commit else ""
+        dirty = " (dirty)" if plan.code.dirty else ""
+        parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
+    parts += [_node_view(node) for node in plan.nodes]
+    if plan.open_questions:
+        parts.append(Text("asked from the nodes at launch:", style="yellow"))
+        parts += [Text(f"  {question}") for question in plan.open_questions]
+    return Group(*parts)
+
+
+def _node_view(node: NodePlan) -> RenderableType:
+    """One node: host, folder, environment, command line."""
+    lines = [Text(f"\n{node.host}  node rank {node.node_rank}", style="bold"), Text(f"  cd {node.command.cwd}")]
+    for name, value in sorted(node.command.env.items()):
+        lines.append(Text(f"  {name}={shlex.quote(value)}"))
+    lines += [Text(f"  {name}={REDACTED}") for name in node.secret_names]
+    lines.append(Text(f"  {display(node.command.argv)}"))
+    return Group(*lines)
+
+
 def state_text(state: str) -> Text:
     return Text(state, style=_STYLE.get(state, ""))
 
@@ -40,9 +69,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         head.append(f"  started {ago(run.started)}")
     if run.ended:
         head.append(f"  ended {ago(run.ended)}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT"):
-        table.add_column(name)
+    table = columns("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT")
     for node in run.nodes:
         table.add_row(
             Text(node.host),
@@ -90,10 +117,13 @@ def fold_ranks(ranks: Sequence[int]) -> str:
 
 
 def ago(time: str | None, now: datetime | None = None) -> str:
-    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none."""
-    if not time:
+    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none, or where a record is spoilt."""
+    try:
+        then = datetime.fromisoformat((time or "").replace("Z", "+00:00"))
+    except ValueError:
         return "-"
-    then = datetime.fromisoformat(time.replace("Z", "+00:00"))
+    if then.tzinfo is None:
+        return "-"
     return _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
 
 
@@ -106,9 +136,7 @@ def _age(seconds: float) -> str:
 
 def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
     """``ddpctl ps``: newest first."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("JOB", "RUN", "CLUSTER", "STATE", "HOSTS", "STARTED", "USER"):
-        table.add_column(name)
+    table = columns("JOB", "RUN", "CLUSTER", "STATE", "HOSTS", "STARTED", "USER")
     for run in sorted(runs, key=lambda one: one.run, reverse=True):
         table.add_row(
             Text(run.job),
@@ -124,9 +152,7 @@ def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
 
 def kill_view(outcome: KillOutcome) -> RenderableType:
     """What a kill did, host by host, and the proof."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("HOST", "SIGNALLED", "FORCED", "LEFT"):
-        table.add_column(name)
+    table = columns("HOST", "SIGNALLED", "FORCED", "LEFT")
     for node in outcome.nodes:
         left = Text("none", style="green") if node.reachable else Text(_unknown(node), style="bold red")
         if node.survivors:

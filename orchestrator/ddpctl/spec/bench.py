@@ -117,13 +117,7 @@ class ScalingReport:
         return self.speed_up(row) / row.devices
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "benchmark": "scaling",
-            "job": self.job,
-            "cluster": self.cluster,
-            "rows": [self._row(row) for row in self.rows],
-        }
+        return {"schema": SCHEMA, "benchmark": "scaling", **vars(self), "rows": [self._row(row) for row in self.rows]}
 
     def _row(self, row: ScalingRow) -> dict[str, Any]:
         figures = row.figures
@@ -199,10 +193,7 @@ class NetworkReport:
         return {
             "schema": SCHEMA,
             "benchmark": "network",
-            "job": self.job,
-            "cluster": self.cluster,
-            "backend": self.backend,
-            "run": self.run,
+            **vars(self),
             "hosts": list(self.hosts),
             "pairs": [one.to_json() for one in self.pairs],
             "whole": [one.to_json() for one in self.whole],

@@ -9,6 +9,8 @@ from typing import Any
 
 from ddpctl.spec.fold import nameless, numberless, one_line
 
+LEFT_OUT = "left out on request"
+
 
 class Severity(str, Enum):
     """How bad; the order of the members is worst first.
@@ -45,6 +47,7 @@ class Finding:
     fix: str | None = None
     command: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    on_request: bool = False  # skipped, for --only or --skip said so
 
     @property
     def hosts(self) -> tuple[str, ...]:

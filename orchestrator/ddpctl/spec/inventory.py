@@ -26,6 +26,7 @@ from ddpctl.spec.values import (
     Strict,
     Words,
     bad,
+    plural,
     says,
 )
 
@@ -269,7 +270,7 @@ def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, .
 
 def _first(count: int, known: tuple[str, ...], master: str | None) -> tuple[str, ...]:
     if not 1 <= count <= len(known):
-        hosts = f"{len(known)} host{'' if len(known) == 1 else 's'}"
+        hosts = plural(len(known), "host")
         raise UsageError(f"{count} nodes, but the inventory has {hosts}", hint=f"1 to {len(known)}, or all")
     others = [name for name in known if name != master]
     chosen = {*others[: count - 1], master} if master in known else set(others[:count])

@@ -1,7 +1,8 @@
-"""What the nodes saw of each other: every connection tried, and what each link gave."""
+"""What the nodes saw of each other: every connection tried, what each link gave, and which links stand out."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,18 @@ from ddpctl_worker import contract
 OK = contract.OK
 # What a host without room for a neighbour sees.
 _NO_ROOM = frozenset({contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR})
+
+SLOW_FACTOR = 0.5  # of the median
+# One TCP connection: above the first rate the processors' own noise counts, so that it takes more; above the second
+# they are measured, and not the link.
+NOISY_MBIT, NOISY_FACTOR = 2000.0, 0.33
+FAST_ENOUGH_MBIT = 5000.0
+HARDLY_USABLE_MBIT = 80.0  # a 100 Mbit/s port gives 94
+LATE_FACTOR = 3.0
+LATE_MS = 2.0  # a round trip this much above the median is worth a word
+MOST_SUSPECTS = 12
+MOST_PER_HOST = 4
+BROKEN = frozenset({contract.STALLED, contract.BROKEN})
 
 Pair = tuple[str, str]
 
@@ -42,9 +55,9 @@ class Speed:
 
     dialer: str
     peer: str
-    rtt_ms: float | None
-    push_mbit: float | None
-    pull_mbit: float | None
+    rtt_ms: float | None = None
+    push_mbit: float | None = None
+    pull_mbit: float | None = None
     push: str = OK
     pull: str = OK
     mtu: int | None = None
@@ -84,11 +97,11 @@ class Link:
 class Mesh:
     """All that the mesh round saw, on the addresses that were chosen.
 
-    ``ports``: for each host its dialled ports and what they stand for (master, gang, sample); ``taken``: the job's own
-    ports that another program holds there; ``ranges``: each host's ephemeral ports, both ends included; ``again``: the
-    dialled pairs that were measured twice; ``reached``: for a host whose address nobody reaches, others of it that
-    somebody did (only where that address seems to be the wrong one, and not the network to be broken); ``scheduled``:
-    who was to dial whom; ``absent``: hosts that could not take part, and why.
+    ``ports``: for each host its dialled ports and what they stand for (master, gang, sample); ``ranges``: each host's
+    ephemeral ports, both ends included; ``again``: the dialled pairs that were measured twice; ``reached``: for a host
+    whose address nobody reaches, others of it that somebody did (only where that address seems to be the wrong one, and
+    not the network to be broken); ``scheduled``: who was to dial whom; ``absent``: hosts that could not take part, and
+    why.
     """
 
     hosts: tuple[str, ...] = ()
@@ -98,7 +111,6 @@ class Mesh:
     dials: tuple[Dial, ...] = ()
     speeds: tuple[Speed, ...] = ()
     ports: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     note: str | None = None
     again: frozenset[Pair] = frozenset()
@@ -151,3 +163,52 @@ def _bulk(status: str, speed: Speed | None) -> str:
 def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
     speed = speeds.get(pair)
     return speed.rtt_ms if speed else None
+
+
+# --- links that are slow, late, or swallow big packets ---------------------------------------------------------------
+
+
+def slow_links(mesh: Mesh) -> dict[Pair, float]:
+    """Directions under half of the median of all (a third, where they are fast; or hardly usable at all), with their
+    Mbit/s; not those of a link that swallows bulk data, whose rate says no more than that."""
+    rates = mesh.rates()
+    if not rates:
+        return {}
+    middle = statistics.median(rates.values())
+    bound = max(min(SLOW_FACTOR * middle, NOISY_MBIT), min(NOISY_FACTOR * middle, FAST_ENOUGH_MBIT), HARDLY_USABLE_MBIT)
+    return _whole(mesh, {pair: value for pair, value in rates.items() if value < bound})
+
+
+def late_links(mesh: Mesh) -> dict[Pair, float]:
+    """Directions whose round trip is far above the median of all, in ms; not those of a link that swallows bulk data,
+    which was never measured in quiet."""
+    trips = {(speed.dialer, speed.peer): speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None}
+    if len(trips) < 3:
+        return {}
+    middle = statistics.median(trips.values())
+    late = {pair: value for pair, value in trips.items() if value > LATE_FACTOR * middle and value > middle + LATE_MS}
+    return _whole(mesh, late)
+
+
+def _whole(mesh: Mesh, found: dict[Pair, float]) -> dict[Pair, float]:
+    """Without the links on which bulk data stalls, in either direction."""
+    stalled = {frozenset(pair) for pair in stalled_pairs(mesh)}
+    return {pair: value for pair, value in found.items() if frozenset(pair) not in stalled}
+
+
+def stalled_pairs(mesh: Mesh) -> tuple[Pair, ...]:
+    """The dialled pairs whose bulk data did not arrive, one way or both."""
+    return tuple((s.dialer, s.peer) for s in mesh.speeds if s.push in BROKEN or s.pull in BROKEN)
+
+
+def suspects(mesh: Mesh) -> tuple[Pair, ...]:
+    """The dialled pairs worth a second measurement because they look slow or late, the worst MOST_SUSPECTS of them."""
+    slow, late = slow_links(mesh), late_links(mesh)
+    ordered = [*sorted(slow, key=lambda pair: slow[pair]), *sorted(late, key=lambda pair: -late[pair])]
+    measured = {(speed.dialer, speed.peer) for speed in mesh.speeds}
+    chosen: list[Pair] = []
+    for pair in dict.fromkeys(ordered):
+        busy = max(sum(host in other for other in chosen) for host in pair)
+        if pair in measured and busy < MOST_PER_HOST and len(chosen) < MOST_SUSPECTS:
+            chosen.append(pair)
+    return tuple(chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ddpctl.errors import DdpctlError
@@ -55,32 +55,20 @@ class NodeStatus:
     ended: str | None = None
     cause: Cause | None = None
     candidates: tuple[Cause, ...] = ()  # what else may have been the cause, by this node's record
-    last_output_age_s: float | None = None
     dropped_lines: int = 0
     metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
     note: str | None = None  # why a host that answers cannot tell how its part stands
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
-        cause = data.get("cause")
-        return NodeStatus(
-            host=data["host"],
-            node_rank=data["node_rank"],
-            state=data["state"],
-            pid=data.get("pid"),
-            ranks=tuple(data.get("ranks") or ()),
-            exit_code=data.get("exit_code"),
-            heartbeat_age_s=data.get("heartbeat_age_s"),
-            attempt=data.get("attempt") or 1,
-            started=data.get("started"),
-            ended=data.get("ended"),
-            cause=Cause.from_json(cause) if cause else None,
-            candidates=tuple(Cause.from_json(one) for one in data.get("candidates") or ()),
-            last_output_age_s=data.get("last_output_age_s"),
-            dropped_lines=data.get("dropped_lines") or 0,
-            metrics=data.get("metrics") or {},
-            note=data.get("note"),
-        )
+        own = {one.name for one in fields(NodeStatus)}
+        told = {name: value for name, value in data.items() if name in own and value is not None}
+        told["ranks"] = tuple(data.get("ranks") or ())
+        told["attempt"] = data.get("attempt") or 1
+        if cause := data.get("cause"):
+            told["cause"] = Cause.from_json(cause)
+        told["candidates"] = tuple(Cause.from_json(one) for one in data.get("candidates") or ())
+        return NodeStatus(**told)
 
     def cut_off_from(self, host: str | None) -> bool:
         """It misses another host than ``host``, which the others miss: it was cut off itself."""
@@ -203,6 +191,11 @@ class RunStatus:
     def metrics(self) -> dict[str, float]:
         """The last values that the job wrote of itself."""
         return of_job([values for node in self.nodes for values in node.metrics.values()])
+
+    @property
+    def grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL where a kill names none: the job's ``timeouts.stop``."""
+        return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
 
     @property
     def world_size(self) -> int:
@@ -353,11 +346,4 @@ class KillOutcome:
         return tuple(node.host for node in self.nodes if not node.reachable)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": contract.SCHEMA,
-            "job": self.job,
-            "run": self.run,
-            "state": self.state,
-            "duration_s": self.duration_s,
-            "nodes": [node.to_json() for node in self.nodes],
-        }
+        return {"schema": contract.SCHEMA, **vars(self), "nodes": [node.to_json() for node in self.nodes]}

@@ -143,19 +143,8 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """What ``--dry-run --json`` prints; no secret's value is in it."""
         return {
-            "schema": contract.SCHEMA,
-            "job": self.job,
-            "run": self.run,
-            "cluster": self.cluster,
-            "launcher": self.launcher,
-            "rendezvous": self.rendezvous,
+            **self._shared(),
             "master": self.master,
-            "master_addr": self.master_addr,
-            "master_port": self.master_port,
-            "world_size": self.world_size,
-            "code": self.code.to_json() if self.code else None,
-            "outputs": list(self.outputs),
-            "timeouts": dict(self.timeouts),
             "nodes": [node.to_json() for node in self.nodes],
             "open_questions": list(self.open_questions),
         }
@@ -163,30 +152,36 @@ class Plan:
     def record(self, node: NodePlan) -> dict[str, Any]:
         """The immutable part of the run's record on ``node`` (the worker writes it as run.json)."""
         return {
-            "schema": contract.SCHEMA,
-            "run": self.run,
-            "job": self.job,
-            "cluster": self.cluster,
+            **self._shared(),
             "host": node.host,
             "node_rank": node.node_rank,
             "nnodes": len(self.nodes),
             "hosts": list(self.hosts),
             "nproc": node.nproc,
             "ranks": list(node.ranks),
-            "world_size": self.world_size,
-            "master_addr": self.master_addr,
-            "master_port": self.master_port,
-            "launcher": self.launcher,
-            "rendezvous": self.rendezvous,
             "user": self.user,
             "controller": self.controller,
             "created": self.created,
-            "code": self.code.to_json() if self.code else None,
             "torch": node.torch,
             "environment": node.environment,
+            "gang": self._gang(node),
+        }
+
+    def _shared(self) -> dict[str, Any]:
+        """What a person reads of the whole run, and every node's record holds."""
+        return {
+            "schema": contract.SCHEMA,
+            "job": self.job,
+            "run": self.run,
+            "cluster": self.cluster,
+            "launcher": self.launcher,
+            "rendezvous": self.rendezvous,
+            "master_addr": self.master_addr,
+            "master_port": self.master_port,
+            "world_size": self.world_size,
+            "code": self.code.to_json() if self.code else None,
             "outputs": list(self.outputs),
             "timeouts": dict(self.timeouts),
-            "gang": self._gang(node),
         }
 
     def _gang(self, node: NodePlan) -> dict[str, Any] | None:

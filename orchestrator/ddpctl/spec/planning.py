@@ -276,13 +276,8 @@ def _launcher_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
 
 def _timeouts(job: JobSpec) -> dict[str, Any]:
     silence = job.timeouts.silence
-    return {
-        "start": job.timeouts.start,
-        "stop": job.timeouts.stop,
-        "leftover": job.timeouts.leftover,
-        "silence": SILENCE_WARNING_S if silence is None else silence,
-        "silence_enforced": silence is not None,
-    }
+    warned = SILENCE_WARNING_S if silence is None else silence
+    return {**job.timeouts.model_dump(), "silence": warned, "silence_enforced": silence is not None}
 
 
 def _open_questions(nodes: Sequence[NodePlan], port: int | None) -> tuple[str, ...]:

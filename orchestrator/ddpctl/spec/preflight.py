@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from ddpctl.errors import ConnectError, PreflightFailed
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Fabric, Mesh
-from ddpctl.spec.plan import Facts, NodeFacts
+from ddpctl.spec.plan import Facts
 from ddpctl_worker.contract import SCHEMA
 
 
@@ -77,30 +79,12 @@ def sorted_findings(findings: Iterable[Finding], hosts: tuple[str, ...]) -> tupl
 
 def to_document(report: PreflightReport) -> dict[str, Any]:
     """Everything but the mesh, JSON-able."""
-    return {
-        "cluster": report.cluster,
-        "hosts": list(report.hosts),
-        "duration_s": report.duration_s,
-        "findings": [finding.to_json() for finding in report.findings],
-        "facts": asdict(report.facts),
-        "fabric": {host: asdict(entry) for host, entry in report.fabric.items()},
-        "open_ports": {host: list(ports) for host, ports in report.open_ports.items()},
-    }
+    document: dict[str, Any] = TypeAdapter(PreflightReport).dump_python(
+        report, mode="json", exclude={"mesh", "unreachable", "reused"}
+    )
+    return document
 
 
 def from_document(document: Mapping[str, Any]) -> PreflightReport:
-    """Back from ``to_document``. Raises KeyError, TypeError or ValueError for anything else."""
-    facts = document["facts"]
-    return PreflightReport(
-        cluster=document["cluster"],
-        hosts=tuple(document["hosts"]),
-        findings=tuple(Finding(**{**one, "severity": Severity(one["severity"])}) for one in document["findings"]),
-        duration_s=float(document["duration_s"]),
-        facts=Facts(
-            nodes={host: NodeFacts(**node) for host, node in facts["nodes"].items()},
-            master_port=facts["master_port"],
-            gang_port=facts["gang_port"],
-        ),
-        fabric={host: Fabric(**entry) for host, entry in document["fabric"].items()},
-        open_ports={host: tuple(ports) for host, ports in document["open_ports"].items()},
-    )
+    """Back from ``to_document``. Raises ValueError for anything else."""
+    return TypeAdapter(PreflightReport).validate_python(document)

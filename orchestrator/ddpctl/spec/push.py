@@ -1,4 +1,4 @@
-"""What a push did: values for a person, for JSON, and for the launch that follows. Pure."""
+"""What a push put on the nodes, and what a gc takes off them. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 
@@ -69,11 +70,6 @@ class EnvironmentOutcome:
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     lock: Mapping[str, str] = field(default_factory=dict)
-    duration_s: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        return not self.errors
 
     def python(self, host: str) -> str | None:
         """The interpreter that the launch uses on ``host`` instead of the inventory's; None: that one stays."""
@@ -134,4 +130,49 @@ class PushOutcome:
             "duration_s": round(self.duration_s, 3),
             "bytes": asdict(self.traffic),
             "nodes": [node.to_json() for node in self.nodes],
+        }
+
+
+# --- gc ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing on a node: ``kind`` is run, environment, wheel, file, cache or part; ``bytes`` its removal frees."""
+
+    kind: str
+    name: str
+    bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True)
+class GcOutcome:
+    """Every host is in ``hosts`` or in ``errors``. ``dry_run``: nothing was removed yet."""
+
+    cluster: str
+    dry_run: bool
+    hosts: Mapping[str, tuple[Garbage, ...]] = field(default_factory=dict)
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for items in self.hosts.values() for item in items)
+
+    def raise_for_errors(self) -> None:
+        """Raises HostsFailed when a host could not be cleaned."""
+        if self.errors:
+            raise HostsFailed(f"{plural(len(self.errors), 'host')} could not be cleaned", self.errors)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": contract.SCHEMA,
+            "cluster": self.cluster,
+            "dry_run": self.dry_run,
+            "bytes": self.bytes,
+            "hosts": [
+                {"host": host, "error": None, "items": [asdict(item) for item in items]}
+                for host, items in self.hosts.items()
+            ]
+            + [{"host": host, "error": str(error), "items": []} for host, error in self.errors.items()],
         }

@@ -43,5 +43,4 @@ def as_request(asked: Iterable[Question]) -> list[dict[str, Any]]:
 
 def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
     """The ``answers`` of its reply, by question key."""
-    fields = ("ok", "value", "error", "timed_out", "seconds")
-    return {key: Answer(**{name: answer[name] for name in fields}) for key, answer in reply["answers"].items()}
+    return {key: Answer(**answer) for key, answer in reply["answers"].items()}

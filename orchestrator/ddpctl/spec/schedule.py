@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ddpctl.spec.mesh import Pair
+
 FULL_MESH_HOSTS = 64
 # Of these at most one a host is left out (an odd number of hosts) and three are the master and the two neighbours of
 # the ring, so that 8 to 12 are left.
 PARTNERS = 12
 
 T = TypeVar("T")
-Pair = tuple[str, str]
 
 
 def tournament(hosts: Sequence[str]) -> list[list[Pair]]:
@@ -53,14 +54,15 @@ class Schedule:
         return frozenset((host, peer) for host, peers in self.targets.items() for peer in peers)
 
 
-def schedule(hosts: Sequence[str], master: str, seed: str = "", limit: int = FULL_MESH_HOSTS) -> Schedule:
-    """Every ordered pair in tournament order; above ``limit`` hosts a sample.
+def schedule(hosts: Sequence[str], master: str, seed: str = "") -> Schedule:
+    """Every ordered pair in tournament order; above FULL_MESH_HOSTS hosts a sample.
 
     The sample: each host and its two neighbours in a ring, each host and PARTNERS random ones, in both directions; and
     every host dials the master. No host dials more than PARTNERS + 3 others, whatever their number. ``seed``: the same
     one gives the same sample, so that two runs can be compared.
     """
-    rounds = tournament(hosts) if len(hosts) <= limit else [*_ring(hosts), *_random(hosts, seed)]
+    full = len(hosts) <= FULL_MESH_HOSTS
+    rounds = tournament(hosts) if full else [*_ring(hosts), *_random(hosts, seed)]
     targets: dict[str, dict[str, None]] = {host: {} for host in hosts}
     for pairs in rounds:
         for one, other in pairs:
@@ -69,7 +71,7 @@ def schedule(hosts: Sequence[str], master: str, seed: str = "", limit: int = FUL
         if host != master:
             targets[host].setdefault(master)
     order = {host: tuple(peers) for host, peers in targets.items()}
-    return Schedule(order, None if len(hosts) <= limit else _note(hosts, order))
+    return Schedule(order, None if full else _note(hosts, order))
 
 
 def _note(hosts: Sequence[str], order: Mapping[str, tuple[str, ...]]) -> str:

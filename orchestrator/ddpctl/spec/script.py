@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddpctl.spec.source import last_name
+
 UNDERSCORE = "--local_rank"
 DASH = "--local-rank"
 
@@ -69,11 +71,6 @@ def read_script(text: str) -> ScriptFacts:
     )
 
 
-def local_rank_arg(text: str) -> str | None:
-    """The option with which the script takes its local rank: "--local_rank", "--local-rank", or None."""
-    return read_script(text).local_rank_arg
-
-
 def _choose(styles: set[str]) -> str | None:
     """One of both spellings: where a script declares both, either works and the older one is known to more of them."""
     return UNDERSCORE if UNDERSCORE in styles else DASH if DASH in styles else None
@@ -92,9 +89,9 @@ def _aliases(tree: ast.AST) -> frozenset[str]:
 
 def _styles(node: ast.AST, declares: frozenset[str]) -> Iterator[str]:
     """The spellings that this node declares as options."""
-    if not isinstance(node, ast.Call) or _name(node.func) not in declares:
+    if not isinstance(node, ast.Call) or last_name(node.func) not in declares:
         return
-    absl = _name(node.func).startswith("DEFINE_")
+    absl = last_name(node.func).startswith("DEFINE_")
     for word in _strings(node.args):
         if absl and word in ("local_rank", "local-rank"):
             yield f"--{word}"
@@ -110,15 +107,8 @@ def _strings(nodes: list[ast.expr]) -> Iterator[str]:
             yield node.value
 
 
-def _name(node: ast.expr) -> str:
-    """The last name of ``a.b.name``."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _is_environ(node: ast.expr) -> bool:
-    return _name(node) in ("environ", "environb", "env")
+    return last_name(node) in ("environ", "environb", "env")
 
 
 def _reads_local_rank(node: ast.AST) -> bool:
@@ -130,7 +120,7 @@ def _reads_local_rank(node: ast.AST) -> bool:
     if isinstance(node, ast.Call) and node.args and _is_local_rank(node.args[0]):
         function = node.func
         method = isinstance(function, ast.Attribute) and function.attr in ("get", "pop", "setdefault")
-        return _name(function) == "getenv" or (method and _is_environ(function.value))  # type: ignore[attr-defined]
+        return last_name(function) == "getenv" or (method and _is_environ(function.value))  # type: ignore[attr-defined]
     return False
 
 
@@ -140,7 +130,7 @@ def _is_local_rank(node: ast.expr) -> bool:
 
 def _initialises(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
-        return _name(node.func) in ("init_process_group", "init_device_mesh", "init_distributed")
+        return last_name(node.func) in ("init_process_group", "init_device_mesh", "init_distributed")
     if isinstance(node, ast.Import):
         return any(alias.name.split(".")[0] in _LIBRARIES for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in _LIBRARIES

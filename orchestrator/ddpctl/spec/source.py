@@ -111,7 +111,7 @@ def _branches(test: ast.expr, main: bool) -> tuple[str | None, str | None]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         then, other = _branches(test.operand, main)
         return other, then
-    if _last_name(test) == "TYPE_CHECKING" or (isinstance(test, ast.Constant) and not test.value):
+    if last_name(test) == "TYPE_CHECKING" or (isinstance(test, ast.Constant) and not test.value):
         return None, NEEDED
     if isinstance(test, ast.Constant):
         return NEEDED, None
@@ -129,7 +129,7 @@ def _caught(handlers: Sequence[ast.ExceptHandler]) -> str:
 def _kind(expected: ast.expr | None) -> str:
     if isinstance(expected, ast.Tuple):
         return max(map(_kind, expected.elts), key=GUARDS.index, default=NEEDED)
-    name = _last_name(expected) if expected is not None else ""
+    name = last_name(expected) if expected is not None else ""
     return {"ModuleNotFoundError": IF_THERE, "ImportError": IF_IMPORTABLE}.get(name, OPTIONAL)
 
 
@@ -137,17 +137,17 @@ def _gives_up(node: ast.stmt) -> bool:
     if isinstance(node, ast.Raise):
         return True
     called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-    return called is not None and _last_name(called) in ("exit", "_exit", "quit")
+    return called is not None and last_name(called) in ("exit", "_exit", "quit")
 
 
 def _suppressed(node: ast.With) -> str:
     """``with contextlib.suppress(ImportError):``"""
     calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-    kinds = [_kind(arg) for call in calls if _last_name(call.func) == "suppress" for arg in call.args]
+    kinds = [_kind(arg) for call in calls if last_name(call.func) == "suppress" for arg in call.args]
     return max(kinds, key=GUARDS.index, default=NEEDED)
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     """The last name of ``a.b.name``."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
@@ -162,4 +162,4 @@ def _is_path(node: ast.AST) -> bool:
         return any(alias.name in _PATHS for alias in node.names) and node.module in ("sys", "site")
     if not isinstance(node, ast.Attribute):
         return False
-    return node.attr in _PATHS and _last_name(node.value) in ("sys", "site")
+    return node.attr in _PATHS and last_name(node.value) in ("sys", "site")

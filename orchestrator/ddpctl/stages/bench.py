@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Survivors
+from ddpctl.errors import HostsFailed, JobFailed, Survivors
 from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
 from ddpctl.spec.event import Event, Line, Note, Tell
 from ddpctl.spec.metrics import SAMPLES, Values
@@ -137,11 +137,9 @@ def _warnings_only(tell: Tell) -> Tell:
     return choose
 
 
-def _watch(
-    run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float, clock: Callable[[], float] = time.monotonic
-) -> RunStatus:
+def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) -> RunStatus:
     """Read until there is enough; how the run stands then."""
-    begun = clock()
+    begun = time.monotonic()
     first: float | None = None
     while True:
         status = read_run(fleet, run)  # before the metrics: a run that is over writes no more
@@ -150,7 +148,7 @@ def _watch(
             while reader.read():
                 pass
             return status
-        now = clock()
+        now = time.monotonic()
         if first is None and came:
             first = now
         if first is None and now - begun > FIRST_LINE_S:
@@ -169,7 +167,4 @@ def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
 def _raise_for(end: RunStatus) -> None:
     if end.state in FAILURES:
         why = f"{end.cause.host}: {end.cause.message}" if end.cause else "no node recorded a cause"
-        error: DdpctlError = JobFailed(
-            f"{end.job} {end.state}: {why}", hint=f"its output is kept: ddpctl tail {end.run} -n 100"
-        )
-        raise error
+        raise JobFailed(f"{end.job} {end.state}: {why}", hint=f"its output is kept: ddpctl tail {end.run} -n 100")

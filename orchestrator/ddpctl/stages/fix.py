@@ -11,6 +11,7 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.autofix import Applied, Fix
 from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
+from ddpctl.spec.fold import by
 from ddpctl.stages.execute import Sudo
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl.transport.limits import OUTPUT_BYTES
@@ -27,9 +28,7 @@ def apply(fixes: Sequence[Fix], fleet: Fleet, tell: Tell, sudo: Sudo) -> list[Ap
     Raises:
         RemoteError: nobody knows the password for sudo; nothing was changed.
     """
-    by_host: dict[str, list[Fix]] = {}
-    for fix in fixes:
-        by_host.setdefault(fix.host, []).append(fix)
+    by_host = by(lambda fix: fix.host, fixes)
     sudo.prepare(fleet, {fix.host for fix in fixes if fix.wants_root})
     tell(StageStarted("fix", len(by_host)))
     outcome = fleet.map(

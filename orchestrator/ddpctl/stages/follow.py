@@ -19,11 +19,11 @@ from ddpctl.errors import (
     DdpctlError,
     InternalFault,
     Interrupted,
-    RemoteError,
     Unreachable,
     as_fault,
 )
 from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl_worker import contract
@@ -161,21 +161,9 @@ class _Stream:
         data = frame.data.get("lines")
         if not data:
             return
-        lines = tuple(_line(self.host, one) for one in data)
+        lines = tuple(Line(self.host, **one) for one in data)
         self.offset = lines[-1].offset
         self.out.put(_Batch(self.host, lines))
-
-
-def _line(host: str, data: Mapping[str, Any]) -> Line:
-    return Line(
-        host=host,
-        rank=data["rank"],
-        stream=data["stream"],
-        time=data["time"],
-        text=data["text"],
-        end=data["end"],
-        offset=data["offset"],
-    )
 
 
 def follow(
@@ -278,8 +266,3 @@ def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Item]) -> None:
                     out.get_nowait()
             except queue.Empty:
                 thread.join(0.05)
-
-
-def is_no_such_run(error: DdpctlError) -> bool:
-    """Whether a node said that it has no such run (it was never started there)."""
-    return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN

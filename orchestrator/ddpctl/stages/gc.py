@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ddpctl.errors import ProvisionError, RemoteError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.garbage import Garbage, GcOutcome
 from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.spec.push import Garbage, GcOutcome
 from ddpctl.transport.base import Fleet, Transport
 
 TIMEOUT_S = 600.0
@@ -34,9 +34,7 @@ def collect(
             answer = transport.call("gc", {"days": days, "delete": delete}, timeout=TIMEOUT_S)
         except RemoteError as error:
             raise ProvisionError(error.message, hint=error.hint, host=transport.host) from error
-        return tuple(
-            Garbage(item["kind"], item["name"], int(item["bytes"]), float(item["age_s"])) for item in answer["items"]
-        )
+        return tuple(Garbage(**item) for item in answer["items"])
 
     outcome = fleet.map(work, [host.name for host in hosts], on_done=counting("gc", len(hosts), tell))
     tell(StageEnded("gc", outcome.ok))

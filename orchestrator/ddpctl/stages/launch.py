@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ddpctl import files
 from ddpctl.code import CodeArchive, code_imports, pack
+from ddpctl.files.env_file import read_env_file
+from ddpctl.files.program import inspect_script
 from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
@@ -88,7 +89,7 @@ def launch_of(
         UsageError: not that many hosts, no such script, an unreadable env_file.
     """
     hosts = job_hosts(inventory, job, nodes)
-    script = files.inspect_script(job)
+    script = inspect_script(job)
     return Launch(
         inventory=inventory,
         job=job,
@@ -97,7 +98,7 @@ def launch_of(
         identity=identity,
         archive=_packed(job),
         local_rank_arg=script.local_rank_arg if script else None,
-        secrets=files.read_env_file(Path(job.env_file)) if job.env_file else {},
+        secrets=read_env_file(Path(job.env_file)) if job.env_file else {},
     )
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from ddpctl.errors import DdpctlError, RemoteError, as_fault
 from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
-from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed
-from ddpctl.spec.outliers import NOISY_MBIT, stalled_pairs, suspects
+from ddpctl.spec.mesh import NOISY_MBIT, OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.contract import TIMEOUT, WRONG_HOST
@@ -173,16 +172,13 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
         with changed:
             changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
             silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
-            listening.errors |= {host: _not_ready(host) for host in silent}
+            late = f"it still does not listen {READY_S:g} s after the request"
+            listening.errors |= {host: RemoteError(late, kind=TIMEOUT, host=host) for host in silent}
             ready = dict(listening.ready)
         yield replace(listening, ready=ready)  # who comes or goes from now on changes nothing
     finally:
         ended.set()
         thread.join(timeout=10)
-
-
-def _not_ready(host: str) -> DdpctlError:
-    return RemoteError(f"it still does not listen {READY_S:g} s after the request", kind=TIMEOUT, host=host)
 
 
 def _dial(
@@ -212,7 +208,7 @@ def _dial(
     answers = [(host, outcome.results[host]) for host in requests if host in outcome.results]
     return _Dialled(
         dials=[dial for host, answer in answers for dial in _dials_of(host, answer)],
-        speeds=[_as_speed(host, entry) for host, answer in answers for entry in answer["speeds"]],
+        speeds=[Speed(host, **entry) for host, answer in answers for entry in answer["speeds"]],
         neighbours={host: Neighbours(**answer["neighbours"]) for host, answer in answers if answer["neighbours"]},
         errors=dict(outcome.errors),
     )
@@ -223,36 +219,7 @@ def _dials_of(host: str, answer: Mapping[str, Any]) -> Iterator[Dial]:
         for port in ports:
             yield Dial(host, peer, address, port, OK, local=local, interface=interface)
     for entry in answer["links"]:
-        yield _as_dial(host, entry)
-
-
-def _as_dial(host: str, entry: Mapping[str, Any]) -> Dial:
-    return Dial(
-        dialer=host,
-        peer=entry["peer"],
-        address=entry["address"],
-        port=int(entry["port"]),
-        status=entry["status"],
-        errno=entry.get("errno"),
-        detail=entry.get("detail"),
-        local=entry.get("local"),
-        interface=entry.get("interface"),
-        ms=entry.get("ms"),
-    )
-
-
-def _as_speed(host: str, entry: Mapping[str, Any]) -> Speed:
-    return Speed(
-        dialer=host,
-        peer=entry["peer"],
-        rtt_ms=entry.get("rtt_ms"),
-        push_mbit=entry.get("push_mbit"),
-        pull_mbit=entry.get("pull_mbit"),
-        push=entry.get("push", OK),
-        pull=entry.get("pull", OK),
-        mtu=entry.get("mtu"),
-        address=entry["address"],
-    )
+        yield Dial(host, **entry)
 
 
 def _mesh(
@@ -277,9 +244,6 @@ def _mesh(
         reached=_reached_elsewhere(plan.networks, fabric, dials),
         speeds=tuple(s for s in seen.speeds if (s.dialer, s.peer, s.address) in kept),
         ports=ports,
-        taken={
-            host: tuple(e["port"] for e in said["taken"]) for host, said in listening.ready.items() if said["taken"]
-        },
         ranges={network.host: network.port_range for network in plan.networks},
         note=order.note,
         scheduled=order.pairs,

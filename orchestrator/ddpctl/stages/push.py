@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddpctl.environment.direct import Source
-from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.spread import bring
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Host
@@ -69,9 +69,7 @@ def provision(
     # Only a managed environment pays for the resolver's and the downloader's libraries.
     from ddpctl.environment.managed import build
 
-    begun = time.monotonic()
-    outcome = build(launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
-    return replace(outcome, duration_s=time.monotonic() - begun)
+    return build(launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
 
 
 def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequence[str]) -> EnvironmentOutcome:
@@ -105,14 +103,12 @@ def _node(host: Host, environment: EnvironmentOutcome, code: Delivery, archive: 
     )
 
 
-def push_code(
-    archive: Source, fleet: Fleet, tell: Tell, hosts: Sequence[str], addresses: Addresses | None = None
-) -> Delivery:
+def push_code(archive: Source, fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
     """The job's code into the store of every host; hosts that have this very archive get nothing.
 
     The Delivery holds an error for each host that it did not reach; every other host is complete and verified.
     """
     tell(StageStarted("code", archive.size, "bytes"))
-    delivery = bring("code", [archive], fleet, tell, hosts, addresses)
+    delivery = bring("code", [archive], fleet, tell, hosts)
     tell(StageEnded("code", delivery.ok, f"{delivery.traffic.sent_by_controller} bytes sent"))
     return delivery

@@ -40,7 +40,7 @@ def remembered(key: str) -> PreflightReport | None:
         return None
     try:
         return from_document(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         _log.warning("a remembered preflight cannot be read and is not used: %r", error)
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.files.shipped import shipped_jobs
+from ddpctl.files.program import shipped_jobs
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.plan import Facts, NodePlan, Plan, RunIdentity

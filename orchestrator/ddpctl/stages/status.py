@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
 
-from ddpctl import files
-from ddpctl.errors import HostsFailed, NoSuchJob
+from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError
+from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.outcome import End, RunStatus, current, merge_runs
 from ddpctl.spec.values import plural
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
@@ -93,11 +93,16 @@ def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> Run
     return find_run(fleet, run.run, [host for host in fleet.hosts if host not in gone] or None)
 
 
+def is_no_such_run(error: DdpctlError) -> bool:
+    """Whether a node said that it has no such run (it was never started there)."""
+    return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
+
+
 def _settled(run: RunStatus) -> RunStatus:
     """The run with the end that was seen before, where its nodes cannot all report it now."""
     if run.end is not None:
         with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know
-            files.save_end(run.run, asdict(run.end))
+            save_end(run.run, asdict(run.end))
         return run
-    seen = files.last_end(run.run)
+    seen = last_end(run.run)
     return replace(run, seen=End.from_json(seen)) if seen and "state" in seen else run

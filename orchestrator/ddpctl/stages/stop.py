@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.outcome import KillOutcome, NodeStatus, StoppedNode, run_state
+from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 
@@ -35,15 +36,10 @@ def stop_run(job: str, run: str, hosts: Sequence[str], fleet: Fleet, *, grace: f
 
 def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -> StoppedNode:
     if answer is None:
-        nothing = error is not None and _has_nothing(error)
+        nothing = error is not None and is_no_such_run(error)  # so there is nothing to stop
         return StoppedNode(host, reachable=nothing, error=None if nothing else error)
     survivors = tuple((one["pid"], one["cmd"]) for one in answer["survivors"])
     return StoppedNode(host, answer["signalled"], answer["forced"], survivors)
-
-
-def _has_nothing(error: DdpctlError) -> bool:
-    """The node never had the run: there is nothing to stop."""
-    return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
 
 
 def _state(answers: Mapping[str, dict[str, Any]], nodes: Sequence[StoppedNode]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,6 @@ class KeyReport:
 
 def survey(
     inventory: Inventory,
-    hosts: Iterable[str] | None = None,
     *,
     prompter: Prompter | None = None,
     say: Say = lambda _text: None,
@@ -70,9 +69,9 @@ def survey(
     unreachable, with that as its error. Trust the jump host, then survey again.
 
     Raises:
-        UsageError: a host that is not there, an unreadable ssh_config, jump hosts in a circle.
+        UsageError: an unreadable ssh_config, jump hosts in a circle.
     """
-    hops = routes(inventory, [name for name in hosts or inventory.names if not inventory.host(name).local], say)
+    hops = routes(inventory, [host.name for host in inventory.hosts if not host.local], say)
     servers = {each.label: each for hop in hops.values() for each in reversed(with_jumps(hop))}
     tell(StageStarted(STAGE, len(servers)))
     connector = open_connector(list(hops.values()), prompter, say)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -177,22 +178,18 @@ class Background(Generic[T]):
     def __init__(self, work: Callable[[Tell], T]) -> None:
         self._work = work
         self._told: list[Event] = []
-        self._found: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="ddpctl-background", daemon=True)
-        self._thread.start()
+        self._outcome: Future[T] = Future()
+        threading.Thread(target=self._run, name="ddpctl-background", daemon=True).start()
 
     def result(self, tell: Tell) -> T:
         """Wait for it, and tell what it told; raises what it raised."""
-        self._thread.join()
+        self._outcome.exception()
         for event in self._told:
             tell(event)
-        if self._error is not None:
-            raise self._error
-        return self._found[0]
+        return self._outcome.result()
 
     def _run(self) -> None:
         try:
-            self._found.append(self._work(self._told.append))
+            self._outcome.set_result(self._work(self._told.append))
         except BaseException as error:  # raised where the result is wanted
-            self._error = error
+            self._outcome.set_exception(error)

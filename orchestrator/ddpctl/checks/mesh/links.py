@@ -10,8 +10,7 @@ from ddpctl.checks.base import View
 from ddpctl.checks.mesh import fine, interface_of, mesh_check, network_answer, of_mesh
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by_culprit
-from ddpctl.spec.mesh import Mesh, Pair
-from ddpctl.spec.outliers import BROKEN, late_links, slow_links
+from ddpctl.spec.mesh import BROKEN, Mesh, Pair, late_links, slow_links
 from ddpctl.spec.ranges import fold
 
 # --- big packets -----------------------------------------------------------------------------------------------------
