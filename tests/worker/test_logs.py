@@ -117,6 +117,14 @@ def test_the_last_lines(tmp_path: Path, count: int, ranks: set[int] | None) -> N
     assert found == (wanted[-count:] if count else [])
 
 
+def test_the_last_lines_where_one_lies_across_two_reads(tmp_path: Path) -> None:
+    """More than is read at once: 700 KB from the end of a segment."""
+    written(tmp_path, 1000, size=700)
+    for count in (1, 300, 700, 1000):
+        found = numbers(read_all(tmp_path, tail.before_last(str(tmp_path), count, None)))
+        assert found == list(range(1000))[-count:]
+
+
 def test_the_last_line_with_its_pieces(tmp_path: Path) -> None:
     pieces = [(b"1 a", b"\n"), (b"2 b", b""), (b"2 c", b""), (b"2 d", b"\n"), (b"3 e", b"")]
     blob = b"".join(encode(1.0, 0, STDOUT, text, end) for text, end in pieces)

@@ -80,7 +80,7 @@ def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
             eventually(lambda: processes.guardians(run, "node0"), "the guardian")
             seen = proc.snapshot()
             looks: list[dict[int, proc.Stat]] = [{}, seen]
-            monkeypatch.setattr(processes, "snapshot", lambda: looks.pop(0))
+            monkeypatch.setattr(proc, "snapshot", lambda: looks.pop(0))
             assert status._coming(RunPaths(str(tmp_path / run / "node0")), "node0")
         finally:
             guardian.kill()

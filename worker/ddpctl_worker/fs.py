@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, ContextManager, Dict, Iterator, Optional
 
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BUSY, CORRUPT, INTERRUPTED, UNSAFE_PATH
@@ -19,20 +19,15 @@ FOREVER = float("inf")
 _PAUSE_S = 0.1
 
 
-def ensure_base(path: str) -> str:
-    """Make sure that base_dir is there, and ours: boot.py, which comes first on a node, asks for the same."""
-    os.makedirs(path, 0o700, exist_ok=True)
-    check_own(path)
-    return path
-
-
 def own_folder(base_dir: str, *names: str) -> str:
     """``base_dir/names...``, made 0700 where it is missing; every level below and including base_dir is ours.
 
     Raises:
         WorkerError: unsafe_path, when a level is a symlink, no folder, or belongs to another user.
     """
-    path = ensure_base(os.path.expanduser(base_dir))
+    path = os.path.expanduser(base_dir)
+    os.makedirs(path, 0o700, exist_ok=True)
+    check_own(path)  # boot.py, which comes first on a node, asks for the same
     for name in names:
         path = private_dir(os.path.join(path, name))
     return path
@@ -187,26 +182,22 @@ def read_optional(path: str) -> Dict[str, Any]:
         return {}
 
 
-@contextlib.contextmanager
-def shared(path: str, channel: Channel) -> Iterator[None]:
+def shared(path: str, channel: Channel) -> ContextManager[None]:
     """Hold ``path`` (made if need be) together with others who share it.
 
     Raises:
         WorkerError: interrupted, the controller disconnected.
     """
-    with _locked(path, fcntl.LOCK_SH, channel, FOREVER):
-        yield
+    return _locked(path, fcntl.LOCK_SH, channel, FOREVER)
 
 
-@contextlib.contextmanager
-def alone(path: str, channel: Channel, patience: float = FOREVER) -> Iterator[None]:
+def alone(path: str, channel: Channel, patience: float = FOREVER) -> ContextManager[None]:
     """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
 
     Raises:
         WorkerError: interrupted, the controller disconnected; or busy, somebody else still holds it.
     """
-    with _locked(path, fcntl.LOCK_EX, channel, patience):
-        yield
+    return _locked(path, fcntl.LOCK_EX, channel, patience)
 
 
 @contextlib.contextmanager

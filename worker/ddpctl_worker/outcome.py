@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
-from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, SUCCEEDED
+from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER
 
 MAX_CANDIDATES = 16
 MAX_TRACEBACK = 2 << 10  # of a candidate: the record must fit into the reserve of a full disk
@@ -49,10 +49,6 @@ def cause(
         "traceback": traceback,
         "time": notes.iso(time.time() if when is None else when),
     }
-
-
-def succeeded() -> Outcome:
-    return Outcome(SUCCEEDED, None)
 
 
 def failed(

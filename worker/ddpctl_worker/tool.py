@@ -75,6 +75,12 @@ def _give_up(process: "subprocess.Popen[bytes]") -> None:
         process.wait(GONE_S)
 
 
+def last_words(said: Dict[str, Any]) -> str:
+    """The last line that an interpreter said on stderr before it ended, or how it ended."""
+    lines = [line for line in said["stderr"].splitlines() if line.strip()]
+    return lines[-1] if lines else "the interpreter ended with status %s" % said["code"]
+
+
 def tool(argv: List[str], timeout: float, **how: Any) -> Optional[Dict[str, Any]]:
     """Like ``run``, but None where the program is not installed."""
     try:

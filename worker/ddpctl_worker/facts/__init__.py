@@ -12,16 +12,18 @@ import os
 import pwd
 from typing import Any, Callable, Dict, Optional
 
+from ddpctl_worker.fs import read_number
+
 Fact = Callable[[Dict[str, Any], Dict[str, Any]], Any]
 
 # A module is imported only when one of its questions is asked; its function has the question's name.
 _MODULES = {
     "amd": ("amd_gpus",),
     "env": ("environment", "python", "versions"),
-    "host": ("cgroup", "disk", "login", "machine", "names", "shell", "tables"),
+    "host": ("cgroup", "disk", "login", "machine", "shell"),
     "infiniband": ("infiniband",),
     "job": ("modules", "path", "script", "tree"),
-    "network": ("network",),
+    "network": ("names", "network", "tables"),
     "nvidia": ("fabric_manager", "gpu_paths", "kernel_log", "nvidia_kernel", "nvidia_smi"),
     "processes": ("leftovers", "port"),
     "torch": ("gpu_devices", "torch_import"),
@@ -45,3 +47,9 @@ def user_name(uid: Optional[int] = None) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def number(path: str) -> Optional[float]:
+    """The number in a file of the kernel's; None for "max", and where there is no such file."""
+    found = read_number(path)
+    return None if found is None else float(found)

@@ -1,4 +1,4 @@
-"""The machine, the login on it and its file systems: names, cores, memory, limits, control groups, room on disk."""
+"""The machine, the login on it and its file systems: cores, memory, limits, control groups, room on disk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import os
 import pwd
 import re
 import resource
-import socket
 import stat
 import tempfile
-import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import tool
-from ddpctl_worker.facts import user_name
+from ddpctl_worker.facts import number, user_name
 from ddpctl_worker.fs import read_text
 from ddpctl_worker.proc import boot_id
 
@@ -36,7 +34,6 @@ def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         "user": user_name(),
         "uid": os.getuid(),
         "cores": len(os.sched_getaffinity(0)),
-        "cores_online": os.cpu_count(),
         "memory": memory(),
         "limits": {name.lower(): limit(name) for name in _LIMITS},
     }
@@ -69,37 +66,6 @@ def limit(name: str) -> List[Optional[int]]:
     """[soft, hard] of one resource limit."""
     pair = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
     return [None if value == resource.RLIM_INFINITY else value for value in pair]
-
-
-def names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What this host's own name resolves to, in the resolver's order: gloo binds to the first address unless it is
-    told an interface. ``local`` says of each address whether this host really has it."""
-    hostname = os.uname().nodename
-    started = time.monotonic()
-    try:
-        rows = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
-        error = None
-    except OSError as fault:
-        rows, error = [], str(fault)
-    addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
-    return {
-        "hostname": hostname,
-        "addresses": addresses,
-        "local": [is_local(address) for address in addresses],
-        "error": error,
-        "seconds": round(time.monotonic() - started, 3),
-    }
-
-
-def is_local(address: str) -> bool:
-    """Whether a socket can be bound to it here."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.bind((address, 0))
-        return True
-    except OSError:
-        return False
 
 
 def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -161,20 +127,12 @@ def _upward(folder: str, top: str) -> List[str]:
     return levels
 
 
-def _number(path: str) -> Optional[float]:
-    text = read_text(path, limit=64).strip()
-    try:
-        return float(text)
-    except ValueError:  # "max", or the file is not there
-        return None
-
-
 def memory_limit(folder: str) -> Optional[List[float]]:
     """[limit, in use, page cache] of one group, bytes; None without a limit."""
     for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        value = _number(folder + "/" + most)
+        value = number(folder + "/" + most)
         if value is not None and value < 1 << 60:  # version 1 spells "no limit" as a huge number
-            return [value, _number(folder + "/" + now) or 0.0, _page_cache(folder)]
+            return [value, number(folder + "/" + now) or 0.0, _page_cache(folder)]
     return None
 
 
@@ -189,26 +147,15 @@ def _cpu_max(folder: str) -> Optional[List[float]]:
     parts = read_text(folder + "/cpu.max", limit=64).split()
     if len(parts) == 2 and parts[0] != "max":
         return [float(parts[0]) / float(parts[1]), 0.0]
-    quota, period = _number(folder + "/cpu.cfs_quota_us"), _number(folder + "/cpu.cfs_period_us")
+    quota, period = number(folder + "/cpu.cfs_quota_us"), number(folder + "/cpu.cfs_period_us")
     if quota is not None and period and quota > 0:
         return [quota / period, 0.0]
     return None
 
 
 def _pids_max(folder: str) -> Optional[List[float]]:
-    value = _number(folder + "/pids.max")
-    return None if value is None else [value, _number(folder + "/pids.current") or 0.0]
-
-
-def tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Tables of the kernel's network that may be full; None: there is no such table here."""
-    folder = "/proc/sys/net/"
-    return {
-        "uid": os.getuid(),
-        "conntrack": _number(folder + "netfilter/nf_conntrack_count"),
-        "conntrack_max": _number(folder + "netfilter/nf_conntrack_max"),
-        "somaxconn": _number(folder + "core/somaxconn"),
-    }
+    value = number(folder + "/pids.max")
+    return None if value is None else [value, number(folder + "/pids.current") or 0.0]
 
 
 def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

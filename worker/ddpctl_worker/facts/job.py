@@ -206,8 +206,7 @@ def _value(said: Dict[str, Any], statements: List[str]) -> Dict[str, Any]:
     elif said["code"] is not None and said["code"] < 0:
         error = "the interpreter was ended by signal %d" % -said["code"]
     else:
-        lines = [line for line in said["stderr"].splitlines() if line.strip()]
-        error = lines[-1] if lines else "the interpreter ended with status %s" % said["code"]
+        error = tool.last_words(said)
     return {"failed": [], "error": error, "at": at, "timed_out": said["timed_out"], "seconds": said["seconds"]}
 
 

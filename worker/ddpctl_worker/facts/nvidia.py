@@ -29,32 +29,12 @@ _NEW_REASONS = "clocks_event_reasons."
 
 # Old drivers do not know the later ones; the worker leaves out what nvidia-smi refuses.
 FIELDS = (
-    "index",
-    "uuid",
-    "name",
-    "driver_version",
-    "pci.bus_id",
-    "memory.total",
-    "memory.used",
-    "utilization.gpu",
-    "temperature.gpu",
-    "compute_mode",
-    "persistence_mode",
-    "mig.mode.current",
-    "ecc.mode.current",
-    "ecc.errors.uncorrected.volatile.total",
-    "retired_pages.pending",
-    "clocks_throttle_reasons.hw_slowdown",
-    "clocks_throttle_reasons.hw_thermal_slowdown",
-    "clocks_throttle_reasons.hw_power_brake_slowdown",
-    "clocks_throttle_reasons.sw_thermal_slowdown",
-    "pcie.link.gen.current",
-    "pcie.link.gen.max",
-    "pcie.link.width.current",
-    "pcie.link.width.max",
-    "compute_cap",
-    "gpu_recovery_action",
-    "fabric.state",
+    "index,uuid,name,driver_version,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,compute_mode,"
+    "persistence_mode,mig.mode.current,ecc.mode.current,ecc.errors.uncorrected.volatile.total,retired_pages.pending,"
+    "clocks_throttle_reasons.hw_slowdown,clocks_throttle_reasons.hw_thermal_slowdown,"
+    "clocks_throttle_reasons.hw_power_brake_slowdown,clocks_throttle_reasons.sw_thermal_slowdown,"
+    "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max,"
+    "compute_cap,gpu_recovery_action,fabric.state"
 )
 APPS = "gpu_uuid,pid,process_name,used_memory"
 REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
@@ -144,7 +124,7 @@ def _smi(arguments: List[str], until: float) -> Dict[str, Any]:
 
 def _query_gpu(until: float) -> Dict[str, Any]:
     """The table, without the fields that this driver does not know."""
-    fields = list(FIELDS)
+    fields = FIELDS.split(",")
     for _ in range(_MOST_BAD_FIELDS):
         result = _smi(["--query-gpu=" + ",".join(fields), "--format=csv"], until)
         bad = _BAD_FIELD.search(result["stdout"] + result["stderr"])
@@ -254,14 +234,12 @@ def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
         return None
     timeout = max(1.0, context["deadline"] - 1.0)
     lines, source, error = _from_device()
-    if lines is None:
-        lines, source, error = _from_program(["dmesg"], timeout, error)
-    if lines is None:
-        lines, source, error = _from_program(
-            ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"], timeout, error
-        )
-    if lines is None and os.getuid() != 0:  # it only reads, and it never asks for a password
-        lines, source, error = _from_program(["sudo", "-n", "dmesg"], timeout, error)
+    programs = [["dmesg"], ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"]]
+    if os.getuid() != 0:
+        programs.append(["sudo", "-n", "dmesg"])  # it only reads, and it never asks for a password
+    for argv in programs:
+        if lines is None:
+            lines, source, error = _from_program(argv, timeout, error)
     matching = [line for line in lines or [] if _INTERESTING.search(line)]
     return {
         "source": source,

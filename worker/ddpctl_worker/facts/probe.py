@@ -38,8 +38,7 @@ def probe(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     questions = request.get("questions")
     if not isinstance(questions, list):
         raise WorkerError(BAD_REQUEST, "probe needs a list of questions")
-    context = {"base_dir": request.get("base_dir")}
-    answers = ask_all(questions, context)
+    answers = ask_all(questions, {"base_dir": request.get("base_dir")})
     return {"answers": answers, "received": received, "sent": time.time()}
 
 
@@ -55,7 +54,7 @@ def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[st
     os.close(writer)
     broke_off = False
     try:
-        answers, broke_off = _gather(reader, _deadlines(questions), started)
+        answers, broke_off = _gather(reader, {one["id"]: _deadline(one) for one in questions}, started)
     finally:
         os.close(reader)
         status = _end(pid, broke_off)
@@ -65,10 +64,6 @@ def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[st
         if name not in answers:
             answers[name] = _missing(question, status, late)
     return answers
-
-
-def _deadlines(questions: List[Dict[str, Any]]) -> Dict[str, float]:
-    return {q["id"]: _deadline(q) for q in questions}
 
 
 def _deadline(question: Dict[str, Any]) -> float:
@@ -91,19 +86,16 @@ def _gather(reader: int, deadlines: Dict[str, float], started: float) -> "tuple[
         if not chunk:
             return answers, True
         *lines, buffer = (buffer + chunk).split(b"\n")
-        for line in lines:
-            name, answer = json.loads(line)
-            answers[name] = answer
-            waiting.discard(name)
+        answers.update(map(json.loads, lines))
+        waiting -= answers.keys()
     return answers, False
 
 
 def _missing(question: Dict[str, Any], status: Optional[int], late: float) -> Answer:
     """The answer in place of one that never came: overdue, or lost with the child."""
-    deadline = _deadline(question)
     if status is not None:
         return _answer(error="the probe process ended without an answer (wait status %d)" % status, seconds=late)
-    return _answer(error="no answer within %g s" % deadline, timed_out=True, seconds=late)
+    return _answer(error="no answer within %g s" % _deadline(question), timed_out=True, seconds=late)
 
 
 def _end(pid: int, broke_off: bool) -> Optional[int]:

@@ -212,11 +212,8 @@ def _value(result: Dict[str, Any]) -> Dict[str, Any]:
         if line.startswith(_MARK):
             value: Dict[str, Any] = json.loads(line[len(_MARK) :])
             return value
-    if result["timed_out"]:
-        error = "import torch did not end within %.0f s" % result["seconds"]
-    else:
-        lines = [line for line in result["stderr"].splitlines() if line.strip()]
-        error = lines[-1] if lines else "the interpreter ended with status %s" % result["code"]
+    late = "import torch did not end within %.0f s" % result["seconds"]
+    error = late if result["timed_out"] else tool.last_words(result)
     return {"torch": None, "error": error, "seconds": result["seconds"], "timed_out": result["timed_out"]}
 
 

@@ -53,6 +53,20 @@ class Wire:
         self._sent += 1
         return mac + b" " + body + b"\n"
 
+    def feed(self, data: bytes) -> List[Dict[str, Any]]:
+        """The messages that ``data`` completes; raises Stranger."""
+        found = []
+        for line in self._lines(data):
+            if self.open:
+                found.append(self._unpack(line))
+            else:
+                self._meet(_object(line))
+        return found
+
+    def _meet(self, greeting: Dict[str, Any]) -> None:
+        """The first line of the other side, which proves the key; the wire is ``open`` after it."""
+        raise NotImplementedError
+
     def _lines(self, data: bytes) -> List[bytes]:
         limit = MAX_LINE if self.open else MAX_HELLO
         self._buffer += data
@@ -94,49 +108,32 @@ class MemberWire(Wire):
         line = {"run": self._run, "host": self._host, "nonce": self._nonce, "mac": mac}
         return json.dumps(line).encode("ascii") + b"\n"
 
-    def feed(self, data: bytes) -> List[Dict[str, Any]]:
-        """The messages that ``data`` completes; raises Stranger."""
-        found = []
-        for line in self._lines(data):
-            if self.open:
-                found.append(self._unpack(line))
-            else:
-                self._meet(_object(line))
-        return found
-
-    def _meet(self, answer: Dict[str, Any]) -> None:
-        nonce = str(answer.get("nonce"))
-        if not _same(answer.get("mac"), self._mac("hub", self._host, self._nonce, nonce)):
+    def _meet(self, greeting: Dict[str, Any]) -> None:
+        nonce = str(greeting.get("nonce"))
+        if not _same(greeting.get("mac"), self._mac("hub", self._host, self._nonce, nonce)):
             raise Stranger("what listens there does not hold the run's key")
         self._agree(self._host, self._nonce, nonce, True)
         self.peer = self._hub
 
 
 class HubWire(Wire):
-    """The hub's end of one member's connection."""
+    """The hub's end of one member's connection. ``peer`` is set by its first message: a hello alone may be a replay."""
 
     def __init__(self, key: bytes, run: str, hosts: Collection[str]) -> None:
         super().__init__(key, run)
         self._hosts = hosts
-        self._host: Optional[str] = None
+        self._host = ""
         self.reply = b""  # to be sent as it is, when not empty
 
-    def feed(self, data: bytes) -> List[Dict[str, Any]]:
-        """The messages that ``data`` completes; raises Stranger. ``peer`` is set by the first of them, not before: a
-        hello alone may be a replay."""
-        found = []
-        for line in self._lines(data):
-            if self._host is None:
-                self._meet(_object(line))
-            else:
-                found.append(self._unpack(line))
-                self.peer = self._host
-        return found
+    def _unpack(self, line: bytes) -> Dict[str, Any]:
+        message = super()._unpack(line)
+        self.peer = self._host
+        return message
 
-    def _meet(self, hello: Dict[str, Any]) -> None:
-        host, nonce = str(hello.get("host")), str(hello.get("nonce"))
-        proved = _same(hello.get("mac"), self._mac("hello", host, nonce))
-        if not proved or hello.get("run") != self._run or host not in self._hosts:
+    def _meet(self, greeting: Dict[str, Any]) -> None:
+        host, nonce = str(greeting.get("host")), str(greeting.get("nonce"))
+        proved = _same(greeting.get("mac"), self._mac("hello", host, nonce))
+        if not proved or greeting.get("run") != self._run or host not in self._hosts:
             raise Stranger("somebody without the run's key")
         self._host = host
         self._agree(host, nonce, self._nonce, False)

@@ -57,16 +57,16 @@ class _Attempt:
             self.result["detail"] = detail
 
 
-def dial_all(request: Dict[str, Any], key: bytes, channel: Channel) -> Dict[str, Any]:
-    """Every port of every target, then the speed of the first address of each peer that answered."""
+def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: every port of every target, then the speed of the first address of each peer that answered."""
+    key = key_of(request)
     attempts = [
         _Attempt(str(target["peer"]), str(target["address"]), int(port))
         for target in request["targets"]
         for port in target["ports"]
     ]
-    connect_s = float(request.get("connect_s", CONNECT_S))
     before = neighbour_table()
-    Dialer(key, connect_s, float(request.get("answer_s", ANSWER_S))).run(attempts, channel)
+    Dialer(key).run(attempts, channel)
     neighbours = neighbour_table()
     if neighbours and before:
         neighbours["overflows"] -= before["overflows"]
@@ -124,10 +124,8 @@ def _name_interfaces(links: List[Dict[str, Any]]) -> None:
 class Dialer:
     """Runs attempts, at most IN_FLIGHT at a time, in their order."""
 
-    def __init__(self, key: bytes, connect_s: float, answer_s: float) -> None:
+    def __init__(self, key: bytes) -> None:
         self._key = key
-        self._connect_s = connect_s
-        self._answer_s = answer_s
         self._selector = selectors.DefaultSelector()
         self._waiting: List[_Attempt] = []
         self._running: List[_Attempt] = []
@@ -150,7 +148,7 @@ class Dialer:
 
     def _start(self, attempt: _Attempt) -> None:
         attempt.started = time.monotonic()
-        attempt.deadline = attempt.started + self._connect_s
+        attempt.deadline = attempt.started + CONNECT_S
         attempt.connected, attempt.inbox = False, b""
         local = source_address(attempt.address)
         if local is None:
@@ -196,7 +194,7 @@ class Dialer:
             self._refused(attempt, number)
             return
         attempt.connected = True
-        attempt.deadline = time.monotonic() + self._answer_s
+        attempt.deadline = time.monotonic() + ANSWER_S
         attempt.result["local"] = str(sock.getsockname()[0]).split("%")[0]
         attempt.result["connect_ms"] = round((time.monotonic() - attempt.started) * 1000, 2)
         try:
@@ -259,8 +257,3 @@ class Dialer:
         self._running.remove(attempt)
         if attempt.sock is not None:
             self._selector.unregister(attempt.sock)
-
-
-def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: dial every target; what comes back is written at the top of this file."""
-    return dial_all(request, key_of(request), channel)

@@ -40,6 +40,14 @@ class _Connection:
         self.trusted = False
         self.seen = time.monotonic()
 
+    def take_push(self) -> None:
+        """Drop what has come of a push; once that is all of it, say so."""
+        if self.sink:
+            taken = min(self.sink, len(self.inbox))
+            self.sink, self.inbox = self.sink - taken, self.inbox[taken:]
+            if not self.sink:
+                self.outbox += b"got %d\n" % self.pushed
+
 
 class Listener:
     """Answers on the given sockets until told to end."""
@@ -117,12 +125,8 @@ class Listener:
         data = connection.sock.recv(_CHUNK)
         if not data:
             return False
-        taken = min(connection.sink, len(data))
-        if taken:
-            connection.sink -= taken
-            if connection.sink == 0:
-                connection.outbox += b"got %d\n" % connection.pushed
-        connection.inbox += data[taken:]
+        connection.inbox += data
+        connection.take_push()
         while b"\n" in connection.inbox and not connection.sink:
             line, _, connection.inbox = connection.inbox.partition(b"\n")
             if not self._line(connection, line):
@@ -154,11 +158,7 @@ class Listener:
             connection.source += int(number)
             return True
         connection.sink = connection.pushed = int(number)
-        taken = min(connection.sink, len(connection.inbox))
-        connection.sink -= taken
-        connection.inbox = connection.inbox[taken:]
-        if connection.sink == 0:
-            connection.outbox += b"got %d\n" % connection.pushed
+        connection.take_push()
         return True
 
     def _write(self, connection: _Connection) -> None:

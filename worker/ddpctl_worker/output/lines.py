@@ -45,6 +45,15 @@ def incomplete_tail(data: bytes) -> int:
     return 0
 
 
+def _cut(text: bytes, pieces: List[Tuple[bytes, bytes]]) -> bytes:
+    """The end of ``text``; what a piece has no room for goes to ``pieces``. None ends in half a character."""
+    while len(text) > MAX_PIECE:
+        size = MAX_PIECE - incomplete_tail(text[:MAX_PIECE])
+        pieces.append((text[:size], b""))
+        text = text[size:]
+    return text
+
+
 class Splitter:
     """Cuts one stream into pieces at newlines and carriage returns; keeps the unfinished rest."""
 
@@ -70,16 +79,8 @@ class Splitter:
             self._rest = parts.pop()
             self._held = False
         for part in parts:
-            text, end = part[:-1], part[-1:]
-            while len(text) > MAX_PIECE:
-                cut = MAX_PIECE - incomplete_tail(text[:MAX_PIECE])
-                pieces.append((text[:cut], b""))
-                text = text[cut:]
-            pieces.append((text, end))
-        while len(self._rest) > MAX_PIECE:
-            cut = MAX_PIECE - incomplete_tail(self._rest[:MAX_PIECE])
-            pieces.append((self._rest[:cut], b""))
-            self._rest = self._rest[cut:]
+            pieces.append((_cut(part[:-1], pieces), part[-1:]))
+        self._rest = _cut(self._rest, pieces)
         return pieces
 
     def flush(self, final: bool = False) -> List[Tuple[bytes, bytes]]:

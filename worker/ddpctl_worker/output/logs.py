@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Deque, List, NamedTuple, Optional, Tuple
+from typing import Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.notes import note
 from ddpctl_worker.output.lines import STDERR, encode
@@ -220,7 +220,7 @@ class Reader:
         if not self._known:
             return 0
         last = self._known[-1]
-        return last.start + whole_size(last.path)
+        return next((at + len(record) + 1 for at, record in backwards(last)), last.start)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -268,15 +268,24 @@ def _covers(one: Segment, offset: int) -> bool:
         return False
 
 
-def whole_size(path: str) -> int:
-    """Bytes of whole records in a segment."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        while size > 0:
-            step = min(size, 1 << 16)
-            file.seek(size - step)
-            cut = file.read(step).rfind(b"\n")
-            if cut >= 0:
-                return size - step + cut + 1
-            size -= step
-    return 0
+def backwards(segment: Segment) -> Iterator[Tuple[int, bytes]]:
+    """(offset, record) of every whole record in a segment, the last one first."""
+    try:
+        file = open(segment.path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        return
+    with file:
+        end = file.seek(0, os.SEEK_END)
+        rest = b""  # the end of a record that begins further up
+        while end > 0:
+            step = min(end, 256 << 10)
+            end -= step
+            file.seek(end)
+            blob = file.read(step) + rest
+            lines = blob.splitlines(keepends=True)
+            rest = lines.pop(0) if end > 0 else b""
+            at = segment.start + end + len(blob)
+            for line in reversed(lines):
+                at -= len(line)
+                if line.endswith(b"\n"):  # not half a record at the end of the log
+                    yield at, line[:-1]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterator, Optional, Set
 
 from ddpctl_worker import notes
 from ddpctl_worker.channel import Channel
 from ddpctl_worker.contract import STALE, TERMINAL
-from ddpctl_worker.notes import iso
 from ddpctl_worker.output.lines import STREAMS, decode
-from ddpctl_worker.output.logs import Reader, segments
+from ddpctl_worker.output.logs import Reader, backwards, segments
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.record import named_by
 from ddpctl_worker.run.status import node_status, refuse_elsewhere
@@ -92,7 +91,7 @@ def _shown(records: Any, ranks: Optional[Set[int]]) -> Iterator[Dict[str, Any]]:
         yield {
             "rank": value.get("r"),
             "stream": STREAMS.get(str(value.get("s")), "stderr"),
-            "time": iso(value.get("t", 0.0)),
+            "time": notes.iso(value.get("t", 0.0)),
             "text": value["x"],
             "end": value.get("e", "\n"),
             "offset": end,
@@ -110,7 +109,7 @@ def before_last(folder: str, count: int, ranks: Optional[Set[int]]) -> int:
     seen = 0
     best: Optional[int] = None
     for segment in reversed(segments(folder)):
-        for offset, line in _backwards(segment.path, segment.start):
+        for offset, line in backwards(segment):
             value = decode(line)
             if value is None or (ranks is not None and value.get("r") not in ranks):
                 continue
@@ -120,27 +119,3 @@ def before_last(folder: str, count: int, ranks: Optional[Set[int]]) -> int:
                 seen += 1
             best = offset
     return best or 0
-
-
-def _backwards(path: str, start: int) -> Iterator[Any]:
-    """(offset, line) of every whole record in a segment, last one first."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        return
-    with file:
-        end = file.seek(0, os.SEEK_END)
-        rest = b""
-        while end > 0:
-            step = min(end, 256 << 10)
-            file.seek(end - step)
-            blob = file.read(step) + rest
-            end -= step
-            parts: List[bytes] = blob.split(b"\n")
-            rest = parts[0] if end > 0 else b""
-            at = start + end + len(blob)
-            at -= len(parts[-1])  # after the last newline: half a record
-            first = 1 if end > 0 else 0
-            for part in reversed(parts[first:-1]):
-                at -= len(part) + 1
-                yield at, part

@@ -16,12 +16,9 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker import notes, proc
-from ddpctl_worker.notes import trace
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
-from ddpctl_worker.run.processes import ProcessId, Proof
-from ddpctl_worker.run.record import ExitWriter, lost
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 BEAT_S = 1.0
@@ -131,7 +128,7 @@ class Leftovers:
         cookie: str,
         known: Sequence[Sequence[int]],
         roots: Sequence[int],
-        supervisor: Optional[ProcessId],
+        supervisor: Optional[processes.ProcessId],
         words: Dict[str, Any],
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
@@ -140,7 +137,7 @@ class Leftovers:
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
         self.group = of_record(words.get("group"))
-        self.proof = Proof(self.group, subreaper=bool(roots), spare=self._spare)
+        self.proof = processes.Proof(self.group, subreaper=bool(roots), spare=self._spare)
 
     def _spare(self) -> List[int]:
         return processes.living(self.supervisor) if self.supervisor is not None else []
@@ -152,7 +149,7 @@ class Leftovers:
 
 
 def wait_until_gone(
-    listener: TetherListener, supervisor: Optional[ProcessId], look: Callable[[], None]
+    listener: TetherListener, supervisor: Optional[processes.ProcessId], look: Callable[[], None]
 ) -> Optional[str]:
     """Until the supervisor is gone; one whose loop is stuck is killed. Returns what to say of its end."""
     while listener.listen(LOOK_S):
@@ -174,13 +171,13 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
         try:
             stopper = run_to_end(Stopper(left.members, left.launcher, left.grace, proof=left.proof), reap)
         except Exception as error:
-            notes.note(trace(error))
+            notes.note(notes.trace(error))
             time.sleep(pause)
             pause = min(PAUSE_S, pause * 2)
     ended = stopper
     if left.group is not None:
         left.group.remove()
-    writer = ExitWriter(paths)
+    writer = record.ExitWriter(paths)
     while not left.recorded and not writer.wrote(lambda: _exit_record(paths, left, ended, detail)):
         time.sleep(max(0.0, writer.again_at - time.monotonic()))
 
@@ -188,7 +185,7 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
 def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Optional[str]) -> Dict[str, Any]:
     """What the supervisor said of the run's end; if it said nothing, the run is lost."""
     host = paths.host
-    body = left.end or record.exit_record(lost(paths, host, detail))
+    body = left.end or record.exit_record(record.lost(paths, host, detail))
     counts = {"signalled": stopper.signalled, "forced": stopper.forced}
     more = {name: int(body.get(name) or 0) + count for name, count in counts.items()}
     return dict(body, survivors=stopper.survivors, **more)

@@ -7,6 +7,7 @@ import time
 from typing import Callable, Optional
 
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import SUCCEEDED
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.gang.council import VICTIMS_S
 from ddpctl_worker.outcome import Outcome
@@ -77,7 +78,7 @@ class Ending:
 
     def _find_failure(self, status: Optional[int]) -> None:
         if status == 0:
-            self.outcome = outcomes.succeeded()
+            self.outcome = Outcome(SUCCEEDED, None)
             return
         found = self._findings.failure(status)
         if found is not None:

@@ -19,7 +19,6 @@ import time
 from typing import Any, Dict, Optional
 
 from ddpctl_worker import notes
-from ddpctl_worker.notes import trace
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes
 from ddpctl_worker.run.cleanup import UP_S, Leftovers, TetherListener, clean_up, wait_until_gone
@@ -124,7 +123,7 @@ def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int,
         code = 0
     except BaseException as error:
         if supervisor is None:
-            notes.note(trace(error))
+            notes.note(notes.trace(error))
         else:
             supervisor.died(error)
     finally:

@@ -18,7 +18,6 @@ from ddpctl_worker.output.lines import STDERR, STDOUT
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import cgroup, processes
 from ddpctl_worker.run.cgroup import ControlGroup
-from ddpctl_worker.run.processes import DeathSignal, ProcessId
 
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -186,7 +185,7 @@ class BeforeExec:
         self, oom_score: Optional[str], umask: int, group: Optional[ControlGroup] = None, called_off: Sequence[str] = ()
     ) -> None:
         # SIGTERM, not SIGKILL: torchrun passes it on to its ranks, so even a double loss ends the job in good order.
-        self._death = DeathSignal(signal.SIGTERM)
+        self._death = processes.DeathSignal(signal.SIGTERM)
         self._oom_score = oom_score
         self._umask = umask
         self._group = group
@@ -245,12 +244,12 @@ class TooLate(Exception):
 class Launching:
     """``order`` is the guardian's; ``launcher`` is there once it has been started."""
 
-    def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: ProcessId) -> None:
+    def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: processes.ProcessId) -> None:
         self._order, self._run, self._paths = order, order["run"], paths
         self._me = processes.identify(os.getpid())
         self._guardian = guardian
         self.group: Optional[ControlGroup] = None
-        self.launcher: Optional[ProcessId] = None
+        self.launcher: Optional[processes.ProcessId] = None
 
     def claim(self) -> None:
         """Say on disk who runs this, before there is anything that somebody may have to end.

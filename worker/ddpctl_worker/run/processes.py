@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 from ddpctl_worker import proc
 from ddpctl_worker.contract import ENV_COOKIE
-from ddpctl_worker.proc import Stat, boot_id, children_of, descendants, read_stat, snapshot
 from ddpctl_worker.run.cgroup import ControlGroup
 
 _PR_SET_PDEATHSIG = 1
@@ -59,8 +58,8 @@ def open_pidfd(pid: int) -> Optional[int]:
 
 def identify(pid: int) -> Optional[ProcessId]:
     """Who ``pid`` is now; None when there is no such process."""
-    found = read_stat(pid)
-    return ProcessId(boot_id(), pid, found.start) if found else None
+    found = proc.read_stat(pid)
+    return ProcessId(proc.boot_id(), pid, found.start) if found else None
 
 
 def from_json(value: Any) -> Optional[ProcessId]:
@@ -73,9 +72,9 @@ def from_json(value: Any) -> Optional[ProcessId]:
 
 def is_alive(who: Optional[ProcessId]) -> bool:
     """Whether that very process still runs."""
-    if who is None or who.boot != boot_id():
+    if who is None or who.boot != proc.boot_id():
         return False
-    found = read_stat(who.pid)
+    found = proc.read_stat(who.pid)
     return found is not None and found.start == who.start and found.alive
 
 
@@ -86,37 +85,21 @@ def living(*these: ProcessId) -> List[int]:
 
 def send(who: ProcessId, number: int) -> bool:
     """Signal that very process; False when it is gone. A reused pid is never hit where the kernel has pidfds."""
-    if who.boot != boot_id():
-        return False
-    pidfd_open = getattr(os, "pidfd_open", None)
     pidfd_send = getattr(signal, "pidfd_send_signal", None)
-    if pidfd_open is None or pidfd_send is None:
-        return _send_checked(who, number)
+    fd = open_pidfd(who.pid) if pidfd_send is not None else None
     try:
-        fd = pidfd_open(who.pid)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a kernel before 5.3, or a sandbox
-        return _send_checked(who, number)
-    try:
-        if not is_alive(who):
+        if not is_alive(who):  # looked at after the open: if it is alive now, the descriptor is that process's
             return False
-        pidfd_send(fd, number)
+        if fd is not None and pidfd_send is not None:
+            pidfd_send(fd, number)
+        else:
+            os.kill(who.pid, number)
         return True
     except (ProcessLookupError, PermissionError):
         return False
     finally:
-        os.close(fd)
-
-
-def _send_checked(who: ProcessId, number: int) -> bool:
-    if not is_alive(who):
-        return False
-    try:
-        os.kill(who.pid, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        if fd is not None:
+            os.close(fd)
 
 
 def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
@@ -137,20 +120,20 @@ def members(
     keep: Iterable[int],
     known: Iterable[Sequence[int]] = (),
     group: Optional[ControlGroup] = None,
-) -> Dict[int, Stat]:
+) -> Dict[int, proc.Stat]:
     """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], in its control group,
     or below any of these.
 
     ``keep`` are pids that are never in the answer: roots, the caller, the guardian.
     """
     inside = group.pids() if group is not None else set()
-    everyone = snapshot()
+    everyone = proc.snapshot()
     found = inside & everyone.keys()
     found |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
-    found |= descendants([*roots, *found], everyone)
+    found |= proc.descendants([*roots, *found], everyone)
     # Who belongs to it by birth need not be asked: reading the environment of one that waits for a hung disk may wait.
     marked = carriers(cookie, everyone.keys() - found) if cookie else set()
-    found = (found | marked | descendants(marked, everyone)) - set(keep) - {os.getpid()}
+    found = (found | marked | proc.descendants(marked, everyone)) - set(keep) - {os.getpid()}
     return {pid: everyone[pid] for pid in found if everyone[pid].alive}
 
 
@@ -162,7 +145,7 @@ def guardian_words(run: str, host: str) -> List[str]:
 def guardians(run: str, host: str) -> Set[int]:
     """The run's guardian, and its supervisor, as their command lines tell: before they have said who they are."""
     tail = b"\0" + b"".join(os.fsencode(word) + b"\0" for word in guardian_words(run, host))
-    alive = (one.pid for one in snapshot().values() if one.alive)
+    alive = (one.pid for one in proc.snapshot().values() if one.alive)
     return {pid for pid in alive if (proc.read(pid, "cmdline") or b"").endswith(tail)}
 
 
@@ -250,4 +233,4 @@ class Proof:
         return False
 
     def _children(self) -> Set[int]:
-        return set(children_of(os.getpid())) - set(self._spare())
+        return set(proc.children_of(os.getpid())) - set(self._spare())

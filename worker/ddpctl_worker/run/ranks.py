@@ -12,7 +12,6 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker import proc
-from ddpctl_worker.proc import children_of, environment, read_stat
 from ddpctl_worker.run import processes
 
 MAX_DEPTH = 3  # a launcher may run inside a wrapper
@@ -42,7 +41,7 @@ def find(launcher: int, known: Known) -> List[RankProcess]:
     for _ in range(MAX_DEPTH):
         below: List[int] = []
         for parent in level:
-            for pid in children_of(parent):
+            for pid in proc.children_of(parent):
                 one = _as_rank(pid, known)
                 if one is None:
                     below.append(pid)
@@ -60,15 +59,15 @@ def tree(root: int, limit: int = 4096) -> List[List[int]]:
     todo = [root]
     while todo and len(found) < limit:
         pid = todo.pop()
-        one = read_stat(pid)
+        one = proc.read_stat(pid)
         if one is not None:
             found.append([pid, one.start])
-            todo.extend(children_of(pid))
+            todo.extend(proc.children_of(pid))
     return sorted(found)
 
 
 def _as_rank(pid: int, known: Known) -> Optional[RankProcess]:
-    stat = read_stat(pid)
+    stat = proc.read_stat(pid)
     if stat is None or not stat.alive:
         return None
     key = (pid, stat.start)
@@ -78,7 +77,7 @@ def _as_rank(pid: int, known: Known) -> Optional[RankProcess]:
 
 
 def _rank_of(pid: int, start: int) -> Optional[RankProcess]:
-    env = environment(pid)
+    env = proc.environment(pid)
     if not env:
         return None
     try:

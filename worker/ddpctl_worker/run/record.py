@@ -15,7 +15,6 @@ from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.contract import LOST, NO_SUCH_RUN, SCHEMA, SUPERVISOR_LOST
-from ddpctl_worker.fs import discard, sync_folder
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 
@@ -55,11 +54,6 @@ def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
         os.close(fd)
 
 
-def release_reserve(path: str) -> None:
-    """Give the room back: nobody needs it any more."""
-    discard(path)
-
-
 def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool = False) -> bool:
     """Turn a reserve into the record ``path``, in the very room that was set aside: a full disk cannot prevent it, and
     nobody can take the room in between. False when there is no reserve, or (``once``) a record.
@@ -85,8 +79,8 @@ def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool
             os.rename(mine, reserve)
         raise
     finally:
-        discard(mine)
-    sync_folder(os.path.dirname(path))
+        fs.discard(mine)
+    fs.sync_folder(os.path.dirname(path))
     return True
 
 
@@ -236,5 +230,5 @@ def save(paths: RunPaths, body: Dict[str, Any]) -> bool:
         if not write_reserved(paths.reserve, paths.exit, body, once=True) and not os.path.exists(paths.exit):
             raise
         return True
-    release_reserve(paths.reserve)
+    fs.discard(paths.reserve)  # nobody needs the room any more
     return first

@@ -19,7 +19,6 @@ from ddpctl_worker.contract import SUPERVISOR_LOST
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import record
-from ddpctl_worker.run.record import GONE_S, ExitWriter
 
 ANSWER_S = 2.0  # how long the supervisor waits for a look before it goes on without
 NOTES = 1000  # lines for supervisor.log that may wait
@@ -49,7 +48,7 @@ class Recorder:
         self._paths, self._heartbeat, self._changed = paths, heartbeat, changed
         self._heartbeat_file = record.HeartbeatFile(paths.heartbeat)
         self._folder = FolderWatch(paths, host)
-        self._exit_writer = ExitWriter(paths)
+        self._exit_writer = record.ExitWriter(paths)
         self._cond = threading.Condition()
         self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable
         self._notes: Deque[bytes] = deque(maxlen=NOTES)
@@ -179,7 +178,7 @@ class Recorder:
 class FolderWatch:
     """Looked at now and then by the record writer, for the supervisor."""
 
-    def __init__(self, paths: RunPaths, host: str, gone: float = GONE_S) -> None:
+    def __init__(self, paths: RunPaths, host: str, gone: float = record.GONE_S) -> None:
         self._paths, self._host, self._gone = paths, host, gone
         self._look_at = 0.0
         self._gone_since: Optional[float] = None

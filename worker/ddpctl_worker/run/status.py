@@ -19,8 +19,6 @@ from ddpctl_worker.output.metrics import last_values
 from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
-from ddpctl_worker.run.processes import ProcessId
-from ddpctl_worker.run.record import lost
 
 ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
 STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
@@ -103,32 +101,34 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     state = fs.read_optional(paths.state)
     beat = record.read_heartbeat(paths.heartbeat)
     now = notes.boottime()
-    live = beat is not None and whereabouts(paths, state) == HERE
+    beating = beat if beat and not end and whereabouts(paths, state) == HERE else None
     launcher = processes.from_json(state.get("launcher"))
     started = state.get("started")
-    why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, found.trouble) if found.trouble else None
+    if not end:
+        why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, found.trouble) if found.trouble else None
+        end = {"state": found.state, "cause": why}
+        if beat is not None:
+            end.update(attempt=beat.attempt, dropped_lines=beat.dropped)
     return {
         "run": run.get("run"),
         "job": run.get("job"),
         "cluster": run.get("cluster"),
         "host": run.get("host"),
         "node_rank": run.get("node_rank"),
-        "state": str(end["state"]) if end else found.state,
+        "state": str(end["state"]),
         "pid": launcher.pid if launcher else None,
         "ranks": run.get("ranks") or _ranks_seen(paths),
-        "exit_code": end.get("exit_code") if end else None,
-        "heartbeat_age_s": round(max(0.0, now - beat.at), 3) if beat and live and not end else None,
-        "attempt": end.get("attempt", 1) if end else beat.attempt if beat else 1,
+        "exit_code": end.get("exit_code"),
+        "heartbeat_age_s": round(max(0.0, now - beating.at), 3) if beating else None,
+        "attempt": end.get("attempt", 1),
         "started": started if isinstance(started, str) else None,
-        "ended": end.get("ended") if end else None,
-        "cause": end.get("cause") if end else why,
-        "candidates": end.get("candidates") or [] if end else [],
+        "ended": end.get("ended"),
+        "cause": end.get("cause"),
+        "candidates": end.get("candidates") or [],
         "note": found.note,
-        "last_output_age_s": round(max(0.0, now - beat.last_output), 3)
-        if beat and live and not end and beat.last_output
-        else None,
-        "dropped_lines": end.get("dropped_lines", 0) if end else beat.dropped if beat else 0,
-        "survivors": end.get("survivors", []) if end else [],
+        "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
+        "dropped_lines": end.get("dropped_lines", 0),
+        "survivors": end.get("survivors", []),
         "record": run,
     }
 
@@ -185,11 +185,11 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
     if processes.is_alive(guardian) or remains(paths, state):
         return Judgement(contract.STALE)  # being cleaned up, or running on without anybody to watch it: kill ends it
     text = "supervisor and guardian were killed; no process of the job is left"
-    outcome = lost(paths, host, text, when=when)
+    outcome = record.lost(paths, host, text, when=when)
     return Judgement(outcome.state, outcome)
 
 
-def _without_supervisor(paths: RunPaths, host: str, starter: Optional[ProcessId], when: float) -> Judgement:
+def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.ProcessId], when: float) -> Judgement:
     """No supervisor has said yet who it is. It comes from a guardian, and that from the starter, so once neither is
     there nobody is on the way any more. In this order: the starter hands over to the guardian."""
     if starter is None:
@@ -311,7 +311,7 @@ def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
     return [pair for pair in pairs if all(isinstance(number, int) for number in pair)]
 
 
-def watchers(state: Dict[str, Any]) -> List[ProcessId]:
+def watchers(state: Dict[str, Any]) -> List[processes.ProcessId]:
     """Supervisor and guardian, as far as they live."""
     found = (processes.from_json(state.get(name)) for name in ("supervisor", "guardian"))
     return [who for who in found if who is not None and processes.is_alive(who)]

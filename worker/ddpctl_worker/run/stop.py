@@ -22,7 +22,6 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
-from ddpctl_worker.run.processes import Proof
 from ddpctl_worker.run.status import (
     HERE,
     STALE_S,
@@ -183,7 +182,7 @@ def _sweep(paths: RunPaths, grace: float) -> Stopper:
     if whereabouts(paths, state) != HERE:
         return run_to_end(Stopper(dict, launcher, grace))
     group = of_record(state.get("group"))
-    done = run_to_end(Stopper(lambda: remains(paths, state), launcher, grace, proof=Proof(group)))
+    done = run_to_end(Stopper(lambda: remains(paths, state), launcher, grace, proof=processes.Proof(group)))
     if group is not None and not watchers(state):
         group.remove()
     return done

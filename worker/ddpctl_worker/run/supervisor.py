@@ -14,9 +14,8 @@ from typing import Any, Callable, Dict, Optional
 
 from ddpctl_worker import notes, proc
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING
+from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING, SUCCEEDED
 from ddpctl_worker.gang import join
-from ddpctl_worker.notes import Faults, trace
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.drain import Drain
 from ddpctl_worker.output.logs import Writer
@@ -28,7 +27,6 @@ from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.launcher import Launching
-from ddpctl_worker.run.processes import Proof
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
@@ -132,11 +130,11 @@ class Supervisor:
         """Last words: the guardian has them first, for the disk of supervisor.log may hang."""
         self._tether.tell(died=repr(why))
         notes.send_notes(None)
-        notes.note(trace(why))
+        notes.note(notes.trace(why))
 
     def supervise(self) -> None:
         """Until the launcher has ended, nothing of it is left, that is written down, and the gang knows."""
-        faults = Faults()
+        faults = notes.Faults()
         while not self._concluded():
             faults.survive(self._turn)
         notes.send_notes(None)
@@ -186,7 +184,7 @@ class Supervisor:
         if self.launcher is not None and self.status is None:
             self.status = processes.ended(self.launcher.pid)
             if self.status == 0 and self._ending.known is None:
-                self._ending.settle(outcomes.succeeded())
+                self._ending.settle(Outcome(SUCCEEDED, None))
         ended = reap()
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
@@ -277,7 +275,7 @@ class Supervisor:
             grace,
             had_ranks=self._roster.any,
             patience=patience,
-            proof=Proof(self._launching.group, subreaper=True, spare=self._deputy.pids),
+            proof=processes.Proof(self._launching.group, subreaper=True, spare=self._deputy.pids),
         )
         if self.status is None:
             self.state = STOPPING

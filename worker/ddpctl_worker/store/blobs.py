@@ -19,11 +19,11 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
-from ddpctl_worker.fs import own_folder, sync_folder
 
 RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _CHUNK = 1 << 20
+_MAKE_ROOM = "make room (ddpctl gc removes what no run uses) or set another base_dir for this host"
 
 
 # --- where things are ------------------------------------------------------------------------------------------------
@@ -76,11 +76,9 @@ def digest(fd: int) -> str:
     """SHA-256 of everything in an open file, as hex."""
     sha = hashlib.sha256()
     os.lseek(fd, 0, os.SEEK_SET)
-    while True:
-        piece = os.read(fd, _CHUNK)
-        if not piece:
-            return sha.hexdigest()
+    for piece in iter(lambda: os.read(fd, _CHUNK), b""):
         sha.update(piece)
+    return sha.hexdigest()
 
 
 def discard_if_corrupt(base_dir: str, sha256: str) -> bool:
@@ -112,7 +110,7 @@ class Part:
             WorkerError: unsafe_path or no_space.
         """
         self.sha256, self.size = sha256, size
-        self._folder = own_folder(base_dir, "store")
+        self._folder = fs.own_folder(base_dir, "store")
         self._final = blob_path(base_dir, sha256)
         self._sha = hashlib.sha256()
         self.done = 0
@@ -127,10 +125,7 @@ class Part:
             raise
 
     def _hash_prefix(self) -> None:
-        while True:
-            piece = os.read(self._fd, _CHUNK)
-            if not piece:
-                return
+        for piece in iter(lambda: os.read(self._fd, _CHUNK), b""):
             self._sha.update(piece)
             self.done += len(piece)
 
@@ -182,7 +177,7 @@ class Part:
             raise _no_space(error, self._folder) from error
         os.close(self._fd)
         self._fd = -1
-        sync_folder(self._folder)
+        fs.sync_folder(self._folder)
 
     def read_fd(self) -> int:
         """A second descriptor that reads the file from its start, also while it still grows."""
@@ -258,17 +253,13 @@ def require_space(folder: str, size: int) -> None:
         raise WorkerError(
             NO_SPACE,
             "%.1f MB are needed below %s and %.1f MB are free" % ((size + RESERVE) / 1e6, folder, free / 1e6),
-            "make room (ddpctl gc removes what no run uses) or set another base_dir for this host",
+            _MAKE_ROOM,
         )
 
 
 def _no_space(error: OSError, folder: str) -> WorkerError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return WorkerError(
-            NO_SPACE,
-            "the disk below %s is full" % folder,
-            "make room (ddpctl gc removes what no run uses) or set another base_dir for this host",
-        )
+        return WorkerError(NO_SPACE, "the disk below %s is full" % folder, _MAKE_ROOM)
     return WorkerError(CORRUPT, "cannot write below %s: %s" % (folder, error.strerror))
 
 
@@ -279,7 +270,7 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``.
     """
     base_dir = request["base_dir"]
-    folder = own_folder(base_dir, "store")
+    folder = fs.own_folder(base_dir, "store")
     sizes: Dict[str, int] = {}
     partial: Dict[str, int] = {}
     for sha256 in request["hashes"]:

@@ -18,7 +18,6 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BUILD, CORRUPT, INSTALL
-from ddpctl_worker.fs import own_folder
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
 from ddpctl_worker.store.install import Damaged, fill
 from ddpctl_worker.store.unpack import unpack
@@ -51,7 +50,7 @@ def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     frames, and ``{"name", "hash", "size"}``.
     """
     base_dir = request["base_dir"]
-    envs = own_folder(base_dir, "envs")
+    envs = fs.own_folder(base_dir, "envs")
     with fs.shared(os.path.join(envs, fs.ENVS), channel):  # gc must not take what is just being used
         place = tempfile.mkdtemp(prefix="build-", suffix=".tmp", dir=envs)
         try:
@@ -61,7 +60,7 @@ def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel) -> Dict[str, Any]:
-    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), channel, BUILD_S)
+    uv = Uv(uv_program(base_dir, request["uv"]), fs.own_folder(base_dir, "uv-cache"), channel, BUILD_S)
     tree = _source(base_dir, request["source"], place)
     env = os.path.join(place, "env")
     try:
@@ -126,10 +125,7 @@ def _send(out: str, channel: Channel) -> Dict[str, Any]:
     sha = hashlib.sha256()
     size = 0
     with open(os.path.join(out, found[0]), "rb") as file:
-        while True:
-            piece = file.read(PIECE)
-            if not piece:
-                break
+        for piece in iter(lambda: file.read(PIECE), b""):
             sha.update(piece)
             size += len(piece)
             channel.send({"piece": size}, piece)

@@ -16,7 +16,6 @@ import ddpctl_worker
 from ddpctl_worker import fs, proc
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import TERMINAL
-from ddpctl_worker.fs import own_folder, read_optional
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.status import last_sign, node_status
 from ddpctl_worker.store.install import MARKER
@@ -44,10 +43,10 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     Without ``delete`` nothing is touched. A live run, its environment and its code are never in the list.
     """
     base = os.path.expanduser(request["base_dir"])
-    own_folder(base)
+    fs.own_folder(base)
     days = float(request.get("days", 7))
     # Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
-    lock = os.path.join(own_folder(base, "envs"), fs.ENVS)
+    lock = os.path.join(fs.own_folder(base, "envs"), fs.ENVS)
     with fs.alone(lock, channel, float(request.get("patience", PATIENCE_S))):
         finder = Finder(base, request["host"], days * DAY)
         items = list(finder.items())
@@ -118,7 +117,7 @@ class Finder:
                 yield self._item("run", run, age)
                 continue
             for paths in parts:
-                self._keep(read_optional(paths.run), over)
+                self._keep(fs.read_optional(paths.run), over)
             yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
             if not os.listdir(run) and self._old(run):
                 yield self._item("part", run)
@@ -163,7 +162,7 @@ class Finder:
 
     def _keep_environment(self, path: str, marker: str) -> None:
         self.kept_environments.add(os.path.basename(path))
-        self._wheels.update(read_optional(marker).get("wheels", ()))
+        self._wheels.update(fs.read_optional(marker).get("wheels", ()))
         self._staying.update(info.st_ino for info in files_of(path))
 
     # --- files --------------------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ class Finder:
                 "wheel" if os.path.isdir(folder) else "file",
                 os.path.basename(links[0]),
                 path,
-                _size(path),
+                sum(info.st_blocks * 512 for info in files_of(path)),
                 self._age(path),
             )
             if os.path.isdir(folder):
@@ -241,12 +240,6 @@ def files_of(path: str) -> Iterator[os.stat_result]:
                 info = os.lstat(os.path.join(folder, name))
                 if stat.S_ISREG(info.st_mode):
                     yield info
-
-
-def _size(path: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.lstat(path).st_blocks * 512
-    return 0
 
 
 def _ended(paths: RunPaths) -> float:

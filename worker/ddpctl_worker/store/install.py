@@ -19,7 +19,6 @@ from typing import Any, Dict, Iterator, List, Optional
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, IMPORT, INSTALL
-from ddpctl_worker.fs import own_folder, sync_folder
 from ddpctl_worker.store.blobs import discard_if_corrupt, require_space
 from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpacked_size, uv_program
 
@@ -60,7 +59,7 @@ def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         reused = marker is not None
         if marker is None:
             marker = _build(request, base_dir, name, channel)
-    path = os.path.join(own_folder(base_dir, "envs"), name)
+    path = os.path.join(fs.own_folder(base_dir, "envs"), name)
     return {
         "python": os.path.join(path, "bin", "python"),
         "env": name,
@@ -78,7 +77,7 @@ def environment_id(lock_hash: str) -> str:
 
 def usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
     """The marker of a complete environment whose packages are those that were installed; None where there is none."""
-    path = os.path.join(own_folder(base_dir, "envs"), name)
+    path = os.path.join(fs.own_folder(base_dir, "envs"), name)
     marker = fs.read_optional(os.path.join(path, MARKER))
     if not marker:
         return None
@@ -100,7 +99,7 @@ def packages(site: str) -> List[str]:
 @contextlib.contextmanager
 def _claimed(base_dir: str, name: str, channel: Channel) -> Iterator[None]:
     """Only one run at a time makes this environment; another one that wants the same waits and finds it made."""
-    envs = own_folder(base_dir, "envs")
+    envs = fs.own_folder(base_dir, "envs")
     # The first lock is shared with every other installation and keeps `gc` from taking what is just being used.
     no_gc = fs.shared(os.path.join(envs, fs.ENVS), channel)
     mine = fs.alone(os.path.join(envs, "." + name + ".lock"), channel)
@@ -109,7 +108,7 @@ def _claimed(base_dir: str, name: str, channel: Channel) -> Iterator[None]:
 
 
 def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) -> Dict[str, Any]:
-    envs = own_folder(base_dir, "envs")
+    envs = fs.own_folder(base_dir, "envs")
     for entry in os.listdir(envs):
         if entry.startswith(name + ".") and entry.endswith(".tmp"):
             shutil.rmtree(os.path.join(envs, entry))  # of a build that was killed: we hold the claim
@@ -118,7 +117,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
         raise WorkerError(BAD_REQUEST, "install needs wheels")
     folder = place_wheels(base_dir, wheels)
     require_space(envs, unpacked_size(folder, wheels, _known_wheels(envs)))
-    uv = Uv(uv_program(base_dir, request["uv"]), own_folder(base_dir, "uv-cache"), channel, INSTALL_S)
+    uv = Uv(uv_program(base_dir, request["uv"]), fs.own_folder(base_dir, "uv-cache"), channel, INSTALL_S)
     place = os.path.join(envs, "%s.%s.tmp" % (name, os.urandom(4).hex()))
     try:
         for attempt in (1, 2):
@@ -131,8 +130,8 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
                 # uv's cache lost something (a power cut before it reached the disk): once more, with a new one.
                 if attempt == 2:
                     raise WorkerError(CORRUPT, str(damaged), "run the same command again") from None
-                shutil.rmtree(own_folder(base_dir, "uv-cache"))
-                own_folder(base_dir, "uv-cache")
+                shutil.rmtree(fs.own_folder(base_dir, "uv-cache"))
+                fs.own_folder(base_dir, "uv-cache")
                 shutil.rmtree(place)
         site = site_folder(place)
         versions = try_out(os.path.join(place, "bin", "python"), request.get("imports", []), channel)
@@ -151,7 +150,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
         if os.path.lexists(final):
             shutil.rmtree(final)  # not usable any more, or we would not be here
         os.rename(place, final)
-        sync_folder(envs)
+        fs.sync_folder(envs)
         return marker
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
