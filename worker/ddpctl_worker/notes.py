@@ -71,5 +71,5 @@ def iso(seconds: float) -> str:
 
 
 def boottime() -> float:
-    """Seconds since boot: goes on during suspend and never jumps when somebody sets the clock."""
+    """Seconds since boot: counts during suspend too, and never jumps when somebody sets the clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

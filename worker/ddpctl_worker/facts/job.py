@@ -229,9 +229,5 @@ def _key(python: str, statements: List[str], env: Dict[str, str]) -> str:
 def _lies_in(folder: str, module: str) -> bool:
     """Whether an import there finds this module first, or may."""
     place = os.path.join(os.path.expanduser(folder), module.split(".")[0])
-    return (
-        os.path.exists(place + ".py")
-        or bool(glob.glob(glob.escape(place) + ".*.so") or glob.glob(glob.escape(place) + ".so"))
-        or os.path.exists(os.path.join(place, "__init__.py"))
-        or bool(glob.glob(os.path.join(glob.escape(place), "*.py")))
-    )
+    found = (glob.glob(glob.escape(place) + pattern) for pattern in (".*.so", ".so", "/*.py"))
+    return os.path.exists(place + ".py") or any(found)

@@ -10,7 +10,7 @@ import os
 import re
 import struct
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import proc, tool
 from ddpctl_worker.contract import ENV_JOB
@@ -42,6 +42,7 @@ _EXTENDED = 0x100
 _ACS = 0x000D
 _INTERESTING = re.compile(r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid.*\bFatal")
 _MOST = 100
+_Log = Tuple[Optional[List[str]], Optional[str], Optional[str]]  # lines, where they come from, why there are none
 
 
 def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -88,7 +89,7 @@ def devices() -> int:
     return nodes or int(os.path.exists("/dev/dxg") and os.path.exists(WSL_CUDA))
 
 
-def pci_devices() -> "List[tuple[str, str]]":
+def pci_devices() -> List[Tuple[str, str]]:
     """(slot, class) of NVIDIA's PCI devices."""
     found = []
     for folder in sorted(glob.glob("/sys/bus/pci/devices/*")):
@@ -250,7 +251,7 @@ def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
     }
 
 
-def _from_device() -> "tuple[Optional[List[str]], Optional[str], Optional[str]]":
+def _from_device() -> _Log:
     """/dev/kmsg, a record a read: ``priority,sequence,microseconds,flags;text``."""
     try:
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
@@ -263,7 +264,7 @@ def _from_device() -> "tuple[Optional[List[str]], Optional[str], Optional[str]]"
                 record = os.read(handle, 8192).decode("utf-8", "replace")
             except BlockingIOError:  # the end
                 return lines, "/dev/kmsg", None
-            except BrokenPipeError:  # overwritten while we read: go on with the next one
+            except BrokenPipeError:  # overwritten while we read: continue with the next one
                 continue
             head, _, text = record.partition(";")
             fields = head.split(",")
@@ -276,9 +277,7 @@ def _from_device() -> "tuple[Optional[List[str]], Optional[str], Optional[str]]"
         os.close(handle)
 
 
-def _from_program(
-    argv: List[str], timeout: float, before: Optional[str]
-) -> "tuple[Optional[List[str]], Optional[str], Optional[str]]":
+def _from_program(argv: List[str], timeout: float, before: Optional[str]) -> _Log:
     result = tool.tool(argv, timeout)
     if result is None:
         return None, None, before
@@ -289,7 +288,7 @@ def _from_program(
 
 
 def joined(text: str) -> List[str]:
-    """dmesg's lines; one that goes on with an indented line (an old way of the driver's) is put together again."""
+    """dmesg's lines; one that continues on an indented line (an old way of the driver's) is put together again."""
     lines: List[str] = []
     for line in text.splitlines():
         if lines and line[:1].isspace():

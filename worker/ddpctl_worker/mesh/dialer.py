@@ -29,6 +29,7 @@ from ddpctl_worker.net import addresses, neighbour_table, silent_neighbour, sour
 IN_FLIGHT = 64
 CONNECT_S = 5.0  # three SYNs: at 0, 1 and 3 seconds
 ANSWER_S = 10.0
+STALL_S = 5.0  # a transfer without progress for so long is stalled
 _ICMP = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.ENOPROTOOPT}
 
 
@@ -81,7 +82,7 @@ def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             Measure(
                 key,
                 size,
-                float(request.get("stall_s", 5.0)),
+                STALL_S,
                 int(request.get("repeat", 1)),
                 bool(request.get("find_mtu")),
                 tuple(request.get("ways") or WAYS),

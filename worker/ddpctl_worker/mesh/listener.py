@@ -23,6 +23,7 @@ IDLE_S = 20.0  # a connection that says nothing for so long is closed
 _CHUNK = 1 << 16
 _TICK_S = 0.1
 MAX_LISTEN_S = 600.0
+WAIT_S = 2.0  # for a port that a preflight which just ended still holds
 
 
 class _Connection:
@@ -179,12 +180,12 @@ class Listener:
         connection.sock.close()
 
 
-def bind_all(ports: Iterable[int], wait_s: float) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
+def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
     """Sockets for these ports, and {"port", "errno", "error"} of those that are taken.
 
-    A port that a preflight which just ended still holds is waited for, up to ``wait_s`` seconds.
+    One that is taken is tried again for WAIT_S seconds.
     """
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + WAIT_S
     sockets: List[socket.socket] = []
     taken: List[Dict[str, Any]] = []
     for port in ports:
@@ -247,7 +248,7 @@ def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """
     key = key_of(request)
     wanted = [int(port) for port in request.get("ports", ())]
-    sockets, taken = bind_all(wanted, float(request.get("wait_s", 2.0)))
+    sockets, taken = bind_all(wanted)
     listening = [sock.getsockname()[1] for sock in sockets]
     samples = _bind_samples(int(request.get("samples", 0)), set(listening))
     sampled = sorted(sock.getsockname()[1] for sock in samples)

@@ -181,7 +181,7 @@ class Writer:
 
 
 class Batch(NamedTuple):
-    """What a reader got: whole records with the offset after each, where to go on, and bytes that are gone."""
+    """What a reader got: whole records with the offset after each, where to continue, and bytes that are gone."""
 
     records: List[Tuple[int, bytes]]
     offset: int
@@ -234,7 +234,7 @@ class Reader:
             if one.start <= offset:
                 best = one
             else:
-                # ``offset`` is at or after the end of ``best``: go on with the next one.
+                # ``offset`` is at or after the end of ``best``: continue with the next one.
                 if best is None or not _covers(best, offset):
                     return one
                 break

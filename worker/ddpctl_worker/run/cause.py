@@ -14,7 +14,7 @@ from ddpctl_worker.run.words import Words
 
 OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
 TOLD_S = 0.2  # a launcher takes longer to end the others after a rank has failed
-QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have gone on
+QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have continued
 HANGS_S = 3.0  # a rank that still lives so long after an exception hangs in its exit
 SUSPECT_S = 300.0  # so long after a traceback that something may have caught a living rank is suspected for it
 LAST_LINES = 60  # where a peer's failure is looked for in the output of a process that left no traceback
@@ -140,7 +140,7 @@ def _of_death(one: _Death, seen: Evidence) -> Failure:
     own = words.read(text)
     if own.traceback is None and one.root:
         own = _from_error_file(seen.error_file, own)
-    # A process that a signal has ended did not end of an exception that it went on after.
+    # A process that a signal has ended did not end of an exception that it survived.
     final = _ended_it(own, one.local, seen)
     raised = own.traceback is not None and (one.signal is None or final)
     peers = None

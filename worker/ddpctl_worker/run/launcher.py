@@ -10,7 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker import contract, fs, proc
 from ddpctl_worker.output.drain import Drain
@@ -134,11 +134,12 @@ def open_fifo(path: str) -> int:
     return fd
 
 
-class Spawned:
+class Spawned(NamedTuple):
     """A running launcher and the read ends of its own stdout and stderr."""
 
-    def __init__(self, pid: int, out: int, err: int) -> None:
-        self.pid, self.out, self.err = pid, out, err
+    pid: int
+    out: int
+    err: int
 
 
 def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[[], None]) -> Spawned:

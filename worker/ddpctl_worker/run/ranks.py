@@ -129,10 +129,15 @@ class Roster:
     def attempt(self) -> int:
         return max([one.attempt for one in self._ranks.values()] or [1])
 
-    def rank_of(self, local: int) -> Optional[int]:
+    def rank_of(self, local: int, launcher: Optional[int]) -> Optional[int]:
+        """The rank of a pipe. Under an elastic rendezvous only the rank's own environment tells, below a ``launcher``
+        that runs."""
         if local in self._ranks:
             return self._ranks[local].rank
-        return self._planned[local] if local < len(self._planned) else None
+        if local < len(self._planned):
+            return self._planned[local]
+        below = [] if launcher is None else find(launcher, {})
+        return next((one.rank for one in below if one.local_rank == local), None)
 
     def numbers(self) -> Dict[int, int]:
         """local rank -> rank, as planned or, better, as seen."""

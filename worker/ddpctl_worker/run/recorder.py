@@ -20,7 +20,7 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import record
 
-ANSWER_S = 2.0  # how long the supervisor waits for a look before it goes on without
+ANSWER_S = 2.0  # how long the supervisor waits for a look before it continues without
 NOTES = 1000  # lines for supervisor.log that may wait
 LOOK_S = 1.0
 

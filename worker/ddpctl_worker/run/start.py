@@ -48,8 +48,7 @@ def _failed(found: RunPaths, why: str) -> None:
     deadline = time.monotonic() + CLEAN_UP_S
     while fs.read_json(found.exit) is None:
         if time.monotonic() > deadline:
-            host = os.path.basename(found.node)
-            record.write(found, outcomes.failed(outcomes.cause(host, SPAWN_FAILED, why)))
+            record.write(found, outcomes.failed(outcomes.cause(found.host, SPAWN_FAILED, why)))
             return
         time.sleep(0.02)
 

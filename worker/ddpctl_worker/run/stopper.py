@@ -25,7 +25,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
 
 
 class Stopper:
-    """One stop, driven by ``tick`` so that its owner can go on draining pipes and reaping children."""
+    """One stop, driven by ``tick`` so that its owner can keep draining pipes and reaping children."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Stopper:
             if (who.pid, who.start) not in self._told:
                 self._told.add((who.pid, who.start))
                 send(who, signal.SIGTERM)
-        # A stopped process acts on SIGTERM only when it goes on, a rank on its launcher's too; some are stopped later.
+        # A stopped process acts on SIGTERM once it continues, a rank on its launcher's too; some are stopped later.
         for who in everyone:
             if found[who.pid].state == "T":
                 send(who, signal.SIGCONT)

@@ -21,7 +21,7 @@ from ddpctl_worker.output.drain import Drain
 from ddpctl_worker.output.logs import Writer
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import cause as causes
-from ddpctl_worker.run import processes, ranks, record
+from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cleanup import Deputy, Tether
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ending import Ending
@@ -32,7 +32,7 @@ from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
-LEFTOVER_S = 10.0  # what a launcher that has ended left running may go on for so long, unless the job says otherwise
+LEFTOVER_S = 10.0  # what a launcher that has ended left running may continue for so long, unless the job says otherwise
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
 DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
@@ -223,7 +223,7 @@ class Supervisor:
             self._stopper.tick()
 
     def _stand(self) -> None:
-        """The reply to the start comes once the run can be found again; a run that cannot be must not go on."""
+        """The reply to the start comes once the run can be found again; a run that cannot be must not continue."""
         trouble = self._recorder.wrote.get(self.paths.state)
         if self._reply is None or trouble is None:
             return
@@ -345,13 +345,9 @@ class Supervisor:
         return record.Heartbeat(self._at, self._drain.last_output, self._writer.dropped, attempt, living)
 
     def _rank_of(self, local: int) -> Optional[int]:
-        """The rank behind a pipe, for the drain; under an elastic rendezvous only the rank's own environment tells."""
-        found = self._roster.rank_of(local)
-        if found is None and self.launcher is not None and self.status is None:
-            for one in ranks.find(self.launcher.pid, {}):
-                if one.local_rank == local:
-                    return one.rank
-        return found
+        """For the drain."""
+        running = self.launcher if self.status is None else None
+        return self._roster.rank_of(local, running.pid if running else None)
 
     def _save_state(self) -> None:
         value = {

@@ -50,7 +50,7 @@ class Words(NamedTuple):
     rest: List[str]  # what came after it (without one: everything), less warnings and log lines
 
     def ended_it(self, quiet: bool) -> bool:
-        """Whether the exception ended the process: it did not go on with its work after it.
+        """Whether the exception ended the process: it did not continue its work after it.
 
         ``quiet``: nothing came later than the traceback. Else what looks like its last lines may be other output.
         """

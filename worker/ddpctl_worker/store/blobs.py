@@ -184,7 +184,7 @@ class Part:
         return os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def keep(self) -> None:
-        """Let go of it, so that a later transfer goes on from here. Harmless after ``commit``."""
+        """Let go of it, so that a later transfer continues from here. Harmless after ``commit``."""
         if self._fd >= 0 and not self.done:
             self.drop()
         self._close()
@@ -288,7 +288,7 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 def store_put(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hash", "size", "offset": 0}`` and ``size - offset`` bytes of body -> ``{"stored": bool, "bytes": received}``.
 
-    ``stored`` is False when the blob was there already; the body is not read then. An ``offset`` goes on after a
+    ``stored`` is False when the blob was there already; the body is not read then. An ``offset`` continues a
     transfer that was cut short (``store_has`` names how far it came).
     """
     base_dir, sha256, size = request["base_dir"], request["hash"], int(request["size"])

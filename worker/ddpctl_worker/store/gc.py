@@ -126,7 +126,7 @@ class Finder:
         """Another host's part counts as over only by its exit record: its processes cannot be seen from here."""
         if os.path.exists(paths.exit):
             return True
-        if os.path.basename(paths.node) != self._host:
+        if paths.host != self._host:
             return False
         try:
             return node_status(paths)["state"] in TERMINAL

@@ -26,7 +26,7 @@ class Incoming:
     """All files of a spread, in order. Written by one thread, read by many; ``changed`` guards and announces."""
 
     def __init__(self, base_dir: str, files: List[Dict[str, Any]]) -> None:
-        """Takes stock: what is in the store already, and what can be gone on with.
+        """Takes stock: what is in the store already, and what can be continued.
 
         Raises:
             WorkerError: unsafe_path, or no_space for everything that is still missing.
@@ -109,7 +109,7 @@ class Incoming:
         return open_blob(self.base_dir, item.sha256), item.generation
 
     def wait(self, item: IncomingFile, offset: int, generation: int, timeout: float) -> Optional[int]:
-        """How many bytes there are once it is more than ``offset``, or after ``timeout`` s; None: it will not go on."""
+        """How many bytes there are once it is more than ``offset``, or after ``timeout`` s; None: no more will come."""
         with self.changed:
             self.changed.wait_for(
                 lambda: item.done > offset or item.failed or item.generation != generation, timeout=timeout

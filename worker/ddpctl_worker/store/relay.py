@@ -2,7 +2,7 @@
 
 The client sends one JSON line, ``{"to": host, "files": [[sha256, offset], ...]}``; the server answers each file with
 chunks: a header of length and *watermark* (how far the server itself is, in bytes), then that many bytes. Length 0 is
-a sign of life from a server that waits for bytes itself; GONE means that it cannot go on with this file.
+a sign of life from a server that waits for bytes itself; GONE means that it cannot continue with this file.
 A request ``{"to": host, "status": sha256}`` is answered by one empty chunk with the watermark.
 """
 
@@ -102,7 +102,7 @@ def read_line(sock: ssl.SSLSocket) -> Dict[str, Any]:
     try:
         data = json.loads(bytes(line))
     except ValueError:
-        raise PeerGone("it said nothing that we understand") from None
+        data = None
     if not isinstance(data, dict):
         raise PeerGone("it said nothing that we understand")
     return data
@@ -227,7 +227,7 @@ class Relay:
                 return
 
     def _send(self, sock: ssl.SSLSocket, item: IncomingFile, offset: int) -> bool:
-        """All of a file from ``offset``, while it still arrives here; False when it does not go on."""
+        """All of a file from ``offset``, while it still arrives here; False when no more will come."""
         fd, generation = self._incoming.open(item)
         if fd is None:
             return False

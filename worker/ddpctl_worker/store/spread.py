@@ -7,7 +7,7 @@ The conversation with the controller, on this verb's stdin and stdout:
 * we may say ``{"want": [[sha256, offset], ...]}`` when no node can give them; it answers with lines
   ``{"cmd": "data", "hash", "offset", "size"}``, each followed by that many bytes;
 * we say ``{"progress": bytes}`` now and then, ``{"left": host, "why": text}`` when a peer is given up, and
-  ``{"complete": true}`` when everything is here and verified, and go on serving;
+  ``{"complete": true}`` when everything is here and verified, and keep serving;
 * it says ``{"cmd": "lost", "host"}`` for a node that it cannot reach any more, and ``{"cmd": "end"}`` when all have
   all.
 """

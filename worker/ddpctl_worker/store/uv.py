@@ -16,7 +16,7 @@ from typing import Dict, List, Optional, Set
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
 from ddpctl_worker.fs import own_folder
-from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt, open_blob
+from ddpctl_worker.store.blobs import blob_path, blob_size, discard_if_corrupt, open_blob
 
 OUTPUT = 3500  # characters of what a program said that are worth sending
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
@@ -132,13 +132,11 @@ def place_wheels(base_dir: str, wheels: List[Dict[str, str]]) -> str:
     for wheel in wheels:
         if not _WHEEL_NAME.match(wheel["name"]):
             raise WorkerError(BAD_REQUEST, "not the name of a wheel: %r" % wheel["name"])
-        blob = blob_path(base_dir, wheel["hash"])
-        fd = open_blob(base_dir, wheel["hash"])
-        if fd is None:
+        if blob_size(base_dir, wheel["hash"]) is None:
             missing.append(wheel["name"])
             continue
-        os.close(fd)
-        _link(blob, os.path.join(own_folder(base_dir, "wheels", wheel["hash"]), wheel["name"]))
+        own = own_folder(base_dir, "wheels", wheel["hash"])
+        _link(blob_path(base_dir, wheel["hash"]), os.path.join(own, wheel["name"]))
     if missing:
         raise WorkerError(CORRUPT, "not here: %s" % ", ".join(missing), "run the same command again")
     return folder
