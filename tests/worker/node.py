@@ -51,7 +51,7 @@ sys.exit(code)
 """
 
 
-def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause: float = 0.03) -> Any:
     """What ``found`` returns once it is true; fails when it never is."""
     deadline = time.monotonic() + seconds
     while True:
@@ -60,7 +60,7 @@ def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0) -> An
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.03)
+        time.sleep(pause)
 
 
 class Stream:
@@ -194,7 +194,8 @@ class Node:
             return last if last["state"] in wanted else None
 
         try:
-            found: dict[str, Any] = eventually(look, f"state {wanted}", seconds)
+            # Each look starts a process: without a pause, the wait takes most of a core from what it waits for.
+            found: dict[str, Any] = eventually(look, f"state {wanted}", seconds, pause=0.25)
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {last}") from None
         return found

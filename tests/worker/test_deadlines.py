@@ -46,7 +46,7 @@ def test_silence_that_is_enforced(node: Node) -> None:
 def test_silence_that_is_only_told(node: Node) -> None:
     limits = {"start": 30, "stop": 1, "silence": 1, "silence_enforced": False}
     run = node.start("import time; print('here', flush=True); time.sleep(300)", node.record(timeouts=limits))
-    eventually(lambda: (node.status(run)["last_output_age_s"] or 0) > 2, "the silence shows")
+    eventually(lambda: (node.status(run)["last_output_age_s"] or 0) > 2, "the silence shows", pause=0.25)
     assert node.status(run)["state"] == "running"
 
 

@@ -146,7 +146,7 @@ def test_a_reboot_is_told_the_same_each_time_and_written_by_a_stop_alone(
 def test_a_run_that_is_lost_is_told_the_same_each_time_and_written_by_a_stop_alone(node: Node) -> None:
     run = node.start(SLEEP)
     here(node, run)
-    eventually(lambda: node.status(run)["last_output_age_s"] is not None, "the heartbeat has it")
+    eventually(lambda: node.status(run)["last_output_age_s"] is not None, "the heartbeat has it", pause=0.25)
     power_off(node, run)
     before = records(node, run)
     first, second = node.status(run), node.status(run)

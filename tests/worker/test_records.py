@@ -106,7 +106,7 @@ def test_status_fields(node: Node) -> None:
     assert status["pid"] == node.pid(run, "launcher")
     assert status["record"]["run"] == run
     assert (status["cause"], status["exit_code"], status["ended"]) == (None, None, None)
-    eventually(lambda: node.status(run)["last_output_age_s"] is not None, "output is noticed")
+    eventually(lambda: node.status(run)["last_output_age_s"] is not None, "output is noticed", pause=0.25)
 
 
 def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_node: object) -> None:

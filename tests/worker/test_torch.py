@@ -110,7 +110,7 @@ class Pair:
             assert not states & {"failed", "lost"}, lines
             return False
 
-        eventually(spoken, f"{count} ranks say {word}", 120)
+        eventually(spoken, f"{count} ranks say {word}", 120, pause=0.5)
 
     def nothing_left(self) -> None:
         eventually(lambda: not processes_of(self.run), "every process of the run is gone")
