@@ -85,6 +85,14 @@ class Site:
         found: dict[str, Any] = self("status", job, "--json").ok().json()
         return found
 
+    def wait_for_output(self, job: str, pattern: str, *args: str, timeout: float = 90) -> None:
+        """Until the run has written this; one command that follows, as asking again and again takes most of a core."""
+        follow = self.start("tail", job, "-f", *args)
+        try:
+            follow.wait_for(f"(?s){pattern}", timeout)
+        finally:
+            follow.kill()
+
     def wait_for_state(self, job: str, *states: str, timeout: float = 60) -> dict[str, Any]:
         """The status once the run is in one of these states."""
         last: dict[str, Any] = {}

@@ -87,7 +87,7 @@ def test_both_killed_at_once(site: Site, lab: Lab) -> None:
     site.only(0, 1)
     job = site.job("both", STUBBORN)
     run = site.up(job)["run"]
-    until(lambda: site("tail", job).stdout.count("stays") == 4, 60, pause=0.5)
+    site.wait_for_output(job, "(stays.*){4}")
     pids = [str(named(lab[1], name).pid) for name in ("ddpctl-guardian", "ddpctl-super")]  # type: ignore[union-attr]
     lab[1].run(["kill", "-STOP", pids[1]])  # else it may replace the guardian before its own signal comes
     lab[1].run(["kill", "-KILL", *pids])

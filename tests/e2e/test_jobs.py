@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.e2e.site import Site, assert_nothing_runs, until
+from tests.e2e.site import Site, assert_nothing_runs
 from tests.lab import Lab
 from tests.lab.disk import CHECKOUT
 
@@ -60,7 +60,7 @@ def test_a_training_continues_after_a_kill(site: Site, lab: Lab) -> None:
         site.jobs[name]["script"] = "resnet_ddp.py"
     whole = EPOCH.findall(site("up", "--job", "whole", timeout=250).ok().stdout)
     site.up("parts")
-    until(lambda: "epoch 1/3" in site("tail", "parts").stdout, 120, pause=0.5)
+    site.wait_for_output("parts", "epoch 1/3", timeout=120)
     site("kill", "parts").ok()
     rest = site("up", "--job", "parts", timeout=250).ok().stdout
     assert "resumed" in rest

@@ -15,7 +15,7 @@ def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) ->
     job = site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
     run = site.up(job)
     port = master_port(lab, run["run"])
-    until(lambda: "epoch 2/" in site("tail", job, "--rank", "0").stdout, 90, pause=0.5)
+    site.wait_for_output(job, "epoch 2/", "--rank", "0")
     for rank, host in enumerate(lab):
         own = ranks(host, run["run"])[rank]
         children = [process for process in running(host) if process.ppid == own.pid]
@@ -76,7 +76,7 @@ def test_who_does_not_obey_is_forced(site: Site, lab: Lab) -> None:
     job = site.job("stubborn", STUBBORN)
     run = site.up(job)
     wait_for_ranks(lab.hosts[:2], run["run"], 1)
-    until(lambda: site("tail", job).stdout.count("stays") == 4, 30, pause=0.3)
+    site.wait_for_output(job, "(stays.*){4}")
     kill = site("kill", job, "--grace", "1", "--json", timeout=40).ok()
     assert_nothing_runs(lab, within=0)
     assert all(node["forced"] >= 2 for node in kill.json()["nodes"])

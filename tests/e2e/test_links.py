@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeLab
-from tests.e2e.site import Site, assert_nothing_runs, one_line, ranks, until, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, one_line, ranks, wait_for_ranks
 from tests.lab import Lab
 from tests.lab.command import Ddpctl
 
@@ -50,15 +50,14 @@ time.sleep(1000)
 
 def wait_for_steps(site: Site, job: str) -> None:
     """Until the ranks have made progress, from now on."""
-    before = site("tail", job).stdout.count("step")
-    until(lambda: site("tail", job).stdout.count("step") > before + 1, 60, f"{job} makes no step", pause=0.5)
+    site.wait_for_output(job, "step.*step", "-n", "0")
 
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
 def test_a_cut_between_two_members_ends_the_run_and_is_the_cause(site: Site, lab: Lab, one_way: bool) -> None:
     job = site.job("one-way" if one_way else "apart", REDUCE, env={"OMP_NUM_THREADS": "1"})
     up = site.start("up", "--job", job, "--json")
-    until(lambda: "step" in site("tail", job).stdout, 90, "no step", pause=0.5)
+    up.wait_for(r"\| step", 90)
     lab[2].drop(from_=lab[1])
     if not one_way:
         lab[1].drop(from_=lab[2])
@@ -80,7 +79,7 @@ def test_one_end_has_data_and_the_other_is_asked(site: Site, lab: Lab) -> None:
     """While the nodes still answer each other a connection alone that is lost is the ranks' affair."""
     job = site.job("stream", STREAM, lab[2].fabric_address)
     site.up(job)
-    until(lambda: "connected" in site("tail", job).stdout, 60, "rank 1 is not connected", pause=0.5)
+    site.wait_for_output(job, "connected")
     lab[2].drop(port=45000)
     time.sleep(20)
     assert site.status(job)["state"] == "running"
@@ -121,7 +120,7 @@ def test_a_cut_between_the_hub_and_a_member_on_the_ranks_own_network(
     site.hosts = [{**one, "fabric_address": one["address"], "interface": "eth1"} for one in site.hosts]
     job = site.job("rails", REDUCE, env={"OMP_NUM_THREADS": "1"})
     up = site.start("up", "--job", job, "--skip-preflight", "--json")
-    until(lambda: "step" in site("tail", job).stdout, 90, "no step", pause=0.5)
+    up.wait_for(r"\| step", 90)
     lab[0].drop(from_=lab[1])
     done = up.wait(90)
     assert done.rc == 1, done.stdout + done.stderr
