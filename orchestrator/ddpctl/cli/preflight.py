@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.prompt import can_ask, confirm
+from ddpctl.cli.prompt import confirm, require_terminal
 from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
@@ -76,11 +76,8 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
     """
     if yes and not fix:
         raise UsageError("--yes answers the question of --fix", hint="ddpctl preflight --fix --yes")
-    if fix and not yes and not can_ask():
-        raise UsageError(
-            "--fix asks before it changes a host, and there is no terminal to ask at",
-            hint="ddpctl preflight --fix --yes",
-        )
+    if fix and not yes:
+        require_terminal("preflight --fix asks before it changes a host", otherwise="ddpctl preflight --fix --yes")
 
 
 def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:

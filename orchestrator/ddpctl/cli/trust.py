@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.cli.prompt import can_ask, confirm
+from ddpctl.cli.prompt import confirm, require_terminal
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
 from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
@@ -67,11 +67,7 @@ def _confirmed(count: int, yes: bool) -> bool:
     """
     if yes:
         return True
-    if not can_ask():
-        raise UsageError(
-            f"{plural(count, 'unknown key')}, and there is no terminal to ask at",
-            hint="compare them, then: ddpctl trust --yes",
-        )
+    require_terminal("trust asks before it adds a key", otherwise="compare the fingerprints, then: ddpctl trust --yes")
     return confirm(f"add {plural(count, 'key')}?")
 
 
