@@ -21,7 +21,7 @@ def gc(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Remove old runs, and the environments and wheels that no run uses. What a live run uses always stays."""
+    """Remove old runs, and the environments and wheels that no run uses. Whatever a live run uses is kept."""
     ask = not (yes or dry_run)
     if ask:
         require_terminal(

@@ -173,7 +173,7 @@ def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
     if want.managed:
         return "the environment may not be on the nodes yet; `ddpctl up --deep` rehearses once it is there"
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    return f"it would hang on the errors found before it ({errors[0].check})" if errors else None
+    return f"it would hang because of the errors found before it ({errors[0].check})" if errors else None
 
 
 # --- round one -------------------------------------------------------------------------------------------------------
