@@ -1,10 +1,10 @@
-# make demo: train on this machine.  make test: all tests.  Both start from nothing but a Python of 3.10 or newer.
+# make demo: train on this machine.  make test: all tests.  Both need nothing but Python 3.10 or newer.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
-# Two at a time, a file in one process: most tests wait for deadlines of real hosts. `make test PARALLEL=` runs one by one.
+# Two processes, each test file in one of them: most tests only wait for deadlines. `make test PARALLEL=` runs one by one.
 PARALLEL := -n 2 --dist loadfile
 ROOT := $(filter 0,$(shell id -u))
 SEED := 1
@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help venv demo test unit lint format system interpreters bench chaos garble clean
 
-help: ## what there is to make
+help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 venv: $(VENV)/.torch $(VENV)/.project ## .venv with ddpctl, its development tools and torch
@@ -22,11 +22,11 @@ venv: $(VENV)/.torch $(VENV)/.project ## .venv with ddpctl, its development tool
 demo: venv ## two local nodes of two processes train resnet_ddp on synthetic images
 	$(BIN)/ddpctl up inventory/local.yaml
 
-test: system venv interpreters lint ## everything; as root also on real hosts in the laboratory
+test: system venv interpreters lint ## all tests; as root also those on hosts in network namespaces
 	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) -m "not alone" $(ARGS)
 	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest -m alone $(ARGS) || [ $$? = 5 ] # 5: none among what ARGS names
 
-unit: venv lint ## what needs no root, no torch and little time
+unit: venv lint ## the tests that need neither root nor torch nor much time, and the linters
 	$(BIN)/pytest $(PARALLEL) -m "not lab and not slow and not torch and not alone" $(ARGS)
 
 lint: venv ## ruff and mypy
@@ -38,17 +38,17 @@ format: venv ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv system interpreters ## measure ddpctl against the same commands by hand
+bench: venv system interpreters ## compare ddpctl with the same commands run by hand
 	$(if $(ROOT),tests/setup/system-packages clustershell pdsh)
 	$(BIN)/python -m tests.bench $(ARGS)
 
-chaos: venv system interpreters ## hurt runs on real hosts and check what must hold: make chaos SEED=1 N=200
+chaos: venv system interpreters ## as root: random faults on hosts in network namespaces: make chaos SEED=1 N=200
 	$(BIN)/python -m tests.chaos --seed $(SEED) --number $(N) $(ARGS)
 
-garble: venv ## a node that garbles what it says, by thousands: make garble SEED=1 N=5000
+garble: venv ## thousands of garbled answers from a node: make garble SEED=1 N=5000
 	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)
 
-clean: ## remove what make made in this folder
+clean: ## remove everything that make created in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "code": {"spec", "errors"},
     "transport": {"spec", "errors"},
     "environment": {"transport", "files", "code", "spec", "errors"},
-    "stages": {"checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
+    "stages": {"checks", "transport", "environment", "files", "code", "spec", "errors"},
     "cli": {"stages", "checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
 }
 STDLIB_ONLY_BUT = {"ddpctl_worker"}

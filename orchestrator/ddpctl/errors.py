@@ -1,10 +1,10 @@
 """Every way ddpctl itself can fail, as one tree; each class carries its exit code.
 
     DdpctlError                    1
-    ├── UsageError                 2   bad usage, inventory or job file; nothing was contacted
+    ├── UsageError                 2   bad usage, inventory or job file
     │   └── InventoryError         2   ... with file, line, column and the path of the key
     ├── PreflightFailed            3   a check found an error; nothing was started
-    ├── ConnectError               4   a host could not be reached or refused us
+    ├── ConnectError               4   a host could not be reached or refused the login
     │   ├── NameUnknown            4   the name has no address
     │   ├── Unreachable            4   no route, refused, timed out, or silent
     │   ├── HostKeyUnknown         4   known_hosts has no key of this host
@@ -56,7 +56,7 @@ class DdpctlError(Exception):
 
 
 class UsageError(DdpctlError):
-    """Bad usage, inventory or job file; nothing was contacted."""
+    """Bad usage, inventory or job file; where it can be, found before a host is contacted."""
 
     exit_code = 2
 

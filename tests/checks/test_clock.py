@@ -20,7 +20,7 @@ SLOW_LOGIN = Timing(1000.0, 1019.9, 1020.0, 1020.1)  # all of the 20 s on the wa
         ({"node0": QUICK, "node1": QUICK}, "clocks agree to within 0.1 s"),
         (
             {"node0": QUICK, "node1": SLOW_LOGIN, "node2": QUICK},
-            "clocks agree to within 0.1 s (node1: known to within 20 s only, the login was slow)",
+            "clocks agree to within 0.1 s (node1: only known to within 20 s, because the login was slow)",
         ),
     ],
 )

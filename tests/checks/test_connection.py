@@ -26,7 +26,7 @@ def test_many_hosts_with_the_same_trouble_are_one_finding_and_the_others_stay() 
     assert (other.host, other.message) == ("odd", "no route to odd")
     assert many.host is None
     assert many.hosts == tuple(names)
-    assert many.message == f"{ssh.MANY} hosts alike, node0: 10.0.0.0:22 refuses the connection"
+    assert many.message == f"{ssh.MANY} hosts, for example node0: 10.0.0.0:22 refuses the connection"
     assert many.fix == "is sshd running on HOST?"
 
 

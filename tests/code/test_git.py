@@ -38,7 +38,7 @@ def test_no_git_on_this_machine(folder: Path, packed: Pack, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     assert packed().files == 1
     (folder / ".git").mkdir()
-    with pytest.raises(ProvisionError, match="there is no git here"):
+    with pytest.raises(ProvisionError, match="git is not installed here"):
         packed()
 
 

@@ -92,7 +92,7 @@ def test_output_is_bounded(lab: Lab, ddpctl: Ddpctl) -> None:
     for one in told["hosts"]:
         assert one["stdout"].endswith("y\nend\n")
         assert len(one["stdout"]) < 1_100_000
-        assert "bytes before this were left out" in one["stdout"][:100]
+        assert "earlier bytes were left out" in one["stdout"][:100]
 
 
 STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 4711; sleep 4711' & timeout 4711 sleep 4711; sleep 4711"

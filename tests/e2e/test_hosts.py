@@ -56,7 +56,7 @@ FAULTS: list[tuple[Callable[[Site, Host], None], int, str]] = [
     (unknown_key, 4, r"host key.*not known.*ddpctl trust"),
     (refused_key, 4, r"(refused|accepts).*(key|ssh-copy-id)"),
     (missing_name, 4, r"no-such-host.*(name|address)"),
-    (silent, 4, r"(silent|says nothing|no word|banner|answer)"),
+    (silent, 4, r"(silent|sends nothing|no word|banner|answer)"),
     (nobody_listens, 4, r"refuses the connection"),
     (powered_off, 4, r"(no route|timed out|no answer|unreachable|did not answer)"),
     (no_python, 3, r"/opt/no/such/python3"),

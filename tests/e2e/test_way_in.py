@@ -200,7 +200,7 @@ def test_a_hundred_hosts_behind_a_proxy_command(site: Site, lab: Lab, tmp_path: 
     assert "1 of 101 hosts" in last, done.stderr
     assert "ProxyCommand `true silent` ended" in last
     assert "MaxStartups" not in last
-    assert done.stderr.count("ssh_config sets what ddpctl does not follow: KnownHostsCommand") == 1
+    assert done.stderr.count("ssh_config sets options that ddpctl does not follow: KnownHostsCommand") == 1
     assert len(log.read_text().split()) == 100
 
     site.hosts = [{"name": "x", "address": f"x$(touch {tmp_path}/ran)"}]

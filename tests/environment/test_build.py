@@ -296,7 +296,7 @@ def test_the_end_of_a_build_is_what_the_backend_said() -> None:
     assert last_lines(said + uv_said)[-2:] == ["line 39", "gcc:    no"]
     assert len(last_lines(said + uv_said)) == 15
     assert "The build backend returned an error" in last_lines("Building wheel...\n" + uv_said)[1]
-    assert last_lines("") == ["it said nothing"]
+    assert last_lines("") == ["it printed nothing"]
 
 
 def test_a_source_without_a_pyproject_is_built_by_setuptools(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_nothing_is_put_into_this_process(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match="there is no such env_file"):
+    with pytest.raises(InventoryError, match="env_file not found"):
         read_env_file(tmp_path / "x")
     with pytest.raises(InventoryError, match="Is a directory"):
         read_env_file(tmp_path)

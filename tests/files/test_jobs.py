@@ -116,9 +116,9 @@ def test_the_script_is_found_and_read(inventory: Inventory, tmp_path: Path) -> N
 
 
 def test_a_missing_script_or_folder(inventory: Inventory, tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match=r"no script 'trian.py' in the code folder; did you mean train.py"):
+    with pytest.raises(InventoryError, match=r"script 'trian.py' not found in the code folder; did you mean train.py"):
         script_file(inventory.job("train").model_copy(update={"script": "trian.py"}))
-    with pytest.raises(InventoryError, match="there is no such code folder"):
+    with pytest.raises(InventoryError, match="code folder not found"):
         script_file(inventory.job("train").model_copy(update={"code": str(tmp_path / "x")}))
 
 

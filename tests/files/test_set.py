@@ -105,7 +105,7 @@ def test_faults_point_at_the_option(text: str, words: str) -> None:
 def test_without_a_job_the_jobs_are_counted() -> None:
     with pytest.raises(UsageError, match="the file has 2 jobs; choose one with --job"):
         loaded("nodes=1", job=None)
-    with pytest.raises(UsageError, match="there is no job 'trian'; did you mean train"):
+    with pytest.raises(UsageError, match="unknown job 'trian'; did you mean train"):
         loaded("nodes=1", job="trian")
 
 

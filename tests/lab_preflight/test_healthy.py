@@ -101,5 +101,5 @@ def test_crowd_that_cannot_be_reached(tmp_path: Path, way: str) -> None:
     assert done.returncode == 4, done.stderr
     (finding,) = (one for one in json.loads(done.stdout)["findings"] if one["severity"] != "unknown")
     assert (finding["check"], finding["severity"], finding["host"]) == ("ssh.connect", "error", None)
-    assert finding["message"].startswith(f"{CROWD} hosts alike, n0: ")
+    assert finding["message"].startswith(f"{CROWD} hosts, for example n0: ")
     assert finding["evidence"]["hosts"] == [host["name"] for host in hosts]

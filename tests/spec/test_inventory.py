@@ -255,9 +255,9 @@ def test_unknown_names_come_with_the_nearest_one() -> None:
         inventory.job("resnet-ddp")
     with pytest.raises(UsageError, match="choose one with --job: resnet_ddp, other"):
         inventory.job()
-    with pytest.raises(UsageError, match="there is: n0, n1, n2, n3"):
+    with pytest.raises(UsageError, match="valid: n0, n1, n2, n3"):
         inventory.host("node7")
-    assert suggestion("zzz", ["a", "b"]) == "there is: a, b"
+    assert suggestion("zzz", ["a", "b"]) == "valid: a, b"
 
 
 def test_a_model_cannot_be_changed() -> None:

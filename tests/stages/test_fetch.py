@@ -73,7 +73,7 @@ def test_a_node_gives_the_bytes_that_it_announced_neither_more_nor_fewer(tmp_pat
     assert list(outcome.results) == ["good"]
     assert "more bytes of a file than were announced" in str(outcome.errors["more"])
     assert "4 bytes less of a than were announced" in str(outcome.errors["fewer"])
-    assert f"{big} bytes come" in str(outcome.errors["huge"])
+    assert f"{big} bytes are needed" in str(outcome.errors["huge"])
     assert "more bytes of a file" in str(outcome.errors["early"])
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["good/a"]
 

@@ -40,7 +40,7 @@ class Node:
                 listening = {"listening": args["ports"], "samples": SAMPLES, "taken": [], "range": [32768, 60999]}
                 on_frame(Frame(listening))
                 return {"accepted": 0}
-            raise RemoteError("it still does not listen 30 s after the request", kind="timeout", host=self.host)
+            raise RemoteError("it is still not listening 30 s after the request", kind="timeout", host=self.host)
         assert verb == "dial"
         return self._dial(args["targets"], timeout)
 
@@ -170,4 +170,4 @@ def test_what_a_late_listener_kept_from_being_dialled_is_unknown() -> None:
     assert {one.severity for one in found} == {Severity.UNKNOWN}
     assert {one.host for one in found} == {"n2"}
     assert {"mesh.ports", "mesh.route", "mesh.identity", "mesh.mtu", "fabric.address"} <= {one.check for one in found}
-    assert "4 of 6 links were not dialled (n2: it still does not listen" in found[0].message
+    assert "4 of 6 links were not tried (n2: it is still not listening" in found[0].message

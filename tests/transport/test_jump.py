@@ -100,7 +100,7 @@ def test_hosts_behind_it_that_refuse_drop_and_are_silent(lab: Lab, fleet: SSHFle
     assert "node0 cannot connect to" in texts["node1"]
     assert "refused" in texts["node1"]
     assert "through node0 within" in texts["node2"]
-    assert "says nothing" in texts["node3"]
+    assert "sends nothing" in texts["node3"]
     assert "has changed" in texts["node4"]
 
 

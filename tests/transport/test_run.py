@@ -81,7 +81,7 @@ def test_streams_and_exit_codes(here: LocalTransport) -> None:
 
 def test_output_is_bounded_and_not_cut_within_a_character(here: LocalTransport) -> None:
     ran = here.run([sys.executable, "-c", "print('é' * 1_000_000)"])
-    assert ran.stdout.startswith("[951425 bytes before this were left out]\n")
+    assert ran.stdout.startswith("[951425 earlier bytes were left out]\n")
     assert ran.stdout.endswith("é\n")
     small = here.run([sys.executable, "-c", "print('é' * 100_000)"])
     assert small.stdout == "é" * 100_000 + "\n"

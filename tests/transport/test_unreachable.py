@@ -51,7 +51,7 @@ def test_a_silent_sshd(lab3: Lab, tmp_path: Path) -> None:
     lab3[1].silent_sshd()
     error, took = reach(lab3, tmp_path, lab3[1].address)
     assert isinstance(error, Unreachable)
-    one_line(error, "x: ", "says nothing")
+    one_line(error, "x: ", "sends nothing")
     assert 8 < took < 15
 
 
@@ -76,7 +76,7 @@ def test_a_server_that_hangs_up(greeting: bytes, lab3: Lab, tmp_path: Path) -> N
         error, _ = reach(lab3, tmp_path, "127.0.0.1", server.getsockname()[1])
         server.shutdown(socket.SHUT_RDWR)
     assert isinstance(error, Unreachable)
-    one_line(error, "hung up 4 times", "MaxStartups", greeting.decode().strip())
+    one_line(error, "closed the connection 4 times", "MaxStartups", greeting.decode().strip())
     assert accepted == 4
 
 

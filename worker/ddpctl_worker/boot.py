@@ -104,7 +104,7 @@ def own(path: str) -> None:
     if found.st_uid != os.geteuid():
         raise Refusal(
             "unsafe_path",
-            "%s belongs to user %d, not to us (%d)" % (path, found.st_uid, os.geteuid()),
+            "%s belongs to user %d, not to this account (%d)" % (path, found.st_uid, os.geteuid()),
             "choose another `base_dir:`, or give the folder to this account",
         )
     if found.st_mode & 0o022:

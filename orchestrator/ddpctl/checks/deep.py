@@ -174,7 +174,7 @@ def _differ(used: Mapping[str, tuple[str, ...]]) -> Finding:
     return report.warning(
         None,
         f"NCCL does not use the same network everywhere: {words}",
-        fix="the hosts must have the same network plugins and working RDMA devices; NCCL's own lines are in the "
+        fix="the hosts need the same network plugins and working RDMA devices; NCCL's own lines are in the "
         "evidence (`ddpctl preflight --deep --json`)",
         evidence={"networks": {host: list(names) for host, names in used.items()}},
     )
@@ -210,7 +210,7 @@ REHEARSAL = Check(
     "deep.rehearsal",
     "a rehearsal with every rank (--deep)",
     _judge_rehearsal,
-    cause="A fault that no single check sees: with the job's own interpreter, launcher, backend and interfaces the "
+    cause="A fault that no other check sees: with the job's own interpreter, launcher, backend and interfaces the "
     "ranks do not get through init_process_group, an all_reduce of known numbers and a barrier. (Seen with gloo; "
     "never run on GPUs.)",
     symptom="init_process_group hangs or fails; wrong sums",

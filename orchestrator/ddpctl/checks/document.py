@@ -22,7 +22,7 @@ A finding has a `command`, which runs on the host as it is and is shown as `ssh 
 both.
 
 Every check marked *on real hosts* has found its fault, injected for real, on hosts with an sshd, a network and a
-file system of their own. The others were judged on recorded output only.
+file system of their own. The others were tested on recorded output only.
 """
 
 
@@ -31,9 +31,9 @@ def page(catalogue: Iterable[Check]) -> str:
     checks = tuple(catalogue)
     seen = {check.id: "recorded output" if check.recorded else "on real hosts" for check in checks}
     rows = [f"| [{check.id}](#{anchor(check)}) | {check.title} | {seen[check.id]} |" for check in checks]
-    table = "\n".join(["| id | what holds when it is ok | seen |", "|---|---|---|", *rows])
+    table = "\n".join(["| id | passes when | tested |", "|---|---|---|", *rows])
     recorded = [f"- `{check.id}`: {check.recorded}" for check in checks if check.recorded]
-    never = "\n".join(["## Never run on the real thing", "", *recorded])
+    never = "\n".join(["## Tested on recorded output only", "", *recorded])
     return "\n\n".join([_HEAD.rstrip(), table, never, *(section(check) for check in checks)]) + "\n"
 
 

@@ -64,7 +64,7 @@ def _judge_variables(view: View) -> Iterable[Finding]:
             yield report.info(
                 target.name,
                 f"the login sets {listed}; harmless: ddpctl overrides or removes them for the job",
-                fix="remove them from the profile: other launchers obey them",
+                fix="remove them from the profile: other launchers use them",
                 evidence=gone,
             )
     ends = {target.name: final(view, target) for target in view.targets if target.name in found}
@@ -119,7 +119,7 @@ def _judge_nccl(view: View) -> Iterable[Finding]:
     yield from report.differences(
         Severity.ERROR,
         _loaded(view),
-        what="NCCL that torch really loads:",
+        what="NCCL that torch loads:",
         fix=f"LD_LIBRARY_PATH and LD_PRELOAD may put another one first; {python.MANAGED}",
     )
 
@@ -152,7 +152,7 @@ def _other_nccl(view: View) -> Iterable[Finding]:
             host,
             f"torch loads {taken}, from LD_LIBRARY_PATH"
             if loaded
-            else f"LD_LIBRARY_PATH may put {taken} before the NCCL that torch brings",
+            else f"LD_LIBRARY_PATH may put {taken} before the NCCL that comes with torch",
             fix="remove that folder from LD_LIBRARY_PATH, unless torch was built against it",
             evidence={"libnccl": value["libnccl"], "loaded": loaded},
         )
@@ -161,7 +161,7 @@ def _other_nccl(view: View) -> Iterable[Finding]:
 CHECKS = (
     Check(
         "env.variables",
-        "no variables in the way",
+        "no conflicting variables",
         _judge_variables,
         ask=(question,),
         cause="A profile on one node sets NCCL_*, GLOO_*, CUDA_VISIBLE_DEVICES, or PET_*, RANK, MASTER_ADDR, which "
@@ -172,7 +172,7 @@ CHECKS = (
     ),
     Check(
         "env.nccl",
-        "no other NCCL in the way",
+        "torch loads its own NCCL",
         _judge_nccl,
         ask=(question, *python.ASK_TORCH),
         cause="The NCCL that torch really loads is not the same on every node: a system libnccl, a module or an MPI "

@@ -199,7 +199,7 @@ CHECKS = (
         cause="gloo and NCCL take the first address of the interface that they are given (NCCL: of the family in "
         "NCCL_SOCKET_FAMILY). Where the fabric address is a later one (a second address, a /32 on lo, IPv6 beside "
         "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
-        symptom="Connection refused or time-outs at an address that is in no file; half the speed",
+        symptom="Connection refused or time-outs at an address that is in no configuration file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
     ),
 )

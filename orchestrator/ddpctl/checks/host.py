@@ -101,7 +101,7 @@ def _one_machine(hostname: str, hosts: list[str], intended: bool) -> Finding:
         return report.info(None, message, evidence={"hosts": hosts})
     return report.error(
         None,
-        f"{named(hosts)} are one and the same machine ({hostname}): its GPUs and ports would be used twice",
+        f"{named(hosts)} are the same machine ({hostname}): its GPUs and ports would be used twice",
         fix=f"keep one of them in the inventory ({', '.join(hosts)}), or correct `address:`",
         evidence={"hostname": hostname, "hosts": hosts},
     )
@@ -211,7 +211,7 @@ def _judge_clock(view: View) -> Iterable[Finding]:
         yield report.info(
             None,
             f"the hosts agree with each other, but this machine's clock is {abs(middle):.0f} s "
-            f"{'behind' if middle > 0 else 'ahead'}; harmless for the job, confusing in logs",
+            f"{'slow' if middle > 0 else 'fast'}; harmless for the job, confusing in logs",
             fix="set this machine's clock: `sudo timedatectl set-ntp true`",
             evidence={"offset_s": round(middle, 3)},
         )
@@ -229,17 +229,17 @@ def _agreement(view: View, offsets: dict[str, float]) -> str:
         return said
     middle = statistics.median_low(sure or offsets.values())
     worst = max(abs(offsets[host] - middle) + unsure[host] for host in blurred)
-    return f"{said} ({named(blurred)}: known to within {worst:.0f} s only, the login was slow)"
+    return f"{said} ({named(blurred)}: only known to within {worst:.0f} s, because the login was slow)"
 
 
 def _skewed(view: View, host: str, away: float) -> Finding:
     c10d = view.want.rendezvous == "c10d" and abs(away) > C10D_SKEW_S
-    harm = "c10d declares such a node dead" if c10d else "times in the nodes' logs and certificates do not match"
+    harm = "c10d declares such a node dead" if c10d else "logs get wrong times, and certificates may look invalid"
     return report.finding(
         Severity.ERROR if c10d else Severity.WARNING,
         host,
-        f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}: {harm}",
-        fix="a container has the clock of its machine: set it there",
+        f"its clock is {abs(away):.1f} s {'fast' if away > 0 else 'slow'}: {harm}",
+        fix="a container uses its machine's clock: set it there",
         command=report.as_root(view, host, "timedatectl set-ntp true"),
         evidence={"offset_s": round(away, 3), "uncertainty_s": round(view.timings[host].uncertainty, 3)},
     )
@@ -248,13 +248,13 @@ def _skewed(view: View, host: str, away: float) -> Finding:
 CHECKS = (
     Check(
         "host.identity",
-        "every host is a machine of its own",
+        "every host is a separate machine",
         _judge_identity,
         ask=(MACHINE,),
         cause="Two names of the inventory are the same machine; or two cloned machines have the same machine id, or "
         "the same hostname, which does harm if they share a boot id too (containers).",
         symptom="Duplicate GPU detected; address already in use; NCCL that tries shared memory between machines",
-        fix="One name per machine, and a hostname of its own for each.",
+        fix="List each machine once, and give each its own hostname.",
     ),
     Check(
         "host.arch",
@@ -263,7 +263,7 @@ CHECKS = (
         ask=(PYTHON,),
         cause="Some hosts are x86_64, others aarch64 (Grace Hopper beside x86).",
         symptom="results that differ by host; packages that exist for one kind only",
-        fix="One kind for one job: `--nodes`, or an inventory each.",
+        fix="Run a job on one kind only: `nodes:` of the job, or one inventory per kind.",
         recorded=RECORDED,
     ),
     Check(
@@ -292,8 +292,8 @@ CHECKS = (
         "host.clock",
         "clocks agree",
         _judge_clock,
-        cause="A clock that is seconds off. It is measured in the middle of the question's round trip and held "
-        "against the middle of all hosts.",
+        cause="A clock that is seconds off. It is read in the middle of a round trip and compared with the "
+        "median of all hosts.",
         symptom="with c10d a healthy node is declared dead; certificates that are not valid yet; logs out of order",
         fix="`timedatectl set-ntp true`.",
         recorded="recorded output only: the test machine has one clock for all hosts",

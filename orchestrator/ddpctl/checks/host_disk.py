@@ -114,7 +114,7 @@ def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
     return report.finding(
         Severity.ERROR if managed else Severity.INFO,
         host,
-        f"{fs['path']} lies on {fs['mount']}, mounted noexec: {harm}",
+        f"{fs['path']} is on {fs['mount']}, which is mounted noexec: {harm}",
         fix="a remount lasts until the next reboot: remove noexec from /etc/fstab as well; or set `base_dir:` to "
         "another disk",
         command=_remount(view, host, fs, "exec"),
@@ -172,7 +172,7 @@ def _judge_tmp(view: View) -> Iterable[Finding]:
             yield report.warning(
                 host,
                 f"/tmp cannot be used ({why}): torch's launcher and Python's tempfile need it",
-                fix="remove what is not in use, or set TMPDIR to another folder for this host (`env:`)",
+                fix="remove unused files, or set TMPDIR to another folder for this host (`env:`)",
                 command="du -xah /tmp 2>/dev/null | sort -h | tail -20",
                 evidence=fs,
             )

@@ -87,7 +87,7 @@ def _judge_memory(view: View) -> Iterable[Finding]:
                 host,
                 f"{size(memory['available'])} of {size(memory['total'])} memory available for "
                 f"{plural(ranks, 'process')}: importing torch alone takes about {size(MEMORY_A_RANK)} each",
-                fix="stop what is not needed, or run fewer processes here (`slots:`)",
+                fix="stop processes that are not needed, or run fewer processes here (`slots:`)",
                 command="ps aux --sort=-rss | head",
                 evidence=memory,
             )
@@ -206,7 +206,7 @@ CHECKS = (
         "control groups leave room",
         _judge_cgroup,
         ask=(CGROUP,),
-        cause="The container or slice that the login lives in is limited in memory, processors or number of processes.",
+        cause="The container or slice that the login runs in is limited in memory, processors or number of processes.",
         symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
         fix="Raise the limits of the container or slice.",
         recorded=RECORDED,

@@ -78,7 +78,7 @@ def _judge_code(view: View) -> Iterable[Finding]:
     found = {host: value for host, value in view.values(_tree).items() if value["exists"]}
     hashes = {host: value["hash"] for host, value in found.items()}
     if None in hashes.values():
-        message = f"{view.want.workdir} holds too much to compare in time; the script itself was compared"
+        message = f"{view.want.workdir} has too many files to compare in time; the script itself was compared"
         yield report.info(None, message)
         return
     by_hash = {value["hash"]: value for value in found.values()}
@@ -193,7 +193,7 @@ CHECKS = (
         "every host has the script, and the same one",
         _judge_script,
         ask=(script_question,),
-        cause="With `code: null` the script must lie on every node. It is missing on one, or differs between nodes.",
+        cause="With `code: null` the script must be on every node. It is missing on one, or differs between nodes.",
         symptom="can't open file '/x.py': [Errno 2]; exitcode 2; DDP expects same model across all ranks",
         fix="Let ddpctl send the code (`code: .`), or copy it.",
     ),

@@ -232,7 +232,7 @@ IMPORTS = Check(
     "or its import fails there, perhaps only through another package. Imports in a function, under a condition or "
     "in `try: ... except ImportError:` are optional. The modules are really imported, in one process, once for "
     "each environment of a node; files of the code folder are not. In managed mode `ddpctl up` does it once the "
-    "environment is there. Of a script that lies on the nodes (`code: null`) its own imports count.",
+    "environment is there. For a script that is on the nodes already (`code: null`), only its own imports are tried.",
     symptom="ModuleNotFoundError: No module named 'timm' on every rank, minutes after the launch; RuntimeError: "
     "operator torchvision::nms does not exist from `import lightning`",
     fix="Install what is named, or add it to `environment.packages`.",
@@ -247,7 +247,7 @@ CHECKS = (
         ask=(lambda target, want: None if want.imports is None else PYTHON,),
         cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
         "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
-        "it with its own Python: what a newer one accepts besides is not known.",
+        "it with its own Python, so syntax that only a newer one accepts cannot be checked.",
         symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
         fix="Correct the line that is named, or name a newer interpreter with `python:`.",
     ),

@@ -21,7 +21,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
 
 PYTHON = Question("python")
-MANAGED = "`environment: {mode: managed, packages: [torch==...]}` makes ddpctl put the same one on every node"
+MANAGED = "`environment: {mode: managed, packages: [torch==...]}` makes ddpctl install the same one on every node"
 IMPORT_DEADLINE_S = 60.0
 LIVE_DEADLINE_S = 20.0
 # Variables of the job that change which libraries an import finds, and which devices.

@@ -56,7 +56,7 @@ def _for_all(group: Sequence[Finding]) -> Finding:
     shared = {finding.nameless(finding.fix) for finding in group if finding.fix}
     return replace(
         first,
-        message=f"{len(group)} hosts alike, {first.host}: {first.message}",
+        message=f"{len(group)} hosts, for example {first.host}: {first.message}",
         host=None,
         fix=shared.pop() if len(shared) == 1 else together(fixes) if fixes else None,
         evidence={**first.evidence, "hosts": [finding.host for finding in group]},
@@ -104,8 +104,8 @@ CHECKS = (
         "SSH connects",
         _other_connection,
         cause="The host is down, another port is used, a firewall drops or rejects port 22, there is no route, or sshd "
-        "accepts and then says nothing (too many logins at once: MaxStartups). A connection that dies while it is in "
-        "use counts too.",
+        "accepts the connection and then sends nothing (too many logins at once: MaxStartups). A connection that dies "
+        "while it is in use counts too.",
         symptom="ssh: connect to host node3 port 22: Connection refused / Connection timed out / No route to host; "
         "kex_exchange_identification: Connection closed by remote host",
         fix="Check that the host is up, and which port its sshd uses (`port:` in the inventory, Port in ssh_config); "
@@ -123,9 +123,9 @@ CHECKS = (
     ),
     _check(
         "ssh.auth",
-        "our key is accepted",
+        "the host accepts a key",
         _is(AuthRefused, AgentSilent),
-        cause="No key of ours is in the account's authorized_keys, the user is another one, a certificate has expired, "
+        cause="None of your keys is in the account's authorized_keys, the user is wrong, a certificate has expired, "
         "or the agent that holds the key does not answer.",
         symptom="Permission denied (publickey,password).",
         fix="`ssh-copy-id -p PORT USER@HOST`, or name the right `user:` and `identity_file:` in the inventory.",
@@ -134,8 +134,8 @@ CHECKS = (
         "ssh.shell",
         "the login shell runs commands",
         _is(ShellBroken),
-        cause="The login works, but the account's shell is nologin, or its profile ends the shell, waits for input, or "
-        "starts another program before our command runs.",
+        cause="The login works, but the account's shell is nologin, or the profile ends the shell, waits for input, or "
+        "starts another program before ddpctl's command runs.",
         symptom="This account is currently not available. / a command over ssh prints nothing and ends with 1",
         fix="In ~/.bashrc put what is only for people after `case $- in *i*) ;; *) return;; esac`.",
     ),
@@ -145,6 +145,6 @@ CHECKS = (
         _other_remote,
         cause="The connection and the interpreter work, but ddpctl's own program on the node answered with an error.",
         symptom="the worker's own error",
-        fix="See the message; `--debug` shows the worker's traceback, for a bug report.",
+        fix="See the message; `--debug` shows the worker's traceback for a bug report.",
     ),
 )

@@ -106,7 +106,7 @@ CHECKS = (
         _judge_versions,
         ask=(python.installed,),
         cause="torch is missing on a node, or two nodes have different versions or builds. torch itself never compares "
-        "versions between nodes: the processes meet and then wait for each other for ever.",
+        "versions between nodes: the processes meet and then wait for each other forever.",
         symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / "
         "failed to format addr, unknown family=0 / no output at all",
         fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",

@@ -15,9 +15,9 @@ def attach(
     job: str = session.JobArgument,
     option: Path | None = session.InventoryOption,
 ) -> int:
-    """Follow a run again: from the next line where this machine followed it before, else from its first.
+    """Follow the output of a run again, from the next line (on another machine: from the first line).
 
-    Ctrl-C detaches, never kills.
+    Ctrl-C detaches; it never kills the job.
     """
     inventory = session.load(None, option, job=job)
     with Interrupts(), session.fleet_of(inventory) as fleet:
@@ -25,5 +25,5 @@ def attach(
             run = find_run(fleet, job)
             end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
-            raise Interrupted(f"detached; nothing was done to {job}", hint=how_to_go_on(job)) from None
+            raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None
     return conclude(end)

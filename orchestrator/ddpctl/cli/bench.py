@@ -32,10 +32,10 @@ NETWORK_SCRIPT = "allreduce_bench.py"
 NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")
 LONGEST_NAME = 63
 
-bench = typer.Typer(help="Measure what more machines buy, and find the slow ones.")
+bench = typer.Typer(help="Measure the speed-up on more nodes, and find slow nodes.")
 
-JobOption = typer.Option(None, "--job", help="Which job of the inventory; needed when there are several.")
-HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Write the result as one self-contained page.")
+JobOption = typer.Option(None, "--job", help="Job to measure; required if the inventory has more than one.")
+HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Also write the result as a self-contained HTML page.")
 
 
 @bench.command()
@@ -43,17 +43,17 @@ def scaling(
     inventory: Path | None = session.InventoryArgument,
     job: str = JobOption,
     nodes: str = typer.Option(
-        None, "--nodes", metavar="N,...", help="Numbers of nodes to measure; default: 1,2,4 ... and all."
+        None, "--nodes", metavar="N,...", help="Numbers of nodes to measure; default: 1,2,4,... and all."
     ),
-    compare: str = typer.Option(None, "--compare", metavar="dp", help="dp: DataParallel on one node too."),
-    seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Measure each size for this long after warm-up."),
+    compare: str = typer.Option(None, "--compare", metavar="dp", help="dp: also measure DataParallel on one node."),
+    seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Measure each run for this long after warm-up."),
     html: Path = HtmlOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Run the same work on more and more nodes: samples/s, speed-up, efficiency, time in communication, slowest rank.
+    """Run a job on more and more nodes: samples/s, speed-up, efficiency, time in communication, slowest rank.
 
-    Each size is started, measured and stopped. The job reports samples_per_s in the file $DDPCTL_METRICS.
+    Each number of nodes is a run of its own. The job must write samples_per_s to the file $DDPCTL_METRICS.
     """
     where = session.load(inventory, option, job=job)
     spec = where.job(job)
@@ -81,12 +81,14 @@ def network(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Time all_reduce between every two nodes and over all of them, in the job's environment, and name slow nodes."""
+    """Time all_reduce between every two nodes and across all of them, in the job's environment, and name slow nodes."""
     where = session.load(inventory, option, job=job)
     spec = _network_job(where, job)
     launch = launch_of(where, spec, session.new_identity(), nproc=1)
     if len(launch.hosts) < 2:
-        raise UsageError("bench network measures links between nodes, and there is only one node", hint="add hosts")
+        raise UsageError(
+            "bench network needs two nodes or more, but there is only one", hint="add hosts to the inventory"
+        )
     with _measuring(where) as (fleet, tell):
         tell(StageStarted("bench network", None))
         run, lines = output_of_rank_0(launch, fleet, tell, by=session.me())

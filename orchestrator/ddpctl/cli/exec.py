@@ -21,18 +21,18 @@ from ddpctl_worker.contract import SCHEMA
 
 def exec(
     inventory: Path | None = session.InventoryArgument,
-    host: str = typer.Option(None, "--host", metavar="H,...", help="Only on these hosts; ranges as node[0-3]."),
-    sudo: bool = typer.Option(False, "--sudo", help="Run it as root by sudo; asks for each user's password once."),
+    host: str = typer.Option(None, "--host", metavar="H,...", help="Only these hosts: node1 or node[0-3],node7."),
+    sudo: bool = typer.Option(False, "--sudo", help="Run as root with sudo; asks for each user's password once."),
     timeout: float = typer.Option(
-        300.0, "--timeout", min=0.1, metavar="SECONDS", help="End the command after this time."
+        300.0, "--timeout", min=0.1, metavar="SECONDS", help="End the command after this many seconds."
     ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
     """Run one command on every host: ddpctl exec -- nvidia-smi. Equal outputs are shown once.
 
-    The words after -- reach the program as they are; for a pipe or a variable of the host: -- sh -c 'LINE'. All that
-    the command started ends with it on Ctrl-C and at the deadline.
+    The words after -- reach the program unchanged; for a pipe or a variable of the host: -- sh -c 'LINE'. On Ctrl-C and
+    at the timeout, the command and everything it started are ended.
     """
     if not GLOBAL.script:
         raise UsageError("no command to run", hint="name it after --: ddpctl exec -- nvidia-smi")
@@ -63,7 +63,7 @@ def _hosts(inventory: Inventory, text: str | None) -> tuple[str, ...]:
     """
     names = inventory.names if text is None else session.host_names(text)
     if not names:
-        raise UsageError("--host names no host")
+        raise UsageError("--host is empty")
     return tuple(inventory.host(name).name for name in names)
 
 

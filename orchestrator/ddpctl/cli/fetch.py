@@ -16,10 +16,10 @@ from ddpctl.stages.status import find_run
 
 def fetch(
     job: str = session.JobArgument,
-    dest: Path = typer.Argument(None, metavar="DEST", help="Where to; default: ./<run>.", show_default=False),
+    dest: Path = typer.Argument(None, metavar="DEST", help="Destination folder; default: ./<run>.", show_default=False),
     option: Path | None = session.InventoryOption,
 ) -> int:
-    """Bring logs, records and declared outputs of a run from every node to DEST/<host>/."""
+    """Copy logs, records and declared outputs of a run from every node to DEST/<host>/."""
     inventory = session.load(None, option, job=job)
     if dest is not None:
         _check(dest)
@@ -30,9 +30,9 @@ def fetch(
     for host, fetched in outcome.results.items():
         typer.echo(f"{folder / host}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
     for name in nowhere(outcome):
-        session.warn(f"warning: no node that answered has the declared output {name}: the job wrote nothing there")
+        session.warn(f"warning: declared output {name} was not found on any node that answered")
     if outcome.errors:
-        raise HostsFailed(f"{len(outcome.errors)} of {len(run.hosts)} hosts could not be fetched from", outcome.errors)
+        raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(run.hosts)} hosts", outcome.errors)
     return 0
 
 
@@ -44,6 +44,6 @@ def _check(dest: Path) -> None:
     """
     there = next(path for path in (dest, *dest.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise UsageError(f"nothing can be fetched into {dest}: {there} is not a folder", hint="name another folder")
+        raise UsageError(f"cannot fetch into {dest}: {there} is not a folder", hint="name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"nothing can be fetched into {dest}: {there} cannot be written", hint="name another folder")
+        raise UsageError(f"cannot fetch into {dest}: {there} is not writable", hint="name another folder")

@@ -105,7 +105,9 @@ def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
     try:
         file = Positions(run.run)
     except OSError as error:
-        session.warn(f"warning: attach will start from the first line, the position could not be saved here: {error}")
+        session.warn(
+            f"warning: could not save the position in the output ({error}); attach will start from the first line"
+        )
         yield lambda positions: None
         return
     before = sys.getswitchinterval()
@@ -137,4 +139,4 @@ def raise_for_errors(run: RunStatus, errors: Mapping[str, DdpctlError]) -> None:
     """A host that never had the run has nothing to say; every other fault is told."""
     faults = {host: error for host, error in errors.items() if not is_no_such_run(error)}
     if faults:
-        raise HostsFailed(f"{len(faults)} of {len(run.hosts)} hosts could not be followed", faults)
+        raise HostsFailed(f"could not read the output of {len(faults)} of {len(run.hosts)} hosts", faults)

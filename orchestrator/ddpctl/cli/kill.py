@@ -27,7 +27,7 @@ def kill(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """End a run on every node and prove that nothing of it is left. Harmless when repeated."""
+    """End a run on every node and prove that nothing of it is left. Safe to repeat."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         runs = live_runs(fleet, job)
@@ -80,13 +80,13 @@ def require_proof(outcome: KillOutcome) -> None:
         left = ", ".join(f"{host} pid {pid} ({cmd})" for host, pid, cmd in outcome.survivors)
         raise Survivors(
             f"{plural(len(outcome.survivors), 'process')} of {outcome.run} survived: {left}",
-            hint="a process in state D waits in the kernel for a device: fix that or reboot the node, then kill again",
+            hint="a process in state D waits in the kernel for a device: repair it or reboot the node, then kill again",
         )
     if any(not isinstance(error, ConnectError) for error in outcome.errors.values()):
         count = f"{len(outcome.errors)} of {len(outcome.nodes)} hosts"
-        raise HostsFailed(f"{count} gave no proof that {outcome.run} is gone there", outcome.errors)
+        raise HostsFailed(f"{count} did not confirm that {outcome.run} is gone", outcome.errors)
     if outcome.unreachable:
         raise ConnectError(
-            f"{outcome.run} was ended where it could be reached, but not on {', '.join(outcome.unreachable)}",
+            f"{outcome.run} was ended on every host that answered; not reached: {', '.join(outcome.unreachable)}",
             hint=f"once they answer again: ddpctl kill {outcome.run}",
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.prompt import can_ask, confirm
+from ddpctl.cli.prompt import confirm, require_terminal
 from ddpctl.errors import UsageError
 from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
@@ -29,18 +29,22 @@ from ddpctl.stages.up import refusal
 def preflight(
     inventory: Path | None = session.InventoryArgument,
     deep: bool = typer.Option(
-        False, "--deep", help="Also rehearse: every rank, with the job's interpreter and backend."
+        False, "--deep", help="Also start every rank once, with the job's interpreter and backend."
     ),
     fix: bool = typer.Option(False, "--fix", help="Show the fixes that are commands, ask once, run them, check again."),
-    yes: bool = typer.Option(False, "-y", "--yes", help="With --fix: do not ask."),
+    yes: bool = typer.Option(False, "-y", "--yes", help="With --fix: run the fixes without asking."),
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
-    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write the report as one self-contained page."),
-    job: str = typer.Option(None, "--job", help="Check for this job; default: the only one, if there is one."),
+    html: Path = typer.Option(
+        None, "--html", metavar="FILE", help="Also write the report as a self-contained HTML page."
+    ),
+    job: str = typer.Option(
+        None, "--job", help="Job to check for; default: the inventory's job, if it has exactly one."
+    ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Check every host, and every host against every other, before a launch can fail."""
+    """Check every host, and the network between them, for anything that would make a launch fail or hang."""
     _must_be_asked(fix, yes)
     where = session.load(inventory, option)
     spec = _job(where, job)
@@ -75,12 +79,9 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
         UsageError: nobody can be asked, or --yes has nothing to answer.
     """
     if yes and not fix:
-        raise UsageError("--yes answers the question of --fix", hint="ddpctl preflight --fix --yes")
-    if fix and not yes and not can_ask():
-        raise UsageError(
-            "--fix asks before it changes a host, and there is no terminal to ask at",
-            hint="ddpctl preflight --fix --yes",
-        )
+        raise UsageError("--yes needs --fix", hint="ddpctl preflight --fix --yes")
+    if fix and not yes:
+        require_terminal("preflight --fix asks before it changes a host", otherwise="ddpctl preflight --fix --yes")
 
 
 def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:

@@ -102,7 +102,7 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     app = typer.Typer(
         name="ddpctl",
         cls=Commands,
-        help="Run multi-node PyTorch DDP jobs on plain machines that speak SSH.",
+        help="Run multi-node PyTorch DDP jobs on plain machines over SSH.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -125,7 +125,7 @@ def root(
     ),
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
-    """Run multi-node PyTorch DDP jobs on plain machines that speak SSH."""
+    """Run multi-node PyTorch DDP jobs on plain machines over SSH."""
     GLOBAL.inventory = inventory
     if version:
         typer.echo(f"ddpctl {__version__}")

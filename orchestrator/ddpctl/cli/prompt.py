@@ -11,6 +11,7 @@ import termios
 from collections.abc import Iterator
 from typing import TextIO
 
+from ddpctl.errors import UsageError
 from ddpctl.render.progress import quiet
 
 TERMINAL = "/dev/tty"
@@ -72,6 +73,16 @@ def can_ask() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
+
+
+def require_terminal(why: str, *, otherwise: str) -> None:
+    """For a command that needs a person's word: ``why`` it asks, and the command that needs no answer.
+
+    Raises:
+        UsageError: there is nobody to ask.
+    """
+    if not can_ask():
+        raise UsageError(f"{why}, but there is no terminal", hint=otherwise)
 
 
 def choose(question: str, *options: str) -> str | None:

@@ -21,7 +21,7 @@ def ps(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Every job found on the nodes, no matter who started it."""
+    """List the jobs on the nodes, no matter who started them."""
     where = session.load(inventory, option)
     with session.fleet_of(where) as fleet:
         runs, outcome = all_runs(fleet, everything=everything)

@@ -14,12 +14,14 @@ from ddpctl.stages.push import push as push_stage
 
 def push(
     inventory: Path | None = session.InventoryArgument,
-    job: str = typer.Option(None, "--job", help="Whose code and nodes; needed when there are several."),
+    job: str = typer.Option(
+        None, "--job", help="Job whose code and nodes to use; required if the inventory has more than one."
+    ),
     locked: bool = typer.Option(False, "--locked", help="Use the lock of the last push; fail if it is out of date."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Put environment and code onto every node; start nothing."""
+    """Send environment and code to every node without starting anything."""
     where = session.load(inventory, option)
     launch = Launch(where, None, where.hosts)
     if job is not None or where.jobs:

@@ -37,7 +37,9 @@ InventoryArgument = typer.Argument(
     show_default=False,
 )
 InventoryOption = typer.Option(None, "-i", "--inventory", help="Inventory file.", show_default=False)
-OnlyOption = typer.Option(None, "--only", metavar="ID,...", help="Only these checks (docs/checks.md lists them).")
+OnlyOption = typer.Option(
+    None, "--only", metavar="ID,...", help="Run only these checks (docs/checks.md lists the ids)."
+)
 SkipOption = typer.Option(None, "--skip", metavar="ID,...", help="Skip these checks.")
 JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdout.")
 JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest run) or a run id.", show_default=False)
@@ -144,7 +146,7 @@ def write_page(path: Path, page: str) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"the report cannot be written to {path}: {error.strerror}") from None
+        raise UsageError(f"cannot write the report to {path}: {error.strerror}") from None
 
 
 def warn(message: str) -> None:

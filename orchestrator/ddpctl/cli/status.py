@@ -18,7 +18,7 @@ def status(
     causes: bool = typer.Option(False, "--causes", help="After a failure: also show what else may have caused it."),
     as_json: bool = session.JsonOption,
 ) -> int:
-    """How a run stands on every node, as the nodes' own records tell."""
+    """Show the state of a run on every node."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)

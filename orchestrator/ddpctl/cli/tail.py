@@ -17,14 +17,14 @@ from ddpctl.stages.status import find_run
 
 def tail(
     job: str = session.JobArgument,
-    follow: bool = typer.Option(False, "-f", "--follow", help="Keep following until the run is over."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Keep printing new lines until the run ends."),
     rank: str = typer.Option(None, "--rank", help="Only these ranks: 2 or 0,3 or 4-7."),
     host: str = typer.Option(None, "--host", help="Only these hosts: node1 or node[0-3],node7."),
     lines: int = typer.Option(None, "-n", "--lines", min=0, help="Only the last N lines of each host; default: all."),
     option: Path | None = session.InventoryOption,
-    as_json: bool = session.JsonOption,
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
 ) -> int:
-    """Print the output of a run, prefixed host:rank."""
+    """Print the output of a run, each line with its host:rank."""
     ranks = parse_ranks(rank) if rank is not None else None
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.cli.prompt import can_ask, confirm
+from ddpctl.cli.prompt import confirm, require_terminal
 from ddpctl.errors import ConnectError, HostKeyChanged, HostKeyUnknown, UsageError
 from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
@@ -24,7 +24,7 @@ def trust(
     yes: bool = typer.Option(False, "-y", "--yes", help="Add the keys without asking."),
     option: Path | None = session.InventoryOption,
 ) -> int:
-    """Show unknown host keys (SHA-256) and, confirmed, add them to known_hosts. A changed key is never replaced."""
+    """Show unknown host keys (SHA-256); once you confirm, add them to known_hosts. A changed key is never replaced."""
     where = session.load(inventory, option)
     person = session.prompter()
 
@@ -67,11 +67,7 @@ def _confirmed(count: int, yes: bool) -> bool:
     """
     if yes:
         return True
-    if not can_ask():
-        raise UsageError(
-            f"{plural(count, 'unknown key')}, and there is no terminal to ask at",
-            hint="compare them, then: ddpctl trust --yes",
-        )
+    require_terminal("trust asks before it adds a key", otherwise="compare the fingerprints, then: ddpctl trust --yes")
     return confirm(f"add {plural(count, 'key')}?")
 
 
@@ -84,8 +80,8 @@ def _write_down(unknown: list[KeyReport]) -> None:
     by_file = by(lambda report: report.file, unknown)
     if without := by_file.get(""):
         raise UsageError(
-            f"ssh_config names no UserKnownHostsFile in which the key of {without[0].host} could be kept",
-            hint="name a file with the inventory's `known_hosts:` key",
+            f"cannot save the key of {without[0].host}: ssh_config names no UserKnownHostsFile for it",
+            hint="set `known_hosts:` in the inventory",
         )
     for file, reports in by_file.items():
         typer.echo(f"added {plural(len(add(reports, file)), 'key')} to {file}")
@@ -105,4 +101,4 @@ def _raise_for(reports: list[KeyReport]) -> None:
         raise HostKeyUnknown(f"the key of {', '.join(left)} was not added", hint="run ddpctl trust again")
     silent = [report.host for report in reports if report.state == "unreachable"]
     if silent:
-        raise ConnectError(f"no key could be read from {', '.join(silent)}", hint="ddpctl preflight says why")
+        raise ConnectError(f"no key could be read from {', '.join(silent)}", hint="run ddpctl preflight to see why")

@@ -45,32 +45,34 @@ class OnInterrupt(str, enum.Enum):
 
 def up(
     inventory: Path | None = session.InventoryArgument,
-    job: str = typer.Option(None, "--job", help="Which job of the inventory; needed when there are several."),
-    nodes: int = typer.Option(None, "--nodes", min=1, help="Run on this many nodes."),
+    job: str = typer.Option(None, "--job", help="Job to run; required if the inventory has more than one."),
+    nodes: int = typer.Option(None, "--nodes", min=1, help="Number of nodes to run on."),
     nproc: int = typer.Option(None, "--nproc", min=1, help="Processes per node."),
-    sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the job or the file."),
-    detach: bool = typer.Option(False, "-d", "--detach", help="Return once every node has confirmed its start."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; contact nothing."),
-    skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without the checks."),
-    deep: bool = typer.Option(False, "--deep", help="Also rehearse with all ranks, as in preflight."),
+    sets: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Override a key of the job or of the inventory."
+    ),
+    detach: bool = typer.Option(False, "-d", "--detach", help="Return once every node has started."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; connect to no host."),
+    skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without preflight."),
+    deep: bool = typer.Option(False, "--deep", help="Also start every rank once, as preflight --deep does."),
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
     on_interrupt: OnInterrupt = typer.Option(
         OnInterrupt.ASK,
         "--on-interrupt",
-        help="On Ctrl-C while following: ask (without a terminal: detach), detach, or kill the job.",
+        help="What Ctrl-C does while following: ask (without a terminal: detach), detach, or kill the job.",
     ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Check, push, start every node, follow the output.
+    """Run preflight, send environment and code, start every node, and follow the output.
 
     A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
     """
     if skip_preflight and (
         given := [name for name, value in (("deep", deep), ("only", only), ("skip", skip)) if value]
     ):
-        raise UsageError(f"--{given[0]} has no effect with --skip-preflight", hint="drop one of the two")
+        raise UsageError(f"--{given[0]} has no effect with --skip-preflight", hint="remove one of the two")
     launch = _launch(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
     for note in launch.notes:
         session.warn(f"warning: {note}")
@@ -213,7 +215,7 @@ def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
     try:
         outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
     except KeyboardInterrupt:
-        raise Interrupted("interrupted while the job was being killed", hint=f"ddpctl kill {run.run}") from None
+        raise Interrupted("interrupted while killing the job", hint=f"run it again: ddpctl kill {run.run}") from None
     if as_json:
         session.print_json(read_run(fleet, run).to_json())
     require_proof(outcome)

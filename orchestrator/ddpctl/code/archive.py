@@ -72,7 +72,7 @@ def pack(
     """
     root = Path(folder).resolve()
     if not root.is_dir():
-        raise UsageError(f"there is no code folder {root}", hint="correct code: in the job, or write code: null")
+        raise UsageError(f"code folder {root} not found", hint="correct code: in the job, or write code: null")
     target = cache if cache is not None else platformdirs.user_cache_path("ddpctl") / "code"
     excluded = tuple(exclude)
     for attempt in range(_ATTEMPTS):
@@ -116,7 +116,7 @@ def _check_size(root: Path, entries: Sequence[Member], limit: int) -> None:
     shown = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in biggest)
     raise ProvisionError(
         f"the code folder {root} holds {total / 1e6:.0f} MB, more than {limit / 1e6:.0f} MB; biggest: {shown}",
-        hint=f"name what is not code in {IGNORE_FILE}",
+        hint=f"list what is not code in {IGNORE_FILE}",
     )
 
 

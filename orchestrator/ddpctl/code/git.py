@@ -77,7 +77,7 @@ def _git(folder: Path, *words: str) -> bytes:
 def _next_step(folder: Path, said: str) -> str:
     """git prints its own remedy as an indented command; hand that on."""
     commands = [line.strip() for line in said.splitlines() if line.startswith(("\t", "    ")) and "git " in line]
-    return commands[0] if commands else f"see what git -C {folder} status says"
+    return commands[0] if commands else f"run git -C {folder} status to see why"
 
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
@@ -97,6 +97,6 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
         )
     except FileNotFoundError:
         hint = "install git, or remove its .git folder to send everything"
-        raise ProvisionError(f"{folder} is in a git repository, but there is no git here", hint=hint) from None
+        raise ProvisionError(f"{folder} is in a git repository, but git is not installed here", hint=hint) from None
     except subprocess.TimeoutExpired:
         raise ProvisionError(f"git did not answer in {TIMEOUT_S} s for {folder}", hint="run git status there") from None

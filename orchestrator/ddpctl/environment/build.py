@@ -144,7 +144,9 @@ class Builder:
         lock = aim.lock
         if source.name in aim.within:
             chain = " needs ".join([*aim.within[aim.within.index(source.name) :], source.name])
-            raise ProvisionError(f"no wheel to begin with: {chain}", hint=f"add a wheel of {source.name} to find_links")
+            raise ProvisionError(
+                f"cannot be built, because it needs itself: {chain}", hint=f"add a wheel of {source.name} to find_links"
+            )
         with tempfile.TemporaryDirectory(prefix="ddpctl-build-") as name:
             scratch = Path(name).resolve()
             what = obtain(source, self.wheelhouse, scratch)
@@ -260,7 +262,7 @@ def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path |
     try:
         parse_wheel_filename(name)
     except InvalidWheelFilename:
-        raise RemoteError(f"built {name!r}, which is no wheel", host=transport.host) from None
+        raise RemoteError(f"built {name!r}, which is not a wheel", host=transport.host) from None
     if "/" in name or hash_file(part) != sha256:
         raise RemoteError(f"{name} arrived damaged", hint="run the same command again", host=transport.host)
     return part.rename(out / name)

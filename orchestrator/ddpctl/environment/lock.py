@@ -156,7 +156,10 @@ def read_lock(text: str, target: Platform, source: str) -> Lock:
 
 def _repository(name: str, version: str, vcs: PackageVcs) -> SourcePackage:
     if vcs.type != "git":
-        raise ProvisionError(f"{name} comes from a {vcs.type} repository", hint="only git is supported: fork it there")
+        raise ProvisionError(
+            f"{name} comes from a {vcs.type} repository",
+            hint="only git is supported: use a git repository or a package index",
+        )
     return SourcePackage(
         name, version, git=vcs.url or vcs.path or "", commit=vcs.commit_id, inside=vcs.subdirectory or ""
     )
@@ -176,7 +179,7 @@ def _file(
         try:
             found, wheel_version, _, _ = parse_wheel_filename(filename)
         except InvalidWheelFilename:
-            problems.append(f"{name} {version} ({filename!r} is no name of a wheel)")
+            problems.append(f"{name} {version} ({filename!r} is not a valid wheel name)")
             return None
         if found != name:
             problems.append(f"{name} {version} ({filename})")

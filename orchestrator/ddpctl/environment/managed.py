@@ -174,7 +174,7 @@ def _bring(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> tupl
 def _sentence(traffic: Traffic) -> str:
     return (
         f"{traffic.needed / 1e6:.0f} MB needed: {traffic.sent_by_controller / 1e6:.0f} sent from here, "
-        f"{traffic.relayed / 1e6:.0f} from node to node, {traffic.reused / 1e6:.0f} there already"
+        f"{traffic.relayed / 1e6:.0f} from node to node, {traffic.reused / 1e6:.0f} already there"
     )
 
 

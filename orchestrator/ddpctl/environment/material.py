@@ -106,7 +106,9 @@ def _clone(source: SourcePackage, folder: Path) -> None:
         try:
             done = run(["git", *words], env, BUILD_S)
         except FileNotFoundError:
-            raise ProvisionError(f"{source} comes from {url}, and there is no git here", hint="install git") from None
+            raise ProvisionError(
+                f"{source} comes from {url}, but git is not installed here", hint="install git"
+            ) from None
         except subprocess.TimeoutExpired:
             raise ProvisionError(
                 f"{source}: cannot get {source.commit[:12]} of {url} within {BUILD_S:g} s", hint="try git clone there"
@@ -148,7 +150,7 @@ def last_lines(output: str) -> list[str]:
         lines = [line for line in lines if line.strip()]
         if lines:
             return lines[-SHOWN:]
-    return ["it said nothing"]
+    return ["it printed nothing"]
 
 
 def _clean(line: str) -> str:

@@ -176,4 +176,4 @@ def same_python(groups: Mapping[Platform, Sequence[str]]) -> str | None:
     if len(by_version) < 2:
         return None
     parts = ", ".join(f"{version} on {' '.join(hosts)}" for version, hosts in sorted(by_version.items()))
-    return f"the nodes run different Pythons ({parts}): pickled objects may not be understood between them"
+    return f"the nodes run different Pythons ({parts}): objects pickled on one may not load on another"

@@ -300,7 +300,7 @@ def _check(lock: Lock, request: LockRequest) -> None:
     """Raises ProvisionError for a lock that nothing may be installed from."""
     if lock.version("torch") is None:
         raise ProvisionError(
-            "the packages do not include torch, and no job runs without it", hint="add torch to environment.packages"
+            "the packages do not include torch, which every job needs", hint="add torch to environment.packages"
         )
     if lock.sources and not request.environment.build:
         raise ProvisionError(

@@ -270,7 +270,7 @@ class Spread:
         elif "want" in data:
             node.feed.want(data["want"])
         elif "left" in data:
-            self._tell(Note(f"does not get files from {data['left']}: {data['why']}", "warning", node.host))
+            self._tell(Note(f"cannot get files from {data['left']}: {data['why']}", "warning", node.host))
         elif "complete" in data:
             self._tell(Progress(self._stage, self._total, self._total, node.host))
             with self._lock:

@@ -122,7 +122,7 @@ class Wheelhouse:
                 return
             raise FileDamaged(
                 f"{wheel.filename} came from the package index with another SHA-256 than the lock says",
-                hint="somebody changed it, or a proxy did: try another index_url, or make a new lock",
+                hint="it was changed on the server or by a proxy: try another index_url, or make a new lock",
             )
         part.rename(path)
 

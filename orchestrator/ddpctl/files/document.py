@@ -72,7 +72,7 @@ def _set_path(root: Node, key: str, job: str | None) -> Path:
     if parts[0] not in InventoryFile.model_fields:
         if parts[0] not in JobKeys.model_fields:
             known = [*JobKeys.model_fields, *InventoryFile.model_fields]
-            raise UsageError(f"--set {key}: there is no key {parts[0]!r}", hint=suggestion(parts[0], known))
+            raise UsageError(f"--set {key}: unknown key {parts[0]!r}", hint=suggestion(parts[0], known))
         return ("jobs", _chosen(root, key, job), *parts)
     jobs = _jobs(root)
     if parts[0] == "jobs":  # a job's name may hold dots itself
@@ -91,7 +91,7 @@ def _chosen(root: Node, key: str, job: str | None) -> str:
         )
     name = job if job is not None else next(iter(jobs))
     if name not in jobs:
-        raise UsageError(f"--set {key}: there is no job {name!r}", hint=suggestion(name, jobs))
+        raise UsageError(f"--set {key}: unknown job {name!r}", hint=suggestion(name, jobs))
     return name
 
 

@@ -31,7 +31,7 @@ def read_env_file(path: Path | str) -> dict[str, str]:
         with Path(path).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InventoryError("there is no such env_file", file=file, hint="create it, or remove env_file") from None
+        raise InventoryError("env_file not found", file=file, hint="create it, or remove env_file") from None
     except OSError as error:
         raise InventoryError(f"the env_file cannot be read: {error.strerror}", file=file) from None
     return parse_env(data, file)

@@ -43,7 +43,7 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
         UsageError: two different files are named, or there is none.
     """
     if argument is not None and option is not None and argument != option:
-        raise UsageError(f"two inventories are given: {argument} and {option}", hint="give one")
+        raise UsageError(f"two inventories given: {argument} and {option}", hint="give one")
     chosen = argument or option or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if chosen is not None:
         return chosen.expanduser()
@@ -53,7 +53,7 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
     recorded = (last_run(job) or {}).get("inventory") if job is not None else None
     if isinstance(recorded, str) and Path(recorded).exists():
         return Path(recorded)
-    raise UsageError("no inventory is named and there is no ./inventory.yaml", hint=f"give a file, or set ${VARIABLE}")
+    raise UsageError("no inventory given, and there is no ./inventory.yaml", hint=f"give a file, or set ${VARIABLE}")
 
 
 def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
@@ -126,7 +126,7 @@ def _read(path: Path, file: str) -> bytes:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InventoryError("there is no such file", file=file, hint=_other_file(path)) from None
+        raise InventoryError("file not found", file=file, hint=_other_file(path)) from None
     except OSError as error:
         raise InventoryError(f"cannot be read: {error.strerror}", file=file) from None
 

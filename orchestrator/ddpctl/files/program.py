@@ -41,7 +41,7 @@ def script_file(job: JobSpec) -> Path | None:
         return None
     folder = Path(job.code)
     if not folder.is_dir():
-        raise InventoryError("there is no such code folder", file=job.code, path=f"jobs.{job.name}.code")
+        raise InventoryError("code folder not found", file=job.code, path=f"jobs.{job.name}.code")
     if job.script is None:
         return None
     path, key = folder / job.script, f"jobs.{job.name}.script"
@@ -52,7 +52,7 @@ def script_file(job: JobSpec) -> Path | None:
         return path
     close = nearest(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else None
     hint = f"did you mean {close}?" if close else "script is relative to the job's code folder"
-    raise InventoryError(f"there is no script {job.script!r} in the code folder", file=job.code, path=key, hint=hint)
+    raise InventoryError(f"script {job.script!r} not found in the code folder", file=job.code, path=key, hint=hint)
 
 
 def inspect_script(job: JobSpec) -> ScriptFacts | None:

@@ -82,7 +82,7 @@ def verdict(report: NetworkReport) -> list[str]:
     if report.slow:
         return [f"slow: {' - '.join(one.hosts)}: {one.why}" for one in report.slow]
     if len(report.hosts) < 3:
-        return ["two hosts have one link: there is nothing to compare it with"]
+        return ["two hosts have only one link, so there is nothing to compare"]
     return ["no host and no pair of hosts is slower than half of the others"]
 
 

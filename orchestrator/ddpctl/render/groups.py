@@ -48,7 +48,7 @@ class Group:
         if not self.alike:
             return text
         said = self.first.host is None or self.first.host in text
-        return f"{text} ({'' if said else f'{self.first.host}; '}the others alike)"
+        return f"{text} ({'' if said else f'{self.first.host}; '}the others are similar)"
 
     @property
     def fixes(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRo
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Checks that say nothing of these hosts, for one reason; a subject stands for all of its checks."""
+    """Checks that say nothing of these hosts, for one reason; a subject means all of its checks."""
 
     why: str
     checks: tuple[str, ...]

@@ -42,7 +42,7 @@ def plan_view(plan: Plan) -> RenderableType:
         parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
     parts += [_node_view(node) for node in plan.nodes]
     if plan.open_questions:
-        parts.append(Text("asked from the nodes at launch:", style="yellow"))
+        parts.append(Text("found on the nodes at launch:", style="yellow"))
         parts += [Text(f"  {question}") for question in plan.open_questions]
     return Group(*parts)
 
@@ -86,7 +86,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if run.cause:
         parts.append(cause_view(run.cause))
     if candidates and run.candidates:
-        parts.append(Text("what else may have been the cause, the earliest first:", style="bold"))
+        parts.append(Text("other possible causes, earliest first:", style="bold"))
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
     dropped = sum(node.dropped_lines for node in run.nodes)

@@ -48,7 +48,7 @@ class HostKeys(Strict):
     identity_file: PathText | None = Field(
         default=None, description="Private key; default: ssh_config's, or the agent's."
     )
-    jump: Jump | None = Field(default=None, description="Jump host, as ProxyJump takes it.")
+    jump: Jump | None = Field(default=None, description="Jump host, in the syntax of ProxyJump.")
     slots: AutoCount | None = Field(
         default=None, description="Processes this node runs; auto (the default): its GPUs, or 1 without one."
     )

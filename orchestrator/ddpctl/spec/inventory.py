@@ -51,7 +51,7 @@ def suggestion(word: str, words: Iterable[str]) -> str | None:
     if not known:
         return None
     more = f", ... ({len(known)} in all)" if len(known) > 12 else ""
-    return f"there is: {', '.join(known[:12])}{more}"
+    return f"valid: {', '.join(known[:12])}{more}"
 
 
 Mode = Literal["existing", "managed"]
@@ -96,9 +96,7 @@ class Environment(Strict):
     torch_backend: Backend = Field(
         default="auto", description="auto (what every driver here supports), cpu, cu126, ..."
     )
-    build: bool = Field(
-        default=True, description="A package that has no wheel is built once; false: it is refused by name."
-    )
+    build: bool = Field(default=True, description="true: build packages that have no wheel, once; false: refuse them.")
     project: PathText | None = Field(
         default=None, description="A folder with a pyproject.toml: the job's own package, installed too."
     )
@@ -159,7 +157,7 @@ class InventoryFile(Strict):
     cluster: Name = Field(default="default", description="Names the cluster in records and output.")
     ssh_config: PathText | None = Field(default=None, description="As for `ssh -F`; default: the files that ssh reads.")
     known_hosts: PathText | None = Field(default=None, description="Known host keys; default: the files of ssh_config.")
-    defaults: HostKeys = Field(default=HostKeys(), description="Any host key, for every host that does not set it.")
+    defaults: HostKeys = Field(default=HostKeys(), description="Defaults for all hosts: any key of a host.")
     hosts: Entries = Field(description="The machines: names, ranges, or mappings with a name.")
     environment: Environment = Field(default=Environment(), description="The python packages of the nodes.")
     jobs: Jobs = Field(default={}, description="The jobs by name.")

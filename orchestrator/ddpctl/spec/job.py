@@ -58,8 +58,8 @@ Nodes = Annotated[
 class Elastic(Strict):
     """How many nodes the job may lose or gain, and how often it may be restarted."""
 
-    min_nodes: _Count = Field(description="The job goes on with this many nodes.")
-    max_nodes: _Count = Field(description="And takes at most this many.")
+    min_nodes: _Count = Field(description="The fewest nodes that the job runs on.")
+    max_nodes: _Count = Field(description="The most nodes that the job runs on.")
     max_restarts: _Restarts = Field(default=3, description="Restarts before the job counts as failed.")
 
     @model_validator(mode="after")
@@ -114,13 +114,13 @@ class JobKeys(Strict):
         description="How the script takes its local rank; auto: read from the script; none: environment.",
     )
     rendezvous: RendezvousBackend = Field(default="static", description="How the nodes find each other.")
-    elastic: Elastic | None = Field(default=None, description="Let the job lose and gain nodes.")
+    elastic: Elastic | None = Field(default=None, description="Let the number of nodes change while the job runs.")
     env: Env = Field(default={}, description="Environment of the job's processes.", repr=False)
     env_file: PathText | None = Field(
         default=None,
         description="NAME=value lines with secrets: they reach the process, never argv, logs, records.",
     )
-    requires: Requires = Field(default=Requires(), description="What must be there before the job starts.")
+    requires: Requires = Field(default=Requires(), description="What every node must have before the job starts.")
     outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
 

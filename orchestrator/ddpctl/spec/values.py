@@ -102,11 +102,11 @@ def _text(value: Any) -> str:
 
 def _clean(value: str) -> str:
     if "\0" in value:
-        raise bad("holds a NUL character, which no process can be given")
+        raise bad("holds a NUL character, which cannot be passed to a process")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise bad("holds half a surrogate pair, which is not text") from None
+        raise bad("is not valid Unicode (half of a surrogate pair)") from None
     return value
 
 

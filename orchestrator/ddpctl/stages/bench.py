@@ -124,7 +124,7 @@ def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
             left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
             raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
         if outcome is not None and outcome.errors:
-            raise HostsFailed(f"{outcome.run} may live on: ddpctl kill {outcome.run}", outcome.errors)
+            raise HostsFailed(f"{outcome.run} may still be running: ddpctl kill {outcome.run}", outcome.errors)
 
 
 def _warnings_only(tell: Tell) -> Tell:

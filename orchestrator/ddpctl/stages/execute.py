@@ -52,8 +52,8 @@ class Sudo:
             password = self._ask(user)
             if not password:
                 raise RemoteError(
-                    f"sudo asks for the password of {user}, and none was given",
-                    hint="run it at a terminal, or let this user use sudo without a password (NOPASSWD)",
+                    f"sudo needs the password of {user}, but none was given",
+                    hint="run ddpctl on a terminal, or allow this user sudo without a password (NOPASSWD)",
                     host=transport.host,
                 )
             try:
@@ -73,7 +73,7 @@ class Sudo:
         """
         how, user = self._wants.get(transport.host, ("", ""))
         if how == "none":
-            raise RemoteError(f"{user} is not root, and there is no sudo", host=transport.host)
+            raise RemoteError(f"{user} is not root, and sudo is not installed", host=transport.host)
         password = {"root": None, "asks": self._passwords.get(user)}.get(how, "")
         return transport.run(argv, timeout=timeout, password=password)
 

@@ -99,7 +99,7 @@ class _Receiver:
         self._parent = _folder_below(self._folder, parts[:-1])
         free = os.fstatvfs(self._parent)
         if size > free.f_bavail * free.f_frsize:
-            raise OSError(errno.ENOSPC, f"{size} bytes come, {free.f_bavail * free.f_frsize} are free")
+            raise OSError(errno.ENOSPC, f"{size} bytes are needed, {free.f_bavail * free.f_frsize} are free")
         self._name, self._part = parts[-1], f".{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._part, flags, 0o600, dir_fd=self._parent), "wb")

@@ -172,7 +172,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
         with changed:
             changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
             silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
-            late = f"it still does not listen {READY_S:g} s after the request"
+            late = f"it is still not listening {READY_S:g} s after the request"
             listening.errors |= {host: RemoteError(late, kind=TIMEOUT, host=host) for host in silent}
             ready = dict(listening.ready)
         yield replace(listening, ready=ready)  # who comes or goes from now on changes nothing

@@ -22,7 +22,6 @@ from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read
 from ddpctl.checks.python import live_question, versions_question
 from ddpctl.errors import ConnectError
-from ddpctl.render.groups import counted
 from ddpctl.spec.autofix import Applied
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
@@ -32,6 +31,7 @@ from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
+from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import read_closed
 from ddpctl.stages.imports import with_script_on_nodes
@@ -136,7 +136,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
         unreachable=tuple(host for host, error in probed.errors.items() if isinstance(error, ConnectError)),
     )
     errors = report.count(Severity.ERROR)
-    tell(StageEnded(STAGE, not errors, result=counted(errors, 0)))
+    tell(StageEnded(STAGE, not errors, result=plural(errors, "error") if errors else ""))
     return report
 
 
@@ -173,7 +173,7 @@ def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
     if want.managed:
         return "the environment may not be on the nodes yet; `ddpctl up --deep` rehearses once it is there"
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    return f"it would hang on the errors found before it ({errors[0].check})" if errors else None
+    return f"it would hang because of the errors found before it ({errors[0].check})" if errors else None
 
 
 # --- round one -------------------------------------------------------------------------------------------------------

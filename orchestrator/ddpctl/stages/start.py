@@ -35,10 +35,8 @@ def start(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | Non
     outcome = fleet.map(start_node, plan.hosts, on_done=counting("launch", len(plan.nodes), tell))
     tell(StageEnded("launch", outcome.ok))
     if not outcome.ok:
-        tell(Note("not every node could be started: stopping the others", level="warning"))
-        message = (
-            f"{len(outcome.errors)} of {len(plan.nodes)} hosts could not be started; the run was ended on the others"
-        )
+        tell(Note("some nodes did not start; stopping the others", level="warning"))
+        message = f"{len(outcome.errors)} of {len(plan.nodes)} hosts did not start; the run was ended on the others"
         raise HostsFailed(message, outcome.errors)
     return merge_runs({host: [answer["status"]] for host, answer in outcome.results.items()})[0]
 

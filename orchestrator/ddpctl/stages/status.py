@@ -84,7 +84,7 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
             outcome.errors,
         )
     raise NoSuchJob(
-        f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists what there is"
+        f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists every run"
     )
 
 

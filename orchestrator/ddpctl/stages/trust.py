@@ -122,7 +122,7 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
         UsageError: the file cannot be written, or is locked by somebody for 10 s.
     """
     path = Path(known_hosts_path).expanduser()
-    hint = "name another file with the inventory's `known_hosts:` key"
+    hint = "set `known_hosts:` in the inventory to another file"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(f"{path}.ddpctl-lock", timeout=_LOCK_S, mode=0o600):
@@ -133,7 +133,7 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
                 _append(path, "".join(f"{line}\n" for line in lines))
             return lines
     except Timeout:
-        raise UsageError(f"{path} is locked by another ddpctl for {_LOCK_S:g} s", hint="try again") from None
+        raise UsageError(f"{path} has been locked by another ddpctl for {_LOCK_S:g} s", hint="try again") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from None
 

@@ -132,8 +132,8 @@ class Up:
         plan = self._launch.plan(self.facts)
         if plan.unknown:
             raise PreflightFailed(
-                f"nothing was started: unknown: {', '.join(plan.unknown)}",
-                hint="run `ddpctl preflight`, or write it into the inventory: fabric_address, slots, master_port",
+                f"nothing was started, because this is unknown: {', '.join(plan.unknown)}",
+                hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
         self.plan = plan
         return start(plan, self._fleet, self._tell, self._launch.secrets)

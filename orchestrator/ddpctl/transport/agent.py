@@ -138,7 +138,7 @@ class Agent:
             self._sock.settimeout(left)
             part = self._sock.recv(size - len(data))
             if not part:
-                raise ConnectionError("the agent hung up")
+                raise ConnectionError("the agent closed the connection")
             data += part
         return data
 

@@ -120,7 +120,7 @@ class BannerReader:
                 raise ShellBroken("the worker's first line does not end")
         elif len(self._buffer) > NOISE_BYTES:
             raise ShellBroken(
-                f"the login shell prints more than {NOISE_BYTES >> 20} MiB before it runs our command",
+                f"the login shell prints more than {NOISE_BYTES >> 20} MiB before it runs ddpctl's command",
                 hint="see what its profile (~/.bashrc) prints when it is not interactive",
             )
         return None

@@ -328,9 +328,7 @@ def died(how: str, said: str = "") -> RemoteError:
 
 
 def silent(seconds: float) -> LinkLost:
-    return LinkLost(
-        f"the connection is dead: not a byte for {seconds:.0f} s", hint="check the host and the network to it"
-    )
+    return LinkLost(f"the connection is dead: no data for {seconds:.0f} s", hint="check the host and the network to it")
 
 
 def at(host: str, error: DdpctlError) -> DdpctlError:

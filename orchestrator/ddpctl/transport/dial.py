@@ -174,7 +174,7 @@ def _ended(sock: socket.socket, seen: int) -> bool:
 
 def silent(hop: Hop) -> Unreachable:
     return Unreachable(
-        f"{hop.where} accepts the connection and says nothing for {FIRST_BYTE_S:g} s",
+        f"{hop.where} accepts the connection but sends nothing for {FIRST_BYTE_S:g} s",
         hint="is that an SSH server? if so, restart sshd on it",
     )
 

@@ -50,7 +50,7 @@ class SSHFleet:
 
     def transport(self, host: str) -> Transport:
         if host not in self._transports:
-            raise UsageError(f"no host is named {host}", hint=f"there is: {', '.join(self.hosts)}")
+            raise UsageError(f"no host is named {host}", hint=f"valid: {', '.join(self.hosts)}")
         return self._transports[host]
 
     def map(
@@ -159,7 +159,7 @@ def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text
     hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
     ignored = [key for hop in hops.values() for each in with_jumps(hop) for key in each.ignored]
     if left := list(dict.fromkeys((*ignored, *config.unknown))):
-        say(f"ssh_config sets what ddpctl does not follow: {', '.join(left)}; docs/ssh.md says what it does")
+        say(f"ssh_config sets options that ddpctl does not follow: {', '.join(left)}; see docs/ssh.md")
     return hops
 
 

@@ -199,7 +199,7 @@ def parse(text: str, source: str) -> KnownHosts:
 def _key(kind: str, text: str) -> Key:
     blob = base64.b64decode(text, validate=True)
     if wire_type(blob) != kind:
-        raise ValueError("the key is of another type than its line says")
+        raise ValueError("the key is not of the type that its line names")
     return Key(kind, blob)
 
 

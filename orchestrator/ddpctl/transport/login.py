@@ -66,8 +66,8 @@ def _no_agreement(hop: Hop, connection: Connection) -> Exception:
     if not connection.remote_version:
         return Dropped()
     if cause is None or isinstance(cause, EOFError):
-        what = "hangs up" if cause is not None else f"was silent for {HANDSHAKE_S:g} s"
-        return Unreachable(f"{hop.where} {what} in the key exchange", hint="see the log of sshd there")
+        what = "closed the connection" if cause is not None else f"did not answer for {HANDSHAKE_S:g} s"
+        return Unreachable(f"{hop.where} {what} during the key exchange", hint="see the log of sshd there")
     if isinstance(cause, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(f"{hop.where}: no algorithm in common ({cause})", hint="update sshd there")
     return Unreachable(f"{hop.where}: the key exchange failed ({cause})", hint="see the log of sshd there")
@@ -134,7 +134,7 @@ def authenticate(hop: Hop, connection: Connection, ring: KeyRing, heard: Callabl
         login.run()
     except NoAnswer as error:
         if error.silent:
-            raise Unreachable(f"{hop.where} did not answer the login for {AUTH_S:g} s") from None
+            raise Unreachable(f"{hop.where} did not answer the login within {AUTH_S:g} s") from None
         raise _ended_in_login(hop, login.tried) from None
     finally:
         heard(hop, login.auth.banner)
@@ -240,7 +240,7 @@ class _Login:
 def _ended_in_login(hop: Hop, tried: list[str]) -> ConnectError:
     if len(tried) > 1:
         return AuthRefused(
-            f"{hop.login} hung up after {len(tried)} keys: {', '.join(tried)}",
+            f"{hop.login} closed the connection after {len(tried)} keys: {', '.join(tried)}",
             hint="name the right key with `identity_file:` and set `IdentitiesOnly yes` in ssh_config",
         )
-    return LinkLost(f"{hop.where} hung up during the login", hint="see the log of sshd there")
+    return LinkLost(f"{hop.where} closed the connection during the login", hint="see the log of sshd there")

@@ -81,7 +81,7 @@ class _Bounded(Runner):
             if self.watchers and total <= _PROMPT_BYTES:
                 self.respond([self.decode(tail.get())])
         if total > OUTPUT_BYTES:
-            buffer_.append(f"[{total - OUTPUT_BYTES} bytes before this were left out]\n")
+            buffer_.append(f"[{total - OUTPUT_BYTES} earlier bytes were left out]\n")
         buffer_.append(self.decode(tail.get()))
 
     def respond(self, buffer_: list[str]) -> None:
@@ -241,7 +241,7 @@ def run(node: Context, argv: Sequence[str], timeout: float | None, password: str
             # `exec`: the shell in guarded.py is then what sshd started, and its session is ours alone.
             result = node.run(f"sudo -n {line}" if password == "" else f"exec {line}", timeout=timeout)
     except CommandTimedOut as late:
-        return _ran(late.result, f"did not end within {timeout:g} s; it was ended")
+        return _ran(late.result, f"did not end within {timeout:g} s and was ended")
     except AuthFailure:
         raise RemoteError("sudo does not accept the password", kind="sudo_password") from None
     except Failure as failure:

@@ -131,7 +131,8 @@ class Connector:
                 hint="run it by hand to see why",
             )
         raise Unreachable(
-            f"{hop.where} hung up {1 + DROPPED_RETRIES} times before SSH began" + (f": {words}" if words else ""),
+            f"{hop.where} closed the connection {1 + DROPPED_RETRIES} times before SSH began"
+            + (f": {words}" if words else ""),
             hint="raise MaxStartups in sshd_config there, and check that it is an SSH server and lets this machine in",
         )
 

@@ -141,5 +141,5 @@ def variable(variable: str, name: str) -> str:
         UsageError: it is not set.
     """
     if variable not in os.environ:
-        raise UsageError(f"{name}: ssh_config wants ${variable}, which is not set", hint=f"export {variable}")
+        raise UsageError(f"{name}: ssh_config uses ${variable}, which is not set", hint=f"export {variable}")
     return os.environ[variable]

@@ -209,7 +209,7 @@ class Council:
 
     def _why_gone(self, host: str) -> Dict[str, Any]:
         if self._slept >= SILENT_S:
-            text = "%s did not run for %d s (suspended, or starved of CPU): the other nodes gave it up"
+            text = "%s did not run for %d s (suspended, or starved of CPU): the other nodes declared it lost"
             return outcomes.cause(self._hub, NODE_LOST, text % (self._hub, self._slept))
         text = "the supervisor on %s is gone; the host itself still answers" % host
         return outcomes.cause(host, SUPERVISOR_LOST, text)

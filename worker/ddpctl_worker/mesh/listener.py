@@ -216,7 +216,9 @@ def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     avoid = {int(port) for port in request.get("avoid", ())}
     found = list(itertools.islice(filter(_is_free, _candidates(prefer, avoid)), count))
     if len(found) < count:
-        raise WorkerError(NO_PORT, "no free TCP port between 1024 and 65535", "see what listens with: ss -ltnp")
+        raise WorkerError(
+            NO_PORT, "no free TCP port between 1024 and 65535", "see what listens: ddpctl exec -- ss -ltnp"
+        )
     return {"port": found[0] if found else None, "ports": found}
 
 

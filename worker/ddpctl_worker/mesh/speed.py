@@ -185,7 +185,7 @@ class _Session:
             try:
                 data = self._sock.recv(min(left, _CHUNK * 4))
                 if not data:
-                    raise ConnectionResetError("the listener hung up")
+                    raise ConnectionResetError("the listener closed the connection")
                 left -= len(data)
                 moved = time.perf_counter()
             except socket.timeout:
@@ -201,7 +201,7 @@ class _Session:
         while b"\n" not in self._inbox:
             data = self._sock.recv(4096)
             if not data:
-                raise ConnectionResetError("the listener hung up")
+                raise ConnectionResetError("the listener closed the connection")
             self._inbox += data
         line, _, self._inbox = self._inbox.partition(b"\n")
         return line

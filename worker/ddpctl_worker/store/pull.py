@@ -172,7 +172,7 @@ class Puller:
             if pace.starved(item.done):
                 raise PeerGone("it sent nothing of %s for %g s" % (item.name, STARVED_S))
             if pace.due() and self._better_elsewhere(peer, item, pace):
-                raise PeerGone("it is slow: somebody before it has much more of %s" % item.name)
+                raise PeerGone("it is slow: a node before it has much more of %s" % item.name)
         try:
             self._incoming.finish(item)
         except WorkerError as error:

@@ -97,14 +97,14 @@ def read_line(sock: ssl.SSLSocket) -> Dict[str, Any]:
     while not line.endswith(b"\n"):
         piece = sock.recv(1 if len(line) > 4096 else 4096)
         if not piece or len(line) > _LINE_LIMIT:
-            raise PeerGone("it said nothing that we understand")
+            raise PeerGone("its answer is not understood")
         line += piece
     try:
         data = json.loads(bytes(line))
     except ValueError:
         data = None
     if not isinstance(data, dict):
-        raise PeerGone("it said nothing that we understand")
+        raise PeerGone("its answer is not understood")
     return data
 
 
@@ -253,4 +253,6 @@ def _listen(ports: Iterable[int]) -> socket.socket:
             return listen(port, BACKLOG)
         except OSError as error:
             problem = "port %d: %s" % (port, error.strerror or error)
-    raise WorkerError(NO_PORT, "cannot listen for the other nodes (%s)" % problem, "see what listens: ss -ltnp")
+    raise WorkerError(
+        NO_PORT, "cannot listen for the other nodes (%s)" % problem, "see what listens: ddpctl exec -- ss -ltnp"
+    )

@@ -218,7 +218,7 @@ CHECKS = (
         "memory (48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did "
         "(SXid), or the driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
         symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
-        fix="Take the node out and reboot it; replace the GPU if the fault comes back.",
+        fix="Drain the node and reboot it; replace the GPU if the fault comes back.",
         exempt=_exempt,
     ),
 )

@@ -80,8 +80,8 @@ def not_dialled(view: View) -> Iterable[Finding]:
         if len(view.targets) > 1:
             yield report.unknown(
                 None,
-                "not checked: the nodes did not dial each other; that needs an answer of the master and of one more "
-                "host",
+                "not checked: the nodes did not connect to each other, because the master or every other host did "
+                "not answer",
             )
         return
     missing = mesh.scheduled - mesh.pairs
@@ -91,7 +91,7 @@ def not_dialled(view: View) -> Iterable[Finding]:
         more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
         yield report.unknown(
             report.only(list(why)),
-            f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not dialled ({told}{more})",
+            f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not tried ({told}{more})",
             evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
         )
 

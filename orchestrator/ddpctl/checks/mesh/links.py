@@ -140,10 +140,10 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     if unit == "Mbit/s":
         interface = interface_of(mesh, host)
         command = f"ip -s link show dev {interface}; ethtool {interface}" if interface else None
-        fix = "the speed that was negotiated and the error counters tell a bad port or cable from a busy neighbour"
+        fix = "the negotiated speed and the error counters show whether a port or cable is bad, or a neighbour is busy"
     else:
         command = f"traceroute -n {mesh.fabric[others[0]].address}"
-        fix = "the route tells a detour or another site from a busy node"
+        fix = "the route shows whether the path is a detour, or the node is only busy"
     number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
     one = " over one TCP connection" if unit == "Mbit/s" else ""
     return report.warning(

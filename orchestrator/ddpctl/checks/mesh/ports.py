@@ -200,7 +200,7 @@ def _cause(group: _Group, dump: Any) -> str:
     if group.blocks:
         block = group.blocks[0]
         return (
-            f"{block.tool} on {group.host} may do it, by a rule that cannot be judged from here: {block.place}: "
+            f"{block.tool} on {group.host} may do it, by a rule that ddpctl cannot evaluate: {block.place}: "
             f"{block.rule}; else it is a filter between the nodes (switch, security group)"
         )
     if not firewall.readable(dump):
@@ -250,7 +250,7 @@ CHECKS = (
         "every node reaches the ports that the job uses on every other",
         judge_ports,
         cause="A firewall on a node, or a filter on the way, drops or rejects connections to the master port, to the "
-        "port by which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
+        "port on which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
         "ports that the kernel picks (ip_local_port_range): a firewall that opens SSH and the master port alone lets "
         "the rendezvous succeed and the job hang. Under gloo the node with the smaller address listens and the other "
         "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error.",

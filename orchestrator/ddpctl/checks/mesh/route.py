@@ -74,7 +74,7 @@ def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
     words = {
         WRONG_HOST: f"another node answers {who} at {address}, the address of {peer}: {detail}",
         FOREIGN: f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
-        SILENT: f"a program accepts {who} at {address} port {ports} in place of {peer} and says nothing",
+        SILENT: f"a program accepts {who} at {address} port {ports} in place of {peer} and sends nothing",
         CLOSED: f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
     }[status]
     look = None
@@ -114,8 +114,8 @@ CHECKS = (
         "mesh.identity",
         "the right node answers at every address",
         _judge_identity,
-        cause="Another node, or a program that is no part of the job, answers at a node's address: an address that is "
-        "used twice, a cloned machine, a port forwarding (a container's published port), a proxy.",
+        cause="Another node, or a program that is no part of the job, answers at a node's address: two machines with "
+        "one address, a cloned machine, a port forwarding (a container's published port), a proxy.",
         symptom="a hang of a minute or more without a useful message; Connection reset by peer",
         fix="Find who owns the address (`arping`, `ip neigh`), remove the forwarding, or use another port.",
     ),
