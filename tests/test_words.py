@@ -30,6 +30,8 @@ WORDS = (
     r"without a word",
     r"not looked at",  # for not checked
     r"what stands",  # for what is there
+    r"goes on",  # for continues
+    r"spoil(s|t|ed)?",  # for damaged
 )
 _FORBIDDEN = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 

@@ -35,7 +35,7 @@ if NEW_ENOUGH:
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII; all else is left out of the text
 LONGEST_GRADIENT = 1.0  # norm over all parameters; a longer gradient is scaled down to it
-PROMPT, WRITTEN = "def ", 48  # what the trained model goes on from, and for how many characters
+PROMPT, WRITTEN = "def ", 48  # what the trained model continues, and for how many characters
 
 
 class Trainer(NamedTuple):

@@ -212,7 +212,7 @@ CHECKS = (
         _judge_folder,
         ask=(base_dir,),
         cause="The folder for ddpctl's files on the node (by default below the home folder) is read-only, belongs to "
-        "somebody else, is a symbolic link, or cannot hold programs (noexec): an error where an environment is to run "
+        "another user, is a symbolic link, or cannot hold programs (noexec): an error where an environment is to run "
         "from it; otherwise lines of output are not assigned to their rank.",
         symptom="Read-only file system / Permission denied at the very first step",
         fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",

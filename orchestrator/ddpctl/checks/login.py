@@ -130,8 +130,7 @@ CHECKS = (
         "the profile is quiet and quick",
         _judge_profile,
         ask=(lambda target, want: None if target.local else SHELL,),
-        cause="~/.bashrc prints or waits even when nobody is at the terminal. bash reads it for every command over "
-        "SSH.",
+        cause="~/.bashrc prints or waits even without a terminal. bash reads it for every command over SSH.",
         symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
         fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
     ),

@@ -117,7 +117,7 @@ CHECKS = (
         _judge_import,
         ask=python.ASK_TORCH,
         cause="torch is installed but its import fails: a system library is missing, LD_LIBRARY_PATH holds another "
-        "CUDA or NCCL. Or it takes more than a minute (a warning): the environment lies on a slow network disk.",
+        "CUDA or NCCL. Or it takes more than a minute (a warning): the environment is on a slow network disk.",
         symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
         "that start minutes apart",
         fix="Run the import by hand on that node; the last line of its error names the library.",

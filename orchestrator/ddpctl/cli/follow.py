@@ -57,7 +57,7 @@ def follow_run(
 ) -> RunStatus:
     """Print a run's output until it is over, from where it was followed last, then read how it ended.
 
-    The position is kept on this machine, so that `attach` goes on with the next line even when this process is killed.
+    The position is kept on this machine, so that `attach` continues with the next line even if this process is killed.
     ``to_stderr``: stdout is kept for a JSON document.
 
     Raises:

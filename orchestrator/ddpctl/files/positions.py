@@ -1,4 +1,4 @@
-"""How far the output of a run was printed here, so that ``attach`` goes on with the next line, even after a SIGKILL.
+"""How far the output of a run was printed here, so that ``attach`` continues with the next line, even after a SIGKILL.
 
 One file a run, one record of 128 bytes a host: its name and two slots (number of the write, offset, checksum). A save
 overwrites the older slot with one ``pwrite`` that never crosses a page, so the newer one stays whole whatever happens.

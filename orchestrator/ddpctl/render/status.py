@@ -117,7 +117,7 @@ def fold_ranks(ranks: Sequence[int]) -> str:
 
 
 def ago(time: str | None, now: datetime | None = None) -> str:
-    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none, or where a record is spoilt."""
+    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none, or where a record is damaged."""
     try:
         then = datetime.fromisoformat((time or "").replace("Z", "+00:00"))
     except ValueError:

@@ -37,7 +37,7 @@ def by_value(values: Mapping[str, T]) -> list[tuple[T, list[str]]]:
 
 
 def by_culprit(pairs: Iterable[tuple[K, K]]) -> dict[K, list[tuple[K, K]]]:
-    """The pairs by an end that they have in common, the one with most of them first: a bad port spoils every link of
+    """The pairs by an end that they have in common, the one with most of them first: a bad port damages every link of
     its host. Among equals it is a first end."""
     left = list(pairs)
     found: dict[K, list[tuple[K, K]]] = {}

@@ -283,7 +283,7 @@ def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: M
 
 
 def _most_told(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The part whose job and hosts most others confirm: one spoilt record decides nothing."""
+    """The part whose job and hosts most others confirm: one damaged record decides nothing."""
 
     def told(part: Mapping[str, Any]) -> tuple[Any, ...]:
         return (part["job"], part["cluster"], *(part["record"].get("hosts") or ()))

@@ -148,7 +148,7 @@ def _included_files(folder: Path) -> ReadInclude:
     def read(pattern: str) -> Iterable[tuple[str, str]]:
         full = str(folder / Path(pattern).expanduser())  # a relative one is beside the file, as in ~/.ssh
         for file in sorted(Path(name) for name in glob.glob(full)):  # noqa: PTH207
-            with suppress(OSError):  # a folder, or not for us to read: OpenSSH goes on as well
+            with suppress(OSError):  # a folder, or not for us to read: OpenSSH continues as well
                 yield str(file), file.read_text("utf-8", "replace")
 
     return read

@@ -216,7 +216,7 @@ class Dialer:
             attempt.end(FOREIGN, None, "it said %r" % text)
             return
         if hello is None:
-            attempt.end(FOREIGN, None, "somebody else's preflight is running there")
+            attempt.end(FOREIGN, None, "another preflight is running there")
         elif hello.host != attempt.peer:
             attempt.result["answered"] = hello.host
             attempt.end(WRONG_HOST, None, "%s answered" % hello.host)
@@ -229,7 +229,7 @@ class Dialer:
         elif number == errno.ETIMEDOUT:
             attempt.end(DROPPED, number)
         elif number == errno.EHOSTUNREACH and silent_neighbour(attempt.address):
-            attempt.end(NO_ROUTE, number, "nobody answers at %s on the local network" % attempt.address)
+            attempt.end(NO_ROUTE, number, "no answer at %s on the local network" % attempt.address)
         elif number in _ICMP:
             attempt.end(REJECTED, number)
         else:

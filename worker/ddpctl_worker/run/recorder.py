@@ -141,7 +141,7 @@ class Recorder:
     def _check_folder(self) -> None:
         if self.lost is not None:
             return
-        with contextlib.suppress(Exception):  # a disk that is away, a record that is spoilt: neither ends a run
+        with contextlib.suppress(Exception):  # a disk that is away, a record that is damaged: neither ends a run
             self.lost = self._folder.lost()
         if self.lost is not None:
             self._exit_writer.gone = 0.0  # it was waited for

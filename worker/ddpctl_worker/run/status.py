@@ -28,7 +28,7 @@ HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's process
 class Judgement(NamedTuple):
     """What became of a run without an exit record: its state and, where it is over, the end to be written down.
 
-    ``trouble``: its record is spoilt. ``note``: why it cannot be judged from here.
+    ``trouble``: its record is damaged. ``note``: why it cannot be judged from here.
     """
 
     state: str
@@ -134,7 +134,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
 
 
 def _readable(path: str) -> Optional[Dict[str, Any]]:
-    """One spoilt record must not hide the other runs: without its run.json a folder is no run."""
+    """One damaged record must not hide the other runs: without its run.json a folder is no run."""
     try:
         return fs.read_json(path)
     except (WorkerError, OSError) as error:
@@ -143,7 +143,7 @@ def _readable(path: str) -> Optional[Dict[str, Any]]:
 
 
 def _status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """``node_status``, or where a record is spoilt a status that says so; it is not called over."""
+    """``node_status``, or where a record is damaged a status that says so; it is not called over."""
     try:
         return node_status(paths)
     except (WorkerError, OSError) as error:

@@ -75,7 +75,8 @@ def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
         WRONG_HOST: f"another node answers {who} at {address}, the address of {peer}: {detail}",
         FOREIGN: f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
         SILENT: f"a program accepts {who} at {address} port {ports} in place of {peer} and sends nothing",
-        CLOSED: f"a program accepts {who} at {address} port {ports} in place of {peer} and hangs up at once",
+        CLOSED: f"a program accepts {who} at {address} port {ports} in place of {peer} and closes the "
+        "connection at once",
     }[status]
     look = None
     if status == WRONG_HOST:
@@ -104,7 +105,7 @@ CHECKS = (
         "mesh.route",
         "every node has a route to every other",
         _judge_route,
-        cause="A node has no route to another's fabric address, or nobody answers there on its local network, though "
+        cause="A node has no route to another's fabric address, or nothing answers there on its local network, though "
         "this machine reaches both: two networks, a wrong netmask, a missing route.",
         symptom="No route to host; Network is unreachable; client socket has timed out",
         fix="Add the route (`ip route get ADDRESS` on the node shows what it does now), or set `fabric_address:` to "
