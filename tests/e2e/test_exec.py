@@ -80,7 +80,7 @@ def test_one_of_64_hosts(make_lab: Any, ddpctl: Ddpctl) -> None:
     line = 'echo fine; [ "$(hostname)" != node17 ] || exit 3'
     done = ddpctl("exec", str(inventory(lab)), "--", "sh", "-c", line, timeout=200)
     assert done.rc == 1
-    assert done.stdout == "node[0-63]: fine\n"
+    assert done.stdout == "node[0-63]: fine\n", done.stderr
     assert "failed on 1 of 64 hosts: node17: exit code 3" in done.stderr
     told = ddpctl("exec", str(inventory(lab)), "--json", "--", "sh", "-c", line, timeout=200).json()
     failed = [one for one in told["hosts"] if one["exit_code"] != 0]

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -108,6 +110,26 @@ def test_closing_ends_all_that_was_started(here: LocalTransport) -> None:
     assert gone(47111)
 
 
+def test_closing_waits_for_a_start(here: LocalTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that runs already, and of which its transport does not know yet, is ended too."""
+    start = subprocess.Popen
+
+    def slow_start(*args: Any, **options: Any) -> Any:
+        process = start(*args, **options)
+        time.sleep(1)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", slow_start)
+    thread = threading.Thread(target=lambda: here.run(["sleep", "47112"], timeout=60))
+    thread.start()
+    while not living(47112):
+        time.sleep(0.05)
+    here.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert gone(47112)
+
+
 def test_a_daemon_stays_and_what_holds_the_output_is_waited_for(here: LocalTransport) -> None:
     ran = here.run(["sh", "-c", "sleep 4 >/dev/null 2>&1 & (sleep 1; echo late) & echo now"])
     assert ran.stdout == "now\nlate\n"
@@ -122,6 +144,16 @@ def test_env_is_refused() -> None:
 def test_fabric_runs_as_it_is_told_to() -> None:
     assert node.CONFIG.run.hide is True
     assert (node.CONFIG.run.warn, node.CONFIG.run.pty, node.CONFIG.run.in_stream) == (True, False, False)
+
+
+def test_the_configuration_that_all_hosts_share_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change would empty it for a moment, while other threads read it."""
+
+    def merge(config: object) -> None:
+        raise AssertionError("changed")
+
+    monkeypatch.setattr(type(node.CONFIG), "merge", merge)
+    node.NodeConnection(SimpleNamespace(address="a", user="b", port=22), lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
 
 
 def test_other_commands_do_not_import_fabric() -> None:

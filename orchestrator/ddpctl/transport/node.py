@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -114,15 +115,16 @@ class _Here(_Bounded, Local):
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
         _refuse(env)
-        self.process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=Path.home(),
-            start_new_session=True,
-        )
-        self.context.running.add(self)
+        with self.context.starting:
+            self.process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=Path.home(),
+                start_new_session=True,
+            )
+            self.context.running.add(self)
 
     def stop(self) -> None:
         super().stop()
@@ -162,6 +164,7 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
     """
 
     link: HopLogin
+    inline_ssh_env = None  # fabric sets it, and else takes it for a change of the configuration that all hosts share
     _connect: Callable[[], HopLogin] = None  # type: ignore[assignment]  # fabric takes unknown names for configuration
     _reclaim: Callable[[], None] = None  # type: ignore[assignment]
     _channels: dict[paramiko.Channel, HopLogin] = {}  # noqa: RUF012  # as above; each instance has its own
@@ -213,14 +216,16 @@ class ThisMachine(Context):
     """The same on this machine (``connection: local``)."""
 
     running: set[_Here] = set()  # noqa: RUF012  # see NodeConnection
+    starting: threading.Lock = None  # type: ignore[assignment]  # from the start of a process until it is in ``running``
 
     def __init__(self) -> None:
         super().__init__(CONFIG)
-        self.running = set()
+        self.running, self.starting = set(), threading.Lock()
 
     def close(self) -> None:
         """End what runs, and wait for it."""
-        runners = list(self.running)
+        with self.starting:
+            runners = list(self.running)
         for runner in runners:
             with suppress(OSError):
                 runner.close_proc_stdin()
