@@ -186,9 +186,9 @@ def test_a_real_agent_signs_for_rsa(lab3: Lab, tmp_path: Path) -> None:
     lab3[0].write("/root/.ssh/authorized_keys", before + "\n" + Path(f"{key}.pub").read_text(), 0o600)
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
     try:
-        while not path.exists():
-            time.sleep(0.01)
         env = {"PATH": os.environ["PATH"], "SSH_AUTH_SOCK": str(path)}
+        while subprocess.run(["ssh-add", "-l"], env=env, capture_output=True).returncode == 2:  # its socket comes first
+            time.sleep(0.05)
         subprocess.run(["ssh-add", "-q", key], check=True, env=env, capture_output=True)
         for text in (f"IdentityAgent {path}\nIdentityFile none\n", f"IdentityAgent none\nIdentityFile {key}\n"):
             (tmp_path / "config").write_text(f"User root\n{text}")
