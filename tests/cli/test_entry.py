@@ -57,7 +57,7 @@ def test_two_different_inventories_are_refused(inventory: Path) -> None:
     for args in (["up", str(inventory), "-i", str(other)], ["-i", str(other), "ps", str(inventory)]):
         done = ddpctl(*args, PWD=str(inventory.parent))
         assert done.returncode == 2
-        assert "two inventories are given" in done.stderr
+        assert "two inventories given" in done.stderr
 
 
 def test_debug_shows_a_traceback_and_nothing_else_does(inventory: Path) -> None:
