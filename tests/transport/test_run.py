@@ -64,7 +64,8 @@ def test_arguments_byte_for_byte(shell: tuple[str, ...]) -> None:
     line = guarded([sys.executable, "-c", program, *HOSTILE])
     assert "\n" not in line
     pipe = subprocess.PIPE
-    with subprocess.Popen([*shell, line], stdin=pipe, stdout=pipe, start_new_session=True) as done:
+    # With pipes of its own, as sshd gives it: the end is when nobody holds its output, and others may hold ours.
+    with subprocess.Popen([*shell, line], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as done:
         assert done.stdout is not None
         assert done.stdout.read() == b"\0".join(word.encode("utf-8", "surrogateescape") for word in HOSTILE)
 
