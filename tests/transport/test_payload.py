@@ -7,12 +7,16 @@ import io
 import os
 import subprocess
 import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpctl.transport import bootstrap
 from ddpctl.transport.bootstrap import build, payload
 
 NAMES = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.py", fullmatch=True)
@@ -45,3 +49,18 @@ def test_the_payload_is_the_worker() -> None:
     assert {"ddpctl_worker/__main__.py", "ddpctl_worker/contract.py", "ddpctl_worker/channel.py"} <= set(names)
     assert all(name.endswith(".py") and "__pycache__" not in name for name in names)
     assert "def boot(" in package.boot
+
+
+def test_many_hosts_at_once_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def slow(content: dict[str, bytes]) -> bytes:
+        calls.append(len(content))
+        time.sleep(0.2)
+        return build(content)
+
+    monkeypatch.setattr(bootstrap, "build", slow)
+    bootstrap._packed.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: payload().sha256, range(8)))
+    assert (len(found), len(calls)) == (1, 1)

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import shlex
+import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: no clock may get i
 # One line without quotes that any login shell (sh, bash, zsh, fish, tcsh) would look into.
 BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
 
+_PACKING = threading.Lock()
 _ANSWER_BYTES = 256  # the banner's own line
 
 
@@ -38,9 +40,14 @@ class Payload:
     boot: str = field(repr=False)
 
 
-@cache
 def payload() -> Payload:
-    """The payload of this installation: built once a process."""
+    """The payload of this installation: built once per process, however many hosts ask for it at once."""
+    with _PACKING:  # `cache` alone lets every thread that asks before the first has finished build its own
+        return _packed()
+
+
+@cache
+def _packed() -> Payload:
     root = files(PACKAGE)
     data = build(dict(sources(root, PACKAGE)))
     return Payload(data, hashlib.sha256(data).hexdigest(), root.joinpath("boot.py").read_text("utf-8"))
