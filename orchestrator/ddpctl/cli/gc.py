@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.prompt import confirm, require_terminal
-from ddpctl.render.console import stderr_console, stdout_console
+from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.render.push import gc_view, size
 from ddpctl.stages.gc import KEEP_DAYS, collect
 
@@ -21,18 +20,16 @@ def gc(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Remove old runs, and the environments and wheels that no run uses. Whatever a live run uses is kept."""
-    ask = not (yes or dry_run)
-    if ask:
-        require_terminal(
-            "gc asks before it removes anything",
-            otherwise="`ddpctl gc --dry-run` lists it, `ddpctl gc --yes` removes it",
-        )
+    """Remove old runs, and the environments and wheels that no run uses. Whatever a live run uses is kept.
+
+    On a terminal it asks first; without one, or with --json, it does not.
+    """
     where = session.load(inventory, option)
     with session.at_work(where) as (fleet, tell):
+        ask = can_ask() and not (yes or dry_run or as_json)
         outcome = collect(where, where.hosts, fleet, tell, delete=not (dry_run or ask), days=days)
         if ask and outcome.bytes:
-            (stderr_console() if as_json else stdout_console()).print(gc_view(outcome))
+            session.print_view(gc_view(outcome))
             if confirm(f"remove these, {size(outcome.bytes)} in all?"):
                 outcome = collect(where, where.hosts, fleet, tell, delete=True, days=days)
     session.show(outcome, gc_view, as_json=as_json)
