@@ -134,23 +134,30 @@ def test_an_agent_that_never_signs(lab3: Lab, tmp_path: Path, monkeypatch: pytes
         assert len(slow.signed) == 1, "a silent agent is asked once"
 
 
+@contextmanager
+def answering(path: Path, answer: bytes) -> Iterator[None]:
+    """An agent that says this, whatever it is asked."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 10)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+
+
 def test_damaged_answers(tmp_path: Path) -> None:
     """Whatever an agent sends: its keys, an OSError, never anything else."""
     for number, answer in enumerate(
         (b"", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x05\x0c\xff\xff\xff\xff")
     ):
         path = tmp_path / str(number)
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
-            server.listen()
-
-            def serve(server: socket.socket = server, answer: bytes = answer) -> None:
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(5)
-                    connection.sendall(answer)
-
-            threading.Thread(target=serve, daemon=True).start()
+        with answering(path, answer):
             asked = agent.Agent(str(path))
             with pytest.raises(OSError):  # noqa: PT011  # of any kind
                 asked.keys()
@@ -161,17 +168,7 @@ def test_a_damaged_signature_is_none(tmp_path: Path) -> None:
     """The next key is tried then, instead of an internal error."""
     for number, answer in enumerate((b"\x00\x00\x00\x00", b"\x00\x00\x00\x05\x0e\xff\xff\xff\xff")):
         path = tmp_path / str(number)
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
-            server.listen()
-
-            def serve(server: socket.socket = server, answer: bytes = answer) -> None:
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(1 << 10)
-                    connection.sendall(answer)
-
-            threading.Thread(target=serve, daemon=True).start()
+        with answering(path, answer):
             asked = agent.Agent(str(path))
             with pytest.raises(agent.AgentRefused):
                 asked.sign(b"key", b"data", "ssh-ed25519")
