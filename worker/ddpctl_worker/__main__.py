@@ -19,6 +19,7 @@ Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 VERBS = {
     "build": "store.build",
     "dial": "mesh.dialer",
+    "doctor": "doctor.service",
     "echo": "channel",
     "fetch": "output.fetch",
     "firewall": "mesh.firewall",

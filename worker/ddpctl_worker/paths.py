@@ -12,6 +12,11 @@
         logs/           segments of the run's log        pipes/   a FIFO for each rank's stdout and stderr
         code/           the unpacked code archive        output/  DDPCTL_OUTPUT_DIR
         metrics/        what each rank writes to its DDPCTL_METRICS
+        doctor/         what lets the doctor see the ranks: boot/ is first on their PYTHONPATH, PID.sock torch's
+                        debug server in a rank, PID.stack what a rank writes of its own stack, desk.sock the
+                        supervisor's
+        diagnosis.json  why the run was or is stuck, and which ranks are slow
+        last_look.json  where each rank stood before the run's end
     <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone
 
 Everything is 0700 / 0600; symlinks and foreign owners below base_dir are refused (UNSAFE_PATH).
@@ -49,6 +54,11 @@ class RunPaths:
         self.code = os.path.join(node, "code")
         self.output = os.path.join(node, "output")
         self.metrics = os.path.join(node, "metrics")
+        self.doctor = os.path.join(node, "doctor")
+        self.doctor_boot = os.path.join(self.doctor, "boot")
+        self.doctor_socket = os.path.join(self.doctor, "desk.sock")
+        self.diagnosis = os.path.join(node, "diagnosis.json")
+        self.last_look = os.path.join(node, "last_look.json")
         self.shim = os.path.join(node, "python")
         self.error_file = os.path.join(node, "error.json")
         self.debug_log = os.path.join(node, "supervisor.log")

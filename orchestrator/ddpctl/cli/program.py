@@ -39,6 +39,7 @@ COMMANDS = (
     "status",
     "tail",
     "attach",
+    "doctor",
     "kill",
     "fetch",
     "gc",
@@ -57,6 +58,7 @@ KNOWN_AS = {
     "list": "ps",
     "check": "preflight",
     "ssh": "exec",
+    "diagnose": "doctor",
 }
 
 

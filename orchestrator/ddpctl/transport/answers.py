@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from ddpctl.transport.base import Frame
 from ddpctl.transport.pipe import garbled
-from ddpctl.transport.shapes import environment, preflight, runs
+from ddpctl.transport.shapes import doctor, environment, preflight, runs
 from ddpctl.transport.shapes.words import adapter, first_fault
 
 RESULTS: Mapping[str, Any] = {
     "echo": dict[str, Any],
+    "doctor": doctor.ConsultedDict,
     "probe": preflight.ProbedDict,
     "start": runs.StartedDict,
     "status": runs.RunsDict,

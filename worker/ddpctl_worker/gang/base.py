@@ -22,6 +22,7 @@ LEAVE_S = 5.0  # how long a goodbye waits for its answer
 STEADY_S = 30.0  # a loop that ran for so long had got over its fault
 FAULTS_S = 10.0  # a loop that fails again and again for so long will not
 NAP_S = 4.0  # a loop that turns four times a second and did not for this long was asleep
+MAX_WORDS = 200  # of the doctor, that wait
 Wake = Callable[[], None]
 
 
@@ -41,6 +42,8 @@ class Gang:
         self.key = key
         self._wake_supervisor = wake
         self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time
+        self._words: List[Dict[str, Any]] = []  # of this node's doctor, to be said
+        self._hear_word: Callable[[str, Dict[str, Any]], None] = lambda host, word: None
         self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
         self._cuts = CutWatch(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
         self._lock = threading.Lock()
@@ -75,6 +78,17 @@ class Gang:
         with self._lock:
             self._inbox.append((outcome, boottime() - age))
         self._pipe.wake()
+
+    def say(self, word: Dict[str, Any]) -> None:
+        """The doctor's word to the hub's doctor or, from there, to those of all members. From any thread; what cannot
+        be sent now is lost."""
+        with self._lock:
+            self._words = [*self._words[-MAX_WORDS:], word]
+        self._pipe.wake()
+
+    def on_word(self, hear: Callable[[str, Dict[str, Any]], None]) -> None:
+        """``hear`` is called with what another node's doctor says, and its host; it must not wait."""
+        self._hear_word = hear
 
     def leave(self, outcome: Outcome) -> None:
         """This node has ended: say so. The thread ends by itself; the hub's once every node has."""
@@ -162,6 +176,11 @@ class Gang:
         with self._lock:
             found, self._inbox = self._inbox, []
         return [(one, max(0.0, boottime() - happened)) for one, happened in found]
+
+    def _said_words(self) -> List[Dict[str, Any]]:
+        with self._lock:
+            found, self._words = self._words, []
+        return found
 
     def _found(self, link: Dict[str, Any]) -> None:
         with self._lock:

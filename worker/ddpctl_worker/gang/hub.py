@@ -83,6 +83,8 @@ class HubGang(Gang):
                 self._council.report(outcome, age, now)
             for link in self._found_links():
                 self._council.cuts.told(self.host, link, now)
+            for word in self._said_words():
+                self._tell_all({"k": "doctor", "word": word})
             for question in self._council.cuts.questions(now):
                 self._ask_about_link(*question)
             self._decide(now)
@@ -218,6 +220,8 @@ class HubGang(Gang):
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "link":
             self._council.cuts.told(host, message, now)
+        elif message.get("k") == "doctor":
+            self._hear_word(host, message["word"])
         elif message.get("k") == "here":
             self._introduce(line, host, [str(one) for one in message["at"]])
         elif message.get("k") == "bye":

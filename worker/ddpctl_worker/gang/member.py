@@ -65,6 +65,10 @@ class MemberGang(Gang):
                 if now >= beat_at:
                     beat_at = now + BEAT_S
                     self._send(self._beat())
+            words = self._said_words()
+            if self._wire is not None and self._wire.open:
+                for word in words:
+                    self._send({"k": "doctor", "word": word})
             links = self._found_links()  # what cannot be told now is found again, or is over
             if self._wire is not None and self._wire.open:
                 for link in links:
@@ -157,6 +161,8 @@ class MemberGang(Gang):
         elif kind == "dial":
             address, port = message["end"]
             self._cuts.dial(message["to"], (address, port))
+        elif kind == "doctor":
+            self._hear_word(self.hub_host, message["word"])
         elif kind == "here":
             self._cuts.meet(message["host"], message["at"])
         elif kind == "bye":

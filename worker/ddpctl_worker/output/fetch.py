@@ -28,7 +28,7 @@ def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     paths, run = named_by(request)
     outputs = request.get("outputs")
     sender = _Sender(channel)
-    for path in (paths.run, paths.state, paths.exit, paths.debug_log):
+    for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look, paths.debug_log):
         sender.plain(path, "record/" + os.path.basename(path))
     _send_logs(paths, sender)
     for path in _walk(paths.metrics):

@@ -31,8 +31,11 @@ class Deadlines:
         self._begun = self._looked = boottime()
         self._alone_since: Optional[float] = None  # the launcher, without a rank
 
-    def overdue(self, ranks: Roster, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
-        """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet."""
+    def overdue(
+        self, ranks: Roster, last_output: float, gang: Optional[Gang], diagnosis: Optional[Dict[str, Any]] = None
+    ) -> Optional[Outcome]:
+        """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet, and
+        ``diagnosis`` says why the run is stuck, where the doctor knows that."""
         now = boottime()
         nap, self._looked = now - self._looked, now
         if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
@@ -41,7 +44,7 @@ class Deadlines:
         stuck = self._stuck(gang)
         if stuck is not None or not ranks.any:
             return stuck or self._not_started(gang)
-        return self._left_alone(ranks, now) or self._not_watched(gang) or self._silent(last_output, gang)
+        return self._left_alone(ranks, now) or self._not_watched(gang) or self._silent(last_output, gang, diagnosis)
 
     def _stuck(self, gang: Optional[Gang]) -> Optional[Outcome]:
         if gang is None or not gang.stuck:
@@ -95,7 +98,9 @@ class Deadlines:
         limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
         return boottime() - self._begun >= limit
 
-    def _silent(self, last_output: float, gang: Optional[Gang]) -> Optional[Outcome]:
+    def _silent(
+        self, last_output: float, gang: Optional[Gang], diagnosis: Optional[Dict[str, Any]]
+    ) -> Optional[Outcome]:
         if self._silence is None or (gang is not None and not gang.is_hub):
             return None
         quiet = boottime() - max(last_output, self._begun)
@@ -104,4 +109,9 @@ class Deadlines:
         if quiet < self._silence:
             return None
         text = "no rank on any node wrote a line for %g s" % self._silence
-        return outcomes.failed(outcomes.cause(self._host, SILENCE, text))
+        host, rank = self._host, None
+        if diagnosis is not None:
+            text = "%s: %s" % (text, diagnosis["verdict"])
+            for suspect in (diagnosis.get("suspects") or ())[:1]:
+                host, rank = suspect["host"], suspect["rank"]
+        return outcomes.failed(outcomes.cause(host, SILENCE, text, rank=rank))

@@ -28,10 +28,15 @@ _F_SETPIPE_SZ = 1031
 _SHIM = """#!/bin/sh
 unset PYTHON_EXEC
 export DDPCTL_METRICS={metrics}/rank-"$RANK".jsonl
-p={pipes}/"$LOCAL_RANK"
+{doctor}p={pipes}/"$LOCAL_RANK"
 if [ -p "$p.out" ] && [ -p "$p.err" ]; then exec {python} "$@" >"$p.out" 2>"$p.err"; fi
 exec {python} "$@"
 """
+
+# doctor/rank/sitecustomize.py runs first in the rank, and only there: `$$` stays its pid.
+_DOCTOR = """export DDPCTL_LOOK_PID=$$ DDPCTL_LOOK={doctor} PYTHONPATH={boot}"${{PYTHONPATH:+:$PYTHONPATH}}"
+"""
+ENV_WATCHER = "DDPCTL_LOOK_BY"  # the supervisor's pid
 
 
 def login_environment() -> Dict[str, str]:
@@ -95,22 +100,24 @@ def environment(
     return found
 
 
-def make_shim(paths: RunPaths, python: str, search: Optional[str], nproc: int) -> bool:
+def make_shim(paths: RunPaths, python: str, search: Optional[str], nproc: int, *, doctor: bool = False) -> bool:
     """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
 
-    ``python`` is looked up in ``search`` (a PATH) when it has no folder of its own.
+    ``python`` is looked up in ``search`` (a PATH) when it has no folder of its own. ``doctor``: the ranks let the
+    doctor see them.
     """
     real = shutil.which(python, path=search)
     if real is None:
         return False
     words = {"pipes": paths.pipes, "metrics": paths.metrics, "python": real}
+    quoted = {name: shlex.quote(text) for name, text in words.items()}
     try:
         os.mkdir(paths.pipes, 0o700)
         for rank in range(nproc):
             os.mkfifo(paths.fifo(rank, "out"), 0o600)
             os.mkfifo(paths.fifo(rank, "err"), 0o600)
         with open(paths.shim, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(_SHIM.format(**{name: shlex.quote(text) for name, text in words.items()}))
+            file.write(_SHIM.format(doctor=_way_in(paths) if doctor else "", **quoted))
         os.chmod(paths.shim, 0o700)
         null = subprocess.DEVNULL
         runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0
@@ -119,6 +126,16 @@ def make_shim(paths: RunPaths, python: str, search: Optional[str], nproc: int) -
     if not runs and os.path.exists(paths.shim):
         os.unlink(paths.shim)
     return runs
+
+
+def _way_in(paths: RunPaths) -> str:
+    """The lines of the shim that let the doctor see a rank, and the folder that they name. Raises OSError."""
+    from ddpctl_worker.doctor import rank
+
+    os.mkdir(paths.doctor, 0o700)
+    os.mkdir(paths.doctor_boot, 0o700)
+    shutil.copy(os.path.join(os.path.dirname(rank.__file__), "sitecustomize.py"), paths.doctor_boot)
+    return _DOCTOR.format(doctor=shlex.quote(paths.doctor), boot=shlex.quote(paths.doctor_boot))
 
 
 def enlarge(fd: int) -> None:
@@ -274,7 +291,8 @@ class Launching:
         called_off = (self._paths.stop, self._paths.exit)
         prepare = BeforeExec(oom_score, int(self._order["umask"]), self.group, called_off)
         try:
-            child = spawn(self._order["argv"], self._order["cwd"], self._order["env"], prepare)
+            env = dict(self._order["env"], **{ENV_WATCHER: str(os.getpid())})
+            child = spawn(self._order["argv"], self._order["cwd"], env, prepare)
         except OSError as error:
             return "cannot start %s: %s" % (self._order["argv"][0], error.strerror or error)
         self.launcher = processes.identify(child.pid)

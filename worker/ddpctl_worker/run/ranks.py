@@ -121,6 +121,10 @@ class Roster:
         """How many of the ranks that were seen have not died."""
         return sum(local not in self.deaths for local in list(self._ranks))
 
+    def alive(self) -> List[RankProcess]:
+        """The ranks that were seen and have not died; also for other threads."""
+        return [one for local, one in sorted(self._ranks.items()) if local not in self.deaths]
+
     def all_ended(self) -> bool:
         """Whether every rank that was seen is dead, and its launcher has no reason to start it again."""
         deaths = [self.deaths.get(local) for local in self._ranks]

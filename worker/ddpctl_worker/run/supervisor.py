@@ -27,6 +27,7 @@ from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.launcher import Launching
+from ddpctl_worker.run.observer import Observer
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
@@ -75,6 +76,11 @@ class Supervisor:
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
+        self._observer: Optional[Observer] = None
+        self._asked_grace: Optional[float] = None
+        if self.order.get("shim") and self.run.get("doctor"):
+            parts = (self._roster, self._drain, self._recorder, self._gang, self._wakeup.wake)
+            self._observer = Observer(order, self.paths, *parts)
 
     def start(self) -> None:
         """Spawn the launcher, and the threads that must be there before it says a word."""
@@ -95,6 +101,8 @@ class Supervisor:
         self._writer.start()
         self._save_state()
         self._recorder.start()
+        if self._observer:
+            self._observer.start()
         if self._gang:
             self._gang.start()
         if refused is not None:
@@ -246,20 +254,25 @@ class Supervisor:
         """Somebody asks for the end; if they left nothing on the disk, the signal alone says so."""
         self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
-        self._begin_stop(None if grace is None else float(grace))
+        self._asked_grace = None if grace is None else float(grace)
+        self._begin_stop()
         if self._stopper is not None and grace is not None:
             self._stopper.shorten(float(grace))
 
     def _overdue(self) -> Optional[Outcome]:
-        return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang)
+        diagnosis = self._observer.diagnosis if self._observer else None
+        return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang, diagnosis)
 
     def _grace(self) -> float:
         return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
 
-    def _begin_stop(self, grace: Optional[float] = None) -> None:
+    def _begin_stop(self) -> None:
         if self._stopper is not None:
             return
-        patience = 0.0
+        succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
+        if self._observer and not succeeded and not self._observer.last_look():
+            return  # asked again at the next turn
+        grace, patience = self._asked_grace, 0.0
         if grace is None:
             grace = self._grace()
             if self.status is not None:

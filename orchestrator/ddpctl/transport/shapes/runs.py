@@ -49,6 +49,10 @@ class TimeoutsDict(TypedDict):
     stop: NotRequired[Annotated[float, Field(ge=0, le=1e6)] | None]
 
 
+class DoctorDict(TypedDict):
+    stall: Annotated[float, Field(gt=0, le=1e9)]
+
+
 class RecordDict(TypedDict):
     """A run.json, as far as anybody here reads it."""
 
@@ -56,6 +60,7 @@ class RecordDict(TypedDict):
     world_size: NotRequired[Small | None]
     timeouts: NotRequired[TimeoutsDict | None]
     user: NotRequired[Short | None]
+    doctor: NotRequired[DoctorDict | None]
 
 
 class SurvivorDict(TypedDict):

@@ -1,0 +1,70 @@
+"""What the doctor found, for a person: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ddpctl.render.console import Whole, columns
+from ddpctl.spec.doctor import Consultation, rank_json
+from ddpctl_worker.doctor import frames
+from ddpctl_worker.doctor.verdict import numbers
+
+
+def consultation_view(found: Consultation, *, stacks: bool = False) -> RenderableType:
+    """The verdict, the ranks grouped by where they stand, a row a rank, the evidence, and what could not be had."""
+    diagnosis = found.diagnosis
+    style = "bold red" if diagnosis.suspects or diagnosis.stuck else ""
+    parts: list[RenderableType] = [Text(f"{found.job}  {found.state}  run {found.run}"), Text(diagnosis.verdict, style)]
+    if found.looks:
+        parts += [Text(""), Whole(_groups(found)), Text(""), Whole(_ranks(found))]
+    if diagnosis.evidence:
+        parts += [Text(""), *(Text(line) for line in diagnosis.evidence)]
+    if stacks:
+        parts += [Text(line) for look in found.looks for line in _stack(look)]
+    parts += [
+        Text(f"slow: rank {one['rank']} on {one['host']}: {one['lag_ms']:.1f} ms late, last in {one['last_share']:.0%}")
+        for one in found.slow
+    ]
+    parts += [Text(f"not known: {line}", style="yellow") for line in diagnosis.missing]
+    return Group(*parts)
+
+
+def _groups(found: Consultation) -> Any:
+    table = columns("RANKS", "WHERE")
+    for group in found.diagnosis.groups:
+        table.add_row(numbers(group["ranks"]), Text(str(group["where"])))
+    return table
+
+
+def _ranks(found: Consultation) -> Any:
+    table = columns("RANK", "HOST", "PID", "STATE", "CPU", "RSS", "OUTPUT", "COLLECTIVE")
+    for look in sorted(found.looks, key=lambda one: int(one["rank"])):
+        one = rank_json(look)
+        collective = one["collective"]
+        table.add_row(
+            str(one["rank"]),
+            Text(str(one["host"])),
+            str(one["pid"]),
+            Text(str(one["state"])),
+            _or_dash(one["cpu"], "{:.0f}%"),
+            _or_dash(one["rss_mb"], "{:.0f} MB"),
+            _or_dash(one["last_output_age_s"], "{:.0f}s ago"),
+            "-" if collective is None else Text(f"{collective['op']} #{collective['seq']} {collective['state']}"),
+        )
+    return table
+
+
+def _stack(look: Mapping[str, Any]) -> list[str]:
+    lines = [f"rank {look['rank']} on {look['host']}:"]
+    stack = look.get("stack")
+    if not stack:
+        return [*lines, "    no stack"]
+    return lines + [f"  {'*' if frames.is_own(frame) else ' '} {frame[0]}:{frame[1]} in {frame[2]}" for frame in stack]
+
+
+def _or_dash(value: Any, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,67 @@
+"""What ``ddpctl doctor`` tells: where every rank stands, and the verdict over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl_worker import contract
+from ddpctl_worker.doctor import flight, frames
+from ddpctl_worker.doctor.verdict import Diagnosis
+
+
+@dataclass(frozen=True)
+class Consultation:
+    """One run, looked at once. ``looks`` are the nodes' answers, a dictionary a rank (the worker's doctor/look.py)."""
+
+    job: str
+    run: str
+    state: str
+    diagnosis: Diagnosis
+    looks: Sequence[Mapping[str, Any]] = ()
+    slow: Sequence[Mapping[str, Any]] = field(default=())
+    ended: bool = False  # the looks are from right before the run's end
+
+    def to_json(self) -> dict[str, Any]:
+        """As the contract fixes it."""
+        return {
+            "schema": contract.SCHEMA,
+            "job": self.job,
+            "run": self.run,
+            "verdict": self.diagnosis.verdict,
+            "suspects": self.diagnosis.suspects,
+            "ranks": [rank_json(one) for one in sorted(self.looks, key=lambda one: int(one["rank"]))],
+            "groups": self.diagnosis.groups,
+            "slow": [dict(one) for one in self.slow],
+        }
+
+
+def rank_json(look: Mapping[str, Any]) -> dict[str, Any]:
+    """One rank. ``cpu`` and ``gpu`` in percent of a core and of a GPU, the innermost frame of the user's code first."""
+    stack = look.get("stack")
+    return {
+        "host": look["host"],
+        "rank": look["rank"],
+        "pid": look["pid"],
+        "state": look["state"],
+        "cpu": look.get("cpu"),
+        "gpu": look.get("gpu"),
+        "rss_mb": look.get("rss_mb"),
+        "last_output_age_s": look.get("output_age_s"),
+        "stack": [_frame(one) for one in frames.own(stack)] if stack else None,
+        "collective": _collective(look),
+    }
+
+
+def _frame(frame: Sequence[Any]) -> dict[str, Any]:
+    return {"file": frame[0], "line": frame[1], "function": frame[2]}
+
+
+def _collective(look: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The newest one that the rank has entered."""
+    entries = flight.from_json(dict(look.get("groups") or {}))
+    if not entries:
+        return None
+    last = entries[-1]
+    return {"group": last.group, "seq": last.seq, "op": last.op, "state": "done" if last.done else "waiting"}

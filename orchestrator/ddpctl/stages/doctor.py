@@ -1,0 +1,55 @@
+"""Look at every rank of a run, on all nodes at once, and judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpctl.spec.doctor import Consultation
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.stages.status import find_run
+from ddpctl.transport.base import Fleet, Transport
+from ddpctl_worker import contract
+from ddpctl_worker.doctor import verdict
+from ddpctl_worker.doctor.verdict import Diagnosis
+
+LOOK_TIMEOUT_S = 15.0  # a look takes a second; an overloaded node may need longer to begin
+
+
+def consult(fleet: Fleet, job: str) -> Consultation:
+    """Where every rank of ``job`` stands, and what that says. A host that does not answer is named in ``missing``.
+
+    Raises:
+        NoSuchJob, HostsFailed: as ``find_run``.
+    """
+    run = find_run(fleet, job)
+
+    def look(transport: Transport) -> dict[str, Any]:
+        return transport.call("doctor", {"run": run.run}, timeout=LOOK_TIMEOUT_S)
+
+    hosts = [host for host in run.hosts if host in fleet.hosts]
+    answers = fleet.map(look, hosts)
+    looks = [one for answer in answers.results.values() for one in answer["looks"]]
+    slow = [one for answer in answers.results.values() for one in answer["slow"]]
+    absent = [host for host in run.hosts if host not in answers.results]
+    found = verdict.diagnose(looks, absent=absent, stall=_stall(run, looks))
+    if run.terminal:
+        found = _after_the_end(run, found)
+    return Consultation(run.job, run.run, run.state, found, looks, slow, ended=run.terminal)
+
+
+def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
+    """Seconds that a pause may take: what the job says, or what this run has done before."""
+    longest = max((float(one.get("pause_s") or 0.0) for one in looks), default=0.0)
+    settings = run.record.get("doctor") or {}
+    return max(float(settings.get("stall") or verdict.STALL_S), longest)
+
+
+def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:
+    """A run that is over: its own cause counts, and where the others stood is the evidence."""
+    cause = run.cause
+    if run.state == contract.SUCCEEDED or cause is None:
+        return found._replace(verdict=f"the run is over: {run.state}", suspects=[], stuck=False)
+    who = f"{cause.host} rank {cause.rank}" if cause.rank is not None else cause.host
+    text = f"the run is over ({run.state}): {who}: {' '.join(cause.message.split())}"
+    suspects = [] if cause.rank is None else [{"host": cause.host, "rank": cause.rank}]
+    return found._replace(verdict=text, suspects=suspects)

@@ -1,0 +1,74 @@
+"""What a node sees of its ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import NotRequired, TypedDict
+
+from ddpctl.transport.shapes.words import Count, Name, NodeState, Number, Short, Small, Whole, as_tuple, own_name
+
+_Entry = Annotated[tuple[Whole, Short, Short, bool, Number | Whole], BeforeValidator(as_tuple)]
+_Frame = Annotated[tuple[Short, Whole, Short], BeforeValidator(as_tuple)]
+_Stack = Annotated[list[_Frame], Field(max_length=200)]
+_Figure = Number | Whole
+
+
+class GroupDict(TypedDict):
+    what: NotRequired[Short]
+    entries: Annotated[list[_Entry], Field(max_length=4000)]
+
+
+class ThreadDict(TypedDict):
+    name: NotRequired[Short]
+    stack: _Stack
+
+
+class ChildDict(TypedDict):
+    pid: Count
+    state: Short
+    sleep_s: NotRequired[_Figure | None]
+    stack: _Stack
+
+
+class LookDict(TypedDict):
+    host: Annotated[Name, AfterValidator(own_name)]
+    rank: Small
+    local_rank: Small
+    pid: Count
+    state: Annotated[str, Field(max_length=20)]
+    now: NotRequired[_Figure]
+    cpu: NotRequired[_Figure | None]
+    below: NotRequired[_Figure | None]
+    gpu: NotRequired[_Figure | None]
+    bytes: NotRequired[Count | None]
+    rss_mb: NotRequired[_Figure | None]
+    swap_mb: NotRequired[_Figure | None]
+    waits_in: NotRequired[Short]
+    sleep_s: NotRequired[_Figure | None]
+    output_age_s: NotRequired[_Figure | None]
+    pause_s: NotRequired[_Figure | None]
+    stack: NotRequired[_Stack | None]
+    gil: NotRequired[bool]
+    spins: NotRequired[bool]
+    moved: NotRequired[bool]
+    threads: NotRequired[Annotated[list[ThreadDict], Field(max_length=100)]]
+    children: NotRequired[Annotated[list[ChildDict], Field(max_length=100)]]
+    peers: NotRequired[dict[Short, Small]]
+    groups: NotRequired[dict[Short, GroupDict] | None]
+    missing: NotRequired[list[Short]]
+
+
+class SlowDict(TypedDict):
+    host: Name
+    rank: Small
+    lag_ms: _Figure
+    last_share: _Figure
+
+
+class ConsultedDict(TypedDict):
+    state: NodeState
+    ended: bool
+    looks: Annotated[list[LookDict], Field(max_length=10_000)]
+    slow: list[SlowDict]

@@ -1,0 +1,151 @@
+"""Python stacks, and a rank's place in the user's code. Pure.
+
+A frame is ``[file, line, function]``; a stack has the innermost frame first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+Frame = Sequence[Any]
+MOST_FRAMES = 64
+POINT_TO_POINT = frozenset(
+    {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
+)
+# Operations that the flight record has no entry for, with gloo at least.
+UNRECORDED = POINT_TO_POINT | {"monitored_barrier", "init_process_group", "new_group", "destroy_process_group"}
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|\bddpctl/")
+_FAULT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_COLLECTIVES = re.compile(r"distributed/(?:distributed_c10d|nn/functional|_functional_collectives)\.py$")
+# What a rank is doing, by the library frame nearest to the user's own: part of the file's name, function, words.
+_REASONS: Tuple[Tuple[str, str, str], ...] = (
+    ("torch/utils/data/", "", "waiting for its data loader"),
+    ("torch/autograd/", "", "in the backward pass"),
+    ("torch/_tensor.py", "backward", "in the backward pass"),
+    ("torch/cuda/", "synchronize", "waiting for its GPU"),
+    ("torch/serialization.py", "", "saving or loading a file"),
+    ("torch/_dynamo/", "", "compiling"),
+    ("torch/_inductor/", "", "compiling"),
+    ("/subprocess.py", "", "waiting for a program that it started"),
+    ("/multiprocessing/", "", "waiting for another process"),
+    ("/queue.py", "", "waiting for a queue"),
+    ("/threading.py", "", "waiting for a lock or another thread"),
+    ("/concurrent/futures/", "", "waiting for another thread"),
+    ("/socket.py", "", "waiting for the network"),
+    ("/ssl.py", "", "waiting for the network"),
+)
+
+
+class Thread(NamedTuple):
+    """One thread of a process; ``gil``: it held the interpreter's lock at that moment."""
+
+    name: str
+    main: bool
+    gil: bool
+    frames: List[List[Any]]
+    peers: Dict[str, int]  # of a send or receive: "src" and "dst", as ranks
+
+
+def from_py_spy(text: str, pid: int) -> Optional[List[Thread]]:
+    """What ``py-spy dump --json --locals`` says of a process; None when it says nothing of use."""
+    try:
+        made = json.loads(text)
+        return [_thread(one, pid) for one in made] or None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _thread(one: Dict[str, Any], pid: int) -> Thread:
+    frames = [[str(f["filename"])[-300:], int(f["line"]), str(f["name"])[:80]] for f in one["frames"][:MOST_FRAMES]]
+    return Thread(
+        str(one.get("thread_name") or "")[:40],
+        one.get("os_thread_id") in (pid, None),
+        bool(one.get("owns_gil")),
+        frames,
+        _peers(one["frames"][:MOST_FRAMES]),
+    )
+
+
+def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
+    """The other end of a send or receive, from torch's own arguments. No other local value is looked at."""
+    for frame in frames:
+        if not _COLLECTIVES.search(str(frame["filename"])) or str(frame["name"]) not in POINT_TO_POINT:
+            continue
+        found = {}
+        for local in frame.get("locals") or ():
+            name = {"src": "src", "dst": "dst", "group_src": "src", "group_dst": "dst"}.get(local["name"])
+            if name and name not in found and str(local["repr"]).isdigit():
+                found[name] = int(local["repr"])
+        if found:
+            return found
+    return {}
+
+
+def from_faulthandler(text: str) -> Optional[List[List[Any]]]:
+    """The last stack of a file that faulthandler has written; None when there is none."""
+    frames: List[List[Any]] = []
+    for line in text.splitlines():
+        match = _FAULT.match(line)
+        if match:
+            frames.append([match.group(1)[-300:], int(match.group(2)), match.group(3)[:80]])
+        elif "most recent call first" in line:
+            frames = []
+    return frames[:MOST_FRAMES] or None
+
+
+def is_own(frame: Frame) -> bool:
+    """Whether it is the user's own code, and not a library's."""
+    return not _LIBRARY.search(str(frame[0]))
+
+
+def own(stack: Optional[Sequence[Frame]]) -> List[Frame]:
+    """The user's own frames, the innermost first; all of them where none is the user's."""
+    return [frame for frame in stack or () if is_own(frame)] or list(stack or ())
+
+
+def place(stack: Optional[Sequence[Frame]]) -> str:
+    """``step (train.py:88)``: where the rank stands in the user's code; empty when that is not known."""
+    frames = own(stack)
+    if not frames:
+        return ""
+    file, line, function = frames[0]
+    where = "%s:%d" % (os.path.basename(str(file)), line)
+    return where if function == "<module>" else "%s (%s)" % (function, where)
+
+
+def _above(stack: Optional[Sequence[Frame]]) -> List[Frame]:
+    """The library frames that the innermost own frame has called, the nearest first."""
+    found: List[Frame] = []
+    for frame in stack or ():
+        if is_own(frame):
+            break
+        found.append(frame)
+    return found[::-1]
+
+
+def operation(stack: Optional[Sequence[Frame]]) -> Optional[str]:
+    """The operation of torch.distributed that the rank is in, such as ``all_reduce``; None when in none."""
+    for file, _, function in _above(stack):
+        if _COLLECTIVES.search(str(file)) and not function.startswith("_") and function != "wrapper":
+            return str(function).rpartition(".")[2]
+    return None
+
+
+def reason(stack: Optional[Sequence[Frame]]) -> str:
+    """What the rank waits for, or does, by the libraries that its own code has called; empty when they do not say."""
+    found = operation(stack)
+    if found is not None:
+        return "in %s" % found
+    for file, _, function in _above(stack):
+        for part, name, words in _REASONS:
+            if part in str(file) and name in str(function):
+                return words
+    return ""
+
+
+def busy_in_own_code(stack: Optional[Sequence[Frame]]) -> bool:
+    """Whether the innermost frame is the user's own."""
+    return bool(stack) and is_own(stack[0])  # type: ignore[index]

@@ -1,0 +1,199 @@
+"""One look at every rank of this node, each in a thread of its own and with a deadline: none holds up another.
+
+A look at a rank is a dictionary (``verdict.py`` reads it):
+
+    rank, local_rank, pid        who it is
+    state                        running, sleeping, blocked, stopped, traced, ended
+    cpu, below                   percent of one core in the last second: its own, and that of all it has started
+    bytes                        read and written in that second, by it and by all it has started
+    rss_mb, swap_mb, waits_in, sleep_s        see process.py
+    stack, gil, spins, threads, children      Python stacks; ``spins``: at each look in one function, holding the GIL
+    peers                        of a send or receive
+    groups, moved                its last collectives (flight.py), and whether there were new ones in that second
+    now                          Unix time of this machine at the end of the look
+    missing                      what could not be had, and why
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker.doctor import flight, process, server, stacks
+from ddpctl_worker.doctor.stacks import Stacks
+
+INTERVAL_S = 1.0
+SAMPLES = 4  # of the stack in that time
+DEADLINE_S = 2.0
+MOST_CHILDREN = 4  # whose stacks are read
+MOST_THREADS = 8
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Subject(NamedTuple):
+    """A rank to look at."""
+
+    rank: int
+    local_rank: int
+    pid: int
+
+
+class Tools(NamedTuple):
+    """Where the rank's server and its file for stacks are; py-spy, where this host has it; whether to send a signal."""
+
+    folder: str
+    py_spy: Optional[str]
+    may_signal: bool = True
+
+
+def look(subjects: Sequence[Subject], tools: Tools, interval: float = INTERVAL_S) -> List[Dict[str, Any]]:
+    """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, DEADLINE_S more."""
+    looks = [_Looking(one, tools, interval) for one in subjects]
+    for one in looks:
+        one.start()
+    until = time.monotonic() + interval + DEADLINE_S
+    for one in looks:
+        one.join(max(0.0, until - time.monotonic()))
+    return [one.told() for one in looks]
+
+
+def record_of(folder: str, pid: int, seconds: float = server.ASK_S) -> Optional[List[flight.Entry]]:
+    """A rank's last collectives; None where it has no server, or does not answer."""
+    answer = server.ask(folder, pid, "fr_trace_json", seconds)
+    return None if answer is None else flight.entries(answer)
+
+
+class _Looking(threading.Thread):
+    """The look at one rank; what is known so far is told even when it is not through."""
+
+    def __init__(self, subject: Subject, tools: Tools, interval: float) -> None:
+        super().__init__(name="look-%d" % subject.rank, daemon=True)
+        self._subject, self._tools, self._interval = subject, tools, interval
+        self._known: Dict[str, Any] = dict(subject._asdict(), state="ended", missing=[])
+        self._missing: List[str] = []
+
+    def told(self) -> Dict[str, Any]:
+        """What is known now."""
+        late = ["the look at it was not over within %g s" % DEADLINE_S] if self.is_alive() else []
+        return dict(self._known, missing=self._missing + late)
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            self._missing.append("the look at it failed: %r" % error)
+
+    def _run(self) -> None:
+        pid = self._subject.pid
+        begun = time.monotonic()
+        before, work_before = process.vital(pid), process.work_of(process.below(pid))
+        if before is None or before.state == "ended":
+            return
+        self._keep(before)
+        stopped = before.state == "stopped"
+        record_before = None if stopped else record_of(self._tools.folder, pid)
+        samples = self._sample(begun)
+        after, work_after = process.vital(pid), process.work_of(process.below(pid))
+        seconds = time.monotonic() - begun
+        if after is None:
+            self._known["state"] = "ended"
+            return
+        self._keep(after)
+        self._keep_work(before.work, after.work, work_before, work_after, seconds)
+        self._keep_record(record_before, None if stopped else record_of(self._tools.folder, pid), stopped)
+        self._keep_stacks(samples)
+        self._known["now"] = time.time()
+
+    def _keep(self, one: process.Vital) -> None:
+        self._known.update(
+            state=one.state, rss_mb=one.rss_mb, swap_mb=one.swap_mb, waits_in=one.waits_in, sleep_s=one.sleep_s
+        )
+
+    def _sample(self, begun: float) -> List[Stacks]:
+        found = []
+        for number in range(SAMPLES):
+            pause = begun + self._interval * (number + 1) / SAMPLES - time.monotonic()
+            time.sleep(max(0.0, pause))
+            found.append(stacks.by_py_spy(self._tools.py_spy, self._subject.pid))
+            if found[-1].threads is None:
+                rest = begun + self._interval - time.monotonic()
+                time.sleep(max(0.0, rest))
+                break
+        return found
+
+    def _keep_work(
+        self,
+        before: process.Work,
+        after: process.Work,
+        below_before: Dict[int, process.Work],
+        below_after: Dict[int, process.Work],
+        seconds: float,
+    ) -> None:
+        per_second = 100.0 / TICKS / max(seconds, 1e-3)
+        nothing = process.Work(0, 0)
+        more = [
+            (work.ticks - below_before.get(pid, nothing).ticks, work.bytes - below_before.get(pid, nothing).bytes)
+            for pid, work in below_after.items()
+        ]
+        self._known["cpu"] = round((after.ticks - before.ticks) * per_second, 1)
+        self._known["below"] = round(sum(ticks for ticks, _ in more) * per_second, 1)
+        self._known["bytes"] = max(0, after.bytes - before.bytes) + sum(max(0, size) for _, size in more)
+
+    def _keep_record(
+        self, before: Optional[List[flight.Entry]], after: Optional[List[flight.Entry]], stopped: bool
+    ) -> None:
+        if after is None:
+            after = before
+        if after is None:
+            if not stopped:
+                self._missing.append("no record of its collectives")
+            return
+        self._known["groups"] = flight.to_json(after)
+        self._known["moved"] = before is not None and state_of(before) != state_of(after)
+
+    def _keep_stacks(self, samples: List[Stacks]) -> None:
+        pid = self._subject.pid
+        last = samples[-1]
+        if last.threads is None and self._tools.may_signal and self._known["state"] != "stopped":
+            first = last
+            last = stacks.by_signal(self._tools.folder, pid)
+            if last.threads is None:
+                self._missing.append("no stack: %s; %s" % (first.trouble, last.trouble))
+        elif last.threads is None:
+            self._missing.append("no stack: %s" % last.trouble)
+        main = last.main
+        if main is None:
+            return
+        self._known.update(stack=main.frames, gil=main.gil, peers=main.peers, spins=_spins(samples))
+        rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
+        self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
+        self._known["children"] = self._children()
+
+    def _children(self) -> List[Dict[str, Any]]:
+        """The Python processes that it has started, its data loader's above all."""
+        found = []
+        for pid in process.below(self._subject.pid)[:MOST_CHILDREN]:
+            main = stacks.by_py_spy(self._tools.py_spy, pid).main
+            one = process.vital(pid)
+            if main is not None and one is not None:
+                found.append({"pid": pid, "state": one.state, "sleep_s": one.sleep_s, "stack": main.frames[:24]})
+        return found
+
+
+def state_of(found: Sequence[flight.Entry]) -> Tuple[Any, ...]:
+    """What changes when a rank enters or leaves a collective; empty without one."""
+    if not found:
+        return ()
+    last = found[-1]
+    return last.group, last.seq, sum(one.done for one in found)
+
+
+def _spins(samples: List[Stacks]) -> bool:
+    """Whether every sample saw the same functions of the user's own, with the interpreter's lock held."""
+    mains = [one.main for one in samples]
+    if len(mains) < SAMPLES or any(one is None or not one.gil for one in mains):
+        return False
+    places = {tuple((str(frame[0]), str(frame[2])) for frame in one.frames) for one in mains if one is not None}
+    return len(places) == 1

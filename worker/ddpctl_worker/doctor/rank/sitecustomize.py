@@ -1,0 +1,151 @@
+"""Runs in a rank before the user's program, and lets the doctor see it from outside.
+
+The shim of the run starts the rank with the folder of this file first on PYTHONPATH. Nothing of that may be noticed:
+the path and the variables are removed at once, a sitecustomize of the user's own runs as if this one were not there,
+and children of the rank get nothing. Whatever fails here is ignored: the rank is then seen from outside only.
+
+Once torch.distributed is imported, torch's own debug server is started on a Unix socket below the run's folder (torch
+2.4 and newer). It is never shut down and never destroyed: both can hang a process in its exit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as mypy knows it: typing is not imported, for its import takes time
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Tuple
+
+_SELF, _FOLDER, _WATCHER = "DDPCTL_LOOK_PID", "DDPCTL_LOOK", "DDPCTL_LOOK_BY"
+_TORCH = "torch.distributed.distributed_c10d"
+_STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
+_ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
+_PR_SET_PTRACER = 0x59616D61
+
+
+def _leave_no_trace() -> Optional[Tuple[str, str]]:
+    """The folder for this rank, and the pid of the supervisor; None in any process but the rank itself."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [one for one in sys.path if one != here]
+    rest = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != here]
+    if any(rest):
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    pid, folder, watcher = (os.environ.pop(name, "") for name in (_SELF, _FOLDER, _WATCHER))
+    return (folder, watcher) if folder and pid == str(os.getpid()) else None
+
+
+def _stack_on_signal(folder: str) -> None:
+    """Where no other process may read this one's memory, it writes its stack down itself when it is asked to."""
+    import faulthandler
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    fd = os.open(os.path.join(folder, "%d.stack" % os.getpid()), flags, 0o600)
+    # Not of all threads: that can crash a process whose other threads run Python at that moment.
+    faulthandler.register(_STACK_SIGNAL, fd, all_threads=False, chain=False)
+
+
+class _AfterImport:
+    """A finder that calls ``then`` once the module ``name`` has been imported, and is gone by then."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path[:] = [one for one in sys.meta_path if one is not self]
+        spec: Any = None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        if spec is not None and spec.loader is not None:
+            run, then = spec.loader.exec_module, self._then
+
+            def run_then_tell(module: Any) -> None:
+                run(module)
+                then()
+
+            try:
+                spec.loader.exec_module = run_then_tell
+            except AttributeError:
+                pass
+        return spec
+
+
+def _keep_a_record() -> None:
+    """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays."""
+    from torch.torch_version import __version__ as version
+
+    newest = "TORCH_FR_BUFFER_SIZE"  # 2.8 and later; before that NCCL only, by another name
+    name = newest if tuple(int(part) for part in version.split(".")[:2]) >= (2, 8) else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    if newest not in os.environ and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
+        os.environ[name] = _ENTRIES
+
+
+def _serve(folder: str) -> None:
+    """torch's own server. It is bound through the folder's descriptor: a socket's path ends at 107 bytes."""
+    import ctypes
+
+    from torch._C._distributed_c10d import _WorkerServer
+
+    name = "%d.sock" % os.getpid()
+    if os.path.exists(os.path.join(folder, name)):  # a pid that was used before; the server refuses an existing file
+        os.unlink(os.path.join(folder, name))
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, 2)  # it announces itself on stderr
+    try:
+        server = _WorkerServer("/proc/self/fd/%d/%s" % (place, name))
+    finally:
+        os.dup2(keep, 2)
+        for fd in (keep, null, place):
+            os.close(fd)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+def _let_read(watcher: str) -> None:
+    """Yama lets only a parent read another process's memory: the supervisor and what it starts may do so too."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(watcher)), 0, 0, 0)
+
+
+def _when_torch_is_there(folder: str, watcher: str) -> None:
+    for step in (_keep_a_record, lambda: _serve(folder), lambda: _let_read(watcher)):
+        try:
+            step()
+        except Exception:  # an older torch, or another system: then less can be seen
+            pass
+
+
+def _begin() -> None:
+    found = _leave_no_trace()
+    if found is None:
+        return
+    folder, watcher = found
+    try:
+        _stack_on_signal(folder)
+    except Exception:  # no descriptor left, a disk that is away
+        pass
+    finder: Any = _AfterImport(_TORCH, lambda: _when_torch_is_there(folder, watcher))
+    sys.meta_path.insert(0, finder)
+
+
+def _run_the_shadowed() -> None:
+    """The sitecustomize that would have run without this one. What it raises is reported as it always is."""
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_begin()
+_run_the_shadowed()

@@ -1,0 +1,57 @@
+"""Asks torch's debug server inside a rank (``torch/csrc/distributed/c10d/control_plane``): HTTP over a Unix socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Optional
+
+ASK_S = 0.5  # an answer takes a millisecond; a stopped process gives none
+MOST_BYTES = 16 << 20
+
+
+def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional[bytes]:
+    """The body of its answer; None when there is no server, no answer in time, or not the whole of it."""
+    until = time.monotonic() + seconds
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(seconds)
+            sock.connect("/proc/self/fd/%d/%d.sock" % (place, pid))  # a socket's path ends at 107 bytes
+            head = "POST /handler/%s HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            sock.sendall((head % handler).encode("ascii"))
+            return _body(read(sock, until - time.monotonic()))
+    except OSError:
+        return None
+    finally:
+        os.close(place)
+
+
+def read(sock: socket.socket, seconds: float) -> bytes:
+    """All that comes until the other side closes. Raises OSError: it takes too long."""
+    until = time.monotonic() + seconds
+    pieces, size = [], 0
+    while size < MOST_BYTES:
+        sock.settimeout(max(0.01, until - time.monotonic()))
+        data = sock.recv(1 << 16)
+        if not data:
+            break
+        pieces.append(data)
+        size += len(data)
+    return b"".join(pieces)
+
+
+def _body(answer: bytes) -> Optional[bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    if len(lines[0].split()) < 2 or lines[0].split()[1] != b"200":
+        return None
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and int(value) != len(body):
+            return None  # it ended in the middle
+    return body

@@ -1,0 +1,100 @@
+"""Python stacks of another process: by py-spy where it may read that memory, else by a signal the rank has asked for.
+
+py-spy touches nothing and also reads a process that is stopped. The signal cuts short a sleep or a read that C code is
+in, so it is sent only to a process that catches it, and only when a person asks or a run is stuck.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import List, NamedTuple, Optional
+
+from ddpctl_worker import proc, tool
+from ddpctl_worker.doctor import frames
+from ddpctl_worker.doctor.frames import Thread
+
+PY_SPY_S = 1.0
+STACK_SIGNAL = 40
+ANSWER_S = 0.3
+_TAIL = 64 << 10
+
+
+class Stacks(NamedTuple):
+    """``threads``, or why there are none."""
+
+    threads: Optional[List[Thread]]
+    trouble: str = ""
+
+    @property
+    def main(self) -> Optional[Thread]:
+        return next((one for one in self.threads or () if one.main), None)
+
+
+def by_py_spy(program: Optional[str], pid: int, seconds: float = PY_SPY_S) -> Stacks:
+    """What py-spy reads of a process, without a pause for it."""
+    if program is None:
+        return Stacks(None, "py-spy is not on this host")
+    argv = [program, "dump", "--nonblocking", "--json", "--locals", "--pid", str(pid)]
+    try:
+        said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=4 << 20)
+    except OSError as error:
+        return Stacks(None, "py-spy cannot be run: %s" % (error.strerror or error))
+    if said["timed_out"]:
+        return Stacks(None, "py-spy did not end within %g s" % seconds)
+    threads = frames.from_py_spy(said["stdout"], pid)
+    if threads is None:
+        words = " ".join(said["stderr"].split())
+        return Stacks(None, "py-spy: %s" % (words[:200] or "nothing was read"))
+    return Stacks(threads)
+
+
+def by_signal(folder: str, pid: int) -> Stacks:
+    """What the process writes down of its own main thread when asked to."""
+    path = os.path.join(folder, "%d.stack" % pid)
+    if not catches(pid, STACK_SIGNAL):
+        return Stacks(None, "the rank does not answer the signal that asks for its stack")
+    if not _holds(pid, path):
+        return Stacks(None, "the rank has closed the file for its stack")
+    try:
+        before = os.stat(path).st_size
+        os.kill(pid, STACK_SIGNAL)
+        until = time.monotonic() + ANSWER_S
+        while time.monotonic() < until:
+            time.sleep(0.01)
+            if os.stat(path).st_size > before:
+                time.sleep(0.01)  # it writes line by line
+                break
+        with open(path, "rb") as file:
+            file.seek(max(before, os.stat(path).st_size - _TAIL))
+            text = file.read(_TAIL).decode("utf-8", "replace")
+    except OSError as error:
+        return Stacks(None, "its stack could not be had: %s" % (error.strerror or error))
+    found = frames.from_faulthandler(text)
+    if found is None:
+        return Stacks(None, "the rank did not write its stack within %g s" % ANSWER_S)
+    return Stacks([Thread("MainThread", True, False, found, {})])
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal: without one it would die of it."""
+    for line in (proc.read(pid, "status") or b"").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _holds(pid: int, path: str) -> bool:
+    """Whether the process still has this file open: its descriptor may have become another file's."""
+    try:
+        wanted = os.stat(path)
+        for fd in os.listdir("/proc/%d/fd" % pid):
+            try:
+                found = os.stat("/proc/%d/fd/%s" % (pid, fd))
+            except OSError:
+                continue
+            if os.path.samestat(wanted, found):
+                return True
+    except OSError:
+        return False
+    return False

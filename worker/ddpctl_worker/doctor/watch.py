@@ -1,0 +1,218 @@
+"""The supervisor's own doctor: glances at its ranks every few seconds, and says so when the run is stuck.
+
+In a thread of its own, as a rank, a disk or py-spy may take its time. Every node glances at its own ranks; the node
+that decides (the gang's hub, or the only node) compares, asks all nodes for a close look when nothing moves, judges,
+and tells the others, so that each has the diagnosis in its record. The same close look answers the ``look`` verb.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from threading import Thread
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ddpctl_worker import notes
+from ddpctl_worker.doctor import flight, look, process, verdict
+from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.stall import Stall
+from ddpctl_worker.notes import note, trace
+
+GLANCE_S = 5.0
+PATIENCE_S = 4.0  # for the looks of the other nodes
+LAST_S = 0.5  # for the last look at a run that ends
+FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
+Say = Callable[[Dict[str, Any]], None]
+
+
+class Watch:
+    """One node's ranks, watched. ``subjects`` lists those that live; ``say`` tells the gang's hub, or as the hub all
+    members; ``save`` gets what belongs into the record.
+
+    ``hosts``: all nodes whose looks decide together; the first one decides. None: no gang, and other nodes to
+    rendezvous with, so that nobody can decide.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        hosts: Optional[Sequence[str]],
+        stall: float,
+        tools: Tools,
+        subjects: Callable[[], List[Subject]],
+        ages: Callable[[], Dict[int, float]],
+        say: Say,
+        save: Say,
+    ) -> None:
+        self._host, self._hosts, self._tools = host, list(hosts or ()), tools
+        self._decides = bool(self._hosts) and self._hosts[0] == host
+        self._limit = stall
+        self._subjects, self._ages, self._say, self._save = subjects, ages, say, save
+        self._stall = Stall(stall)
+        self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
+        self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
+        self._round = 0
+        self._glance_at = 0.0
+        self._over = False
+        self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck, while it is
+        self._thread = Thread(target=self._run, name="doctor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more looks: the run ends. Does not wait."""
+        self._over = True
+        self.hear(self._host, {"what": "stop"})
+
+    def hear(self, host: str, message: Dict[str, Any]) -> None:
+        """A word of another node's watch. Never waits: a node that says too much is not heard."""
+        with contextlib.suppress(queue.Full):
+            self._inbox.put_nowait((host, message))
+
+    def look(self, interval: float = look.INTERVAL_S) -> List[Dict[str, Any]]:
+        """A close look at this node's ranks, now. From any thread."""
+        found = look.look(self._subjects(), self._tools, interval)
+        ages = self._ages()
+        return [
+            dict(one, host=self._host, output_age_s=ages.get(int(one["local_rank"])), pause_s=self._stall.longest)
+            for one in found
+        ]
+
+    def _run(self) -> None:
+        told = ""
+        while not self._over:
+            try:
+                self._turn()
+            except Exception as error:
+                if repr(error) != told:
+                    told = repr(error)
+                    note("doctor: %s" % trace(error))
+                time.sleep(1.0)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now >= self._glance_at:
+            self._glance_at = now + GLANCE_S
+            self._glance(now)
+        if self._decides and self._stall.due(time.monotonic()):
+            self._examine()
+        try:
+            host, message = self._inbox.get(timeout=max(0.01, min(1.0, self._glance_at - time.monotonic())))
+        except queue.Empty:
+            return
+        self._take(host, message)
+
+    def _take(self, host: str, message: Dict[str, Any]) -> None:
+        what = message.get("what")
+        if what == "glance" and self._decides:
+            self._feed(message.get("ranks") or {})
+        elif what == "look":
+            self._answer(int(message.get("round") or 0))
+        elif what == "diagnosis" and not self._decides:
+            self._keep(message.get("diagnosis"))
+
+    # --- glances ---------------------------------------------------------------------------------------------------
+    def _glance(self, now: float) -> None:
+        found = {str(one.rank): self._at(one, now) for one in self._subjects()}
+        if self._decides:
+            self._feed(found)
+        elif found and self._hosts:
+            self._say({"what": "glance", "ranks": found})
+
+    def _at(self, one: Subject, now: float) -> Dict[str, Any]:
+        """What a rank shows at little cost: whether it has come further, and whether it works."""
+        pids = [one.pid, *process.below(one.pid)]
+        work = process.work_of(pids).values()
+        total = process.Work(sum(each.ticks for each in work), sum(each.bytes for each in work))
+        when, before = self._before.get(one.pid, (now - GLANCE_S, total))
+        self._before[one.pid] = (now, total)
+        seconds = max(0.1, now - when)
+        found = look.record_of(self._tools.folder, one.pid)
+        pending = next((each for each in (found or ())[-1:] if not each.done), None)
+        return {
+            "place": list(look.state_of(found)) if found else None,
+            "pending": None if pending is None else max(0.0, time.time() - pending.at),
+            "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
+            "bytes": max(0, total.bytes - before.bytes) / seconds,
+        }
+
+    def _feed(self, ranks: Dict[str, Any]) -> None:
+        now = time.monotonic()
+        moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
+        if any(moved) and self.diagnosis is not None:
+            self._tell(None)
+
+    # --- a close look of all nodes ---------------------------------------------------------------------------------
+    def _examine(self) -> None:
+        """Two rounds would be safer and slower; each look takes in a second, and nothing may move during it."""
+        self._round += 1
+        others = self._hosts[1:]
+        if others:
+            self._say({"what": "look", "round": self._round})
+        looks = self.look()
+        looks += self._others(set(others)) if others else []
+        came = {str(one["host"]) for one in looks}
+        absent = [host for host in self._hosts if host not in came]
+        found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
+        if found.stuck:
+            self._tell(found)
+
+    def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
+        looks: List[Dict[str, Any]] = []
+        until = time.monotonic() + PATIENCE_S
+        while waiting and not self._over and time.monotonic() < until:
+            try:
+                host, message = self._inbox.get(timeout=max(0.01, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if message.get("what") != "looked":
+                self._take(host, message)
+            elif message.get("round") == self._round:
+                if message.get("look") is None:
+                    waiting.discard(host)
+                else:
+                    looks.append(dict(message["look"], host=host))
+        return looks
+
+    def _answer(self, number: int) -> None:
+        """One message a rank, as a message has its limit; then one to say that this is all."""
+        for one in self.look():
+            self._say({"what": "looked", "round": number, "look": shortened(one)})
+        self._say({"what": "looked", "round": number, "look": None})
+
+    def _tell(self, found: Optional[verdict.Diagnosis]) -> None:
+        """``found`` is why the run is stuck; None: it moves again."""
+        now = time.time()
+        made: Optional[Dict[str, Any]]
+        if found is None:
+            made = dict(self.diagnosis or {}, over=notes.iso(now))
+        else:
+            stood = time.monotonic() - self._stall.since if self._stall.since is not None else found.waited_s
+            since = notes.iso(now - max(stood, found.waited_s))
+            first = self.diagnosis["time"] if self.diagnosis is not None else notes.iso(now)
+            made = dict(found.to_json(), since=since, time=first, over=None)
+        self._keep(made)
+        if self._hosts[1:]:
+            self._say({"what": "diagnosis", "diagnosis": made})
+
+    def _keep(self, made: Any) -> None:
+        if not isinstance(made, dict):
+            return
+        before = self.diagnosis
+        self.diagnosis = made if made.get("over") is None else None
+        if before is None or self.diagnosis is None or before.get("verdict") != made.get("verdict"):
+            note("doctor: %s" % made.get("verdict") if self.diagnosis else "doctor: the run moves again")
+        self._save(made)
+
+
+def shortened(one: Dict[str, Any]) -> Dict[str, Any]:
+    """A look for another node or for the record: the last entries, the innermost frames."""
+    made = dict(one)
+    if one.get("groups"):
+        made["groups"] = flight.to_json(flight.from_json(one["groups"]), ENTRIES)
+    for name in ("threads", "children"):
+        made[name] = [dict(each, stack=each["stack"][:8]) for each in one.get(name) or ()]
+    made["stack"] = one["stack"][:FRAMES] if one.get("stack") else None
+    return made

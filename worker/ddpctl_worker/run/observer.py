@@ -1,0 +1,98 @@
+"""The doctor's part in a supervisor: who it watches, whom it tells, and the last look before a stop."""
+
+from __future__ import annotations
+
+import time
+from threading import Thread
+from typing import Any, Callable, Dict, List, Optional
+
+from ddpctl_worker import notes
+from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.service import Desk
+from ddpctl_worker.doctor.watch import Watch, shortened
+from ddpctl_worker.gang.base import Gang
+from ddpctl_worker.output.drain import Drain
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.ranks import Roster
+from ddpctl_worker.run.recorder import Recorder
+
+LAST_S = 0.5  # for the last look at ranks that are about to be stopped
+
+
+class Observer:
+    """``settings`` is the job's ``doctor``: {"stall": seconds}."""
+
+    def __init__(
+        self,
+        order: Dict[str, Any],
+        paths: RunPaths,
+        roster: Roster,
+        drain: Drain,
+        recorder: Recorder,
+        gang: Optional[Gang],
+        changed: Callable[[], None],
+    ) -> None:
+        run, settings = order["run"], order["run"]["doctor"]
+        self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
+        self._changed = changed
+        alone = int(run.get("nnodes") or 1) == 1
+        hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
+        self._watch = Watch(
+            run["host"],
+            hosts,
+            float(settings["stall"]),
+            Tools(paths.doctor, order.get("py_spy")),
+            self._subjects,
+            self._ages,
+            gang.say if gang is not None else lambda message: None,
+            self._save,
+        )
+        if gang is not None:
+            gang.on_word(self._watch.hear)
+        self._desk = Desk(paths.doctor_socket, lambda: {"looks": self._watch.look()})
+        self._last_until: Optional[float] = None
+        self._last_done = False
+
+    @property
+    def diagnosis(self) -> Optional[Dict[str, Any]]:
+        """Why the run is stuck, while it is."""
+        return self._watch.diagnosis
+
+    def start(self) -> None:
+        self._watch.start()
+        self._desk.open()
+
+    def last_look(self) -> bool:
+        """Whether the ranks may be stopped: where they stand has been seen, or that takes too long. Asked again and
+        again; the first call begins the look."""
+        if self._last_until is None:
+            self._last_until = time.monotonic() + LAST_S
+            self._watch.stop()
+            Thread(target=self._look_last, name="last-look", daemon=True).start()
+        return self._last_done or time.monotonic() >= self._last_until
+
+    def _look_last(self) -> None:
+        try:
+            looks = [shortened(one) for one in self._watch.look(interval=0.0)]
+            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks}
+            self._recorder.put(self._paths.last_look, value, durable=False)
+        except Exception as error:
+            notes.note("doctor: the last look failed: %r" % error)
+        finally:
+            self._last_done = True
+            self._changed()
+
+    def _subjects(self) -> List[Subject]:
+        return [Subject(one.rank, one.local_rank, one.pid) for one in self._roster.alive()]
+
+    def _ages(self) -> Dict[int, float]:
+        """local rank -> seconds since its last output."""
+        found: Dict[int, float] = {}
+        for (local, _), at in self._drain.said().items():
+            if at:
+                found[local] = min(found.get(local, 1e9), round(max(0.0, time.time() - at), 1))
+        return found
+
+    def _save(self, made: Dict[str, Any]) -> None:
+        self._recorder.put(self._paths.diagnosis, dict(made, schema=SCHEMA), durable=False)
