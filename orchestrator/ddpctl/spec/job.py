@@ -102,7 +102,7 @@ class Doctor(Strict):
 
 @dataclass(frozen=True)
 class _Off:
-    """Adds to the JSON Schema what stands for null. To a YAML 1.1 reader ``off`` is false: both mean the same here."""
+    """Adds the words for null to the JSON Schema. To a YAML 1.1 reader ``off`` is false: both mean the same here."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"anyOf": [{"enum": [OFF, False]}, *handler(core)["anyOf"]]}
