@@ -66,6 +66,7 @@ def jobs(hosts: list[str]) -> st.SearchStrategy[dict[str, Any]]:
         requires=_optional(data=st.lists(paths, max_size=2), free_disk_gb=st.none() | seconds),
         outputs=st.lists(paths, max_size=2),
         timeouts=_optional(start=seconds, stop=seconds, silence=st.none() | seconds),
+        doctor=st.sampled_from(["off", False]) | _optional(stall=seconds),
     )
     return st.tuples(program, rest).map(lambda pair: {**pair[0], **pair[1]})
 

@@ -157,6 +157,23 @@ def test_look_alikes_are_refused_and_accepted_in_quotes(value: str, place: str) 
         assert load_text(place.format(f'"{value}"').encode(), "c.yaml").job().args == (value,)
 
 
+@pytest.mark.parametrize("value", ["off", "'off'", '"off"', "false", "null"])
+def test_a_jobs_doctor_is_off_in_every_reading(value: str) -> None:
+    assert load_text((JOB + f"    doctor: {value}\n").encode(), "c.yaml").job().doctor is None
+
+
+@pytest.mark.parametrize("value", ["Off", "OFF", "no", "on", "true", "0", "''", "[off]", "{stall: off}", "{stall: }"])
+def test_a_jobs_doctor_is_off_by_no_other_word(value: str) -> None:
+    assert "jobs.train.doctor" in str(refused(JOB + f"    doctor: {value}\n"))
+
+
+@pytest.mark.parametrize(
+    "text", ["defaults: {env: {doctor: off}}\n", JOB.replace("train", "doctor") + "    args: [off]\n"]
+)
+def test_off_is_refused_everywhere_else(text: str) -> None:
+    assert "quote it" in str(refused(text))
+
+
 @pytest.mark.parametrize(
     "value", ["10", "0", "-3", "0.1", "1e-3", "1.50", "-0", "1E+9", "123456789012345678901234567890"]
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ddpctl.errors import UsageError
 from ddpctl.files.inventory import load_text
+from ddpctl.spec.job import Doctor
 
 FILE = b"""\
 hosts: [a, b]
@@ -42,6 +43,10 @@ def loaded(*sets: str, job: str | None = "train", data: bytes = FILE) -> Any:
         ("elastic.min_nodes=1", "elastic", None),
         ("jobs.train.master=b", "master", "b"),
         ("outputs=[]", "outputs", ()),
+        ("doctor=off", "doctor", None),
+        ("doctor=false", "doctor", None),
+        ("doctor={stall: 5}", "doctor", Doctor(stall=5)),
+        ("doctor.stall=5", "doctor", Doctor(stall=5)),
     ],
 )
 def test_into_the_chosen_job(text: str, key: str, value: Any) -> None:
@@ -82,6 +87,11 @@ def test_the_later_one_wins() -> None:
     [
         ("nproc_per_nod=2", "did you mean nproc_per_node"),
         ("timeouts.stp=2", "--set timeouts.stp: jobs.train.timeouts.stp: is not a known key; did you mean stop"),
+        ("doctor=no", "--set doctor: reads as a boolean in some YAML readers and as text in others; quote it"),
+        ("env.doctor=off", "--set env.doctor: reads as a boolean in some YAML readers and as text in others"),
+        ("doctor=on", "reads as a boolean"),
+        ("doctor=30", "--set doctor: jobs.train.doctor: must be off, or a mapping with stall"),
+        ("doctor.stal=3", "--set doctor.stal: jobs.train.doctor.stal: is not a known key; did you mean stall"),
         ("nodes=9", "--set nodes: jobs.train.nodes: 9 nodes, but the inventory has 2 hosts"),
         ("launcher=no", "--set launcher: reads as a boolean in some YAML readers and as text in others; quote it"),
         ("args=[a", "--set args: [1]: is not valid YAML"),

@@ -69,6 +69,7 @@ def test_every_default_is_the_contracts() -> None:
         "requires": {"data": (), "free_disk_gb": None},
         "outputs": (),
         "timeouts": {"start": 120.0, "stop": 10.0, "leftover": 10.0, "silence": None},
+        "doctor": {"stall": 30.0},
     }
     environment = inventory.environment
     assert (environment.mode, environment.packages, environment.torch_backend) == ("existing", (), "auto")
@@ -180,6 +181,16 @@ def test_a_host_refuses(keys: dict[str, Any]) -> None:
         {"timeouts": {"stop": -1}},
         {"timeouts": {"stop": float("inf")}},
         {"timeouts": {"stop": float("nan")}},
+        {"doctor": True},
+        {"doctor": 0},
+        {"doctor": "on"},
+        {"doctor": "Off"},
+        {"doctor": 30},
+        {"doctor": {"stall": 0}},
+        {"doctor": {"stall": -1}},
+        {"doctor": {"stall": None}},
+        {"doctor": {"stall": float("nan")}},
+        {"doctor": {"stalled": 5}},
         {"requires": {"free_disk_gb": "5"}},
         {"outputs": "saved"},
         {"name": "other"},

@@ -63,6 +63,15 @@ def test_slots_auto_asks_the_node() -> None:
     assert plan({}, nodes, nproc=3).nodes[0].nproc == 3
 
 
+@pytest.mark.parametrize(
+    ("key", "told"), [({}, {"stall": 30.0}), ({"doctor": {"stall": 5}}, {"stall": 5.0}), ({"doctor": "off"}, None)]
+)
+def test_every_record_says_when_the_run_counts_as_stalled(key: dict[str, Any], told: Any) -> None:
+    made = plan(key, hosts(2))
+    assert made.to_json()["doctor"] == told
+    assert [made.record(node)["doctor"] for node in made.nodes] == [told, told]
+
+
 @pytest.mark.parametrize("style", ["--local_rank", "--local-rank"])
 def test_a_script_gets_its_local_rank_in_its_own_spelling(style: str) -> None:
     argv = plan({}, hosts(1), local_rank_arg=style).nodes[0].command.argv

@@ -229,6 +229,20 @@ def test_old_workers_go_while_no_run_is_live(node: Node) -> None:
     assert recent.exists()
 
 
+def test_old_tools_go_unless_a_live_run_was_started_with_them(node: Node) -> None:
+    """uv and py-spy alike: another host's run on a shared base_dir may still need its py-spy."""
+    paths = [node.base / "tools" / f"{name}-{letter * 64}" for name in ("uv", "py-spy") for letter in "ab"]
+    for path in paths:
+        path.write_bytes(b"x" * 5000)
+        age(path, OLD if path.name.endswith("a") else 20 * DAY - 60)
+    live = add_run(node, "live", over=False, ago=20 * DAY - 120, host="other")
+    gone = {path.name for path in paths if path.name.endswith("a")}
+    assert named(gc(node, delete=True), "tool") == gone
+    (live / "exit.json").write_text(json.dumps({"state": "succeeded"}))
+    assert named(gc(node, delete=True), "tool") == {path.name for path in paths} - gone
+    assert [path for path in paths if path.exists()] == []
+
+
 def test_a_gc_does_not_take_the_worker_that_it_is(node: Node) -> None:
     own, other = (node.base / "worker" / (letter * 64) for letter in "ab")
     for folder in (own, other):

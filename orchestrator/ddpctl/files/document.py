@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.tree import LookAlike, Node, Path, parse, plain_scalar, shown_path
 from ddpctl.spec.inventory import Environment, HostEntry, HostKeys, InventoryFile, suggestion
-from ddpctl.spec.job import Elastic, JobKeys, Requires, Timeouts
+from ddpctl.spec.job import Doctor, Elastic, JobKeys, Requires, Timeouts
 from ddpctl.spec.values import Fault, Strict
 
 _QUOTED = ("[", "{", '"', "'")
 _SECTIONS: Mapping[str, type[Strict]] = {
+    "doctor": Doctor,
     "elastic": Elastic,
     "requires": Requires,
     "timeouts": Timeouts,
@@ -64,7 +65,7 @@ def apply_set(root: Node, text: str, job: str | None) -> None:
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set {key!r}: KEY=VALUE is needed", hint="for instance --set timeouts.stop=30")
     path = _set_path(root, key, job)
-    _put(root, path, _value(f"--set {key}", value), key)
+    _put(root, path, _value(f"--set {key}", value, path), key)
 
 
 def _set_path(root: Node, key: str, job: str | None) -> Path:
@@ -100,11 +101,11 @@ def _jobs(root: Node) -> Mapping[str, Node]:
     return jobs.value if jobs is not None and isinstance(jobs.value, dict) else {}
 
 
-def _value(origin: str, text: str) -> Node:
+def _value(origin: str, text: str, path: Path) -> Node:
     if text.lstrip().startswith(_QUOTED):
         return parse(text, origin, placed=False)
     try:
-        return Node(origin, None, None, plain_scalar(text))
+        return Node(origin, None, None, plain_scalar(text, path))
     except LookAlike as error:
         raise InventoryError(
             str(error), file=origin, hint=f"quote it: {origin.removeprefix('--set ')}='\"...\"'"

@@ -5,7 +5,8 @@ directives, and a second document; and ruamel's composer goes as deep as the fil
 
 A plain (unquoted) scalar is text, a plain number, ``true``, ``false`` or nothing; whatever readers disagree on is
 refused. ``no`` is False to a YAML 1.1 reader and text to a YAML 1.2 one, ``010`` is 8, 10 or text, ``22:22`` is 1342 or
-text. Nobody who writes such a thing can know what they get, so they are asked to quote it.
+text. Nobody who writes such a thing can know what they get, so they are asked to quote it. The one exception is ``off``
+where both readings mean the same: as the value of a job's ``doctor``.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class LookAlike(ValueError):
         self.hint = "quote it to make it text, or write a plain decimal number" if number else "quote it"
 
 
-def plain_scalar(text: str) -> Scalar:
-    """The value of an unquoted scalar; a number remembers how it was written.
+def plain_scalar(text: str, path: Path = ()) -> Scalar:
+    """The value of an unquoted scalar at ``path``; a number remembers how it was written.
 
     Raises:
         LookAlike: some reader would take it for something else.
@@ -108,10 +109,17 @@ def plain_scalar(text: str) -> Scalar:
         return int(text)
     if _DECIMAL.fullmatch(text):
         return Number(text)
+    if text == "off" and _takes_off(path):
+        return text
     for kind, pattern in _LOOKALIKES:
         if pattern.fullmatch(text):
             raise LookAlike(kind)
     return text
+
+
+def _takes_off(path: Path) -> bool:
+    """Whether the text ``off`` and the boolean false mean the same there."""
+    return len(path) == 3 and (path[0], path[2]) == ("jobs", "doctor")
 
 
 def shown_path(path: Sequence[str | int]) -> str:
@@ -256,7 +264,7 @@ class _Reader:
         if event.style is not None:
             return text
         try:
-            return plain_scalar(text)
+            return plain_scalar(text, path)
         except LookAlike as error:
             shown = f"{text!r} " if repeat else ""
             raise self._fault(path, f"{shown}{error}", event, error.hint) from None

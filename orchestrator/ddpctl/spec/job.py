@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ddpctl.spec.values import (
     AsTuple,
@@ -27,6 +30,7 @@ from ddpctl_worker.contract import STOP_GRACE_S
 
 MAX_NODES = 4096
 SILENCE_WARNING_S = 1800.0  # without an explicit timeouts.silence: a warning after this, never a kill
+OFF = "off"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 Launcher = Literal["auto", "launch", "torchrun"]
@@ -90,6 +94,31 @@ class Timeouts(Strict):
     )
 
 
+class Doctor(Strict):
+    """When a run counts as stalled."""
+
+    stall: PositiveSeconds = Field(default=30.0, description="A run without progress for this many seconds stalls.")
+
+
+@dataclass(frozen=True)
+class _Off:
+    """Adds the words for null to the JSON Schema. To a YAML 1.1 reader ``off`` is false: both mean the same here."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": [OFF, False]}, *handler(core)["anyOf"]]}
+
+
+def _doctor(value: Any) -> Any:
+    if value is False or value == OFF:
+        return None
+    if value is None or isinstance(value, (dict, Doctor)):
+        return value
+    raise bad("must be off, or a mapping with stall", "write off, or {stall: 30}")
+
+
+OptionalDoctor = Annotated[Doctor | None, BeforeValidator(_doctor), _Off()]
+
+
 class JobKeys(Strict):
     """The keys of one job in the file."""
 
@@ -123,6 +152,9 @@ class JobKeys(Strict):
     requires: Requires = Field(default=Requires(), description="What every node must have before the job starts.")
     outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
+    doctor: OptionalDoctor = Field(
+        default=Doctor(), description="How `ddpctl doctor` looks at its runs; off: py-spy is not sent to the nodes."
+    )
 
     @model_validator(mode="after")
     def _one_program(self) -> JobKeys:

@@ -109,6 +109,7 @@ class Plan:
     code: CodeRef | None
     outputs: tuple[str, ...]
     timeouts: Mapping[str, Any]
+    doctor: Mapping[str, float] | None  # None: off
     user: str
     controller: str
     created: str
@@ -182,6 +183,7 @@ class Plan:
             "code": self.code.to_json() if self.code else None,
             "outputs": list(self.outputs),
             "timeouts": dict(self.timeouts),
+            "doctor": dict(self.doctor) if self.doctor is not None else None,
         }
 
     def _gang(self, node: NodePlan) -> dict[str, Any] | None:

@@ -81,6 +81,7 @@ def make_plan(
         code=code,
         outputs=tuple(job.outputs),
         timeouts=_timeouts(job),
+        doctor=job.doctor.model_dump() if job.doctor is not None else None,
         user=identity.user,
         controller=identity.controller,
         created=identity.created,

@@ -14,17 +14,20 @@ import time
 from typing import Any, Dict, Optional
 
 import ddpctl_worker
-from ddpctl_worker import fs, paths, proc
+from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import guardian, launcher, processes, record
 from ddpctl_worker.run.status import node_status
+from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
+from ddpctl_worker.tool import run as run_tool
 
 OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
 CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
+PY_SPY_S = 5.0  # py-spy says its version in milliseconds
 STOP_BYTES = 4 << 10  # room for the word of a stop
 
 
@@ -136,8 +139,26 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
         "refused": refused,
         "umask": umask,
         "gang_key": request.get("gang_key"),
+        "py_spy": _py_spy(request, base) if refused is None else None,
         "code_path": os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))),
     }
+
+
+def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
+    """The path of py-spy, or None: a run never fails for want of it."""
+    tool = request.get("py_spy")
+    if not tool:
+        return None
+    try:
+        path = program(base, "py-spy", tool)
+        said = run_tool([path, "--version"], PY_SPY_S)
+    except (WorkerError, OSError) as error:
+        notes.note("the run has no py-spy: %s" % error)
+        return None
+    if said["code"] != 0:
+        notes.note("the run has no py-spy: it cannot run here: %s" % (said["stderr"].strip() or said["code"]))
+        return None
+    return path
 
 
 def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: str) -> Dict[str, str]:

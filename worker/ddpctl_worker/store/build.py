@@ -20,8 +20,9 @@ from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BUILD, CORRUPT, INSTALL
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
 from ddpctl_worker.store.install import Damaged, fill
+from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
-from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, uv_program
+from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched
 
 BUILD_S = 3500.0
 PIECE = 1 << 20
@@ -60,7 +61,7 @@ def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel) -> Dict[str, Any]:
-    uv = Uv(uv_program(base_dir, request["uv"]), fs.own_folder(base_dir, "uv-cache"), channel, BUILD_S)
+    uv = Uv(program(base_dir, "uv", request["uv"]), fs.own_folder(base_dir, "uv-cache"), channel, BUILD_S)
     tree = _source(base_dir, request["source"], place)
     env = os.path.join(place, "env")
     try:

@@ -88,6 +88,10 @@ class Finder:
     def _old(self, path: str) -> bool:
         return self._age(path) > self._max_age
 
+    def _in_use(self, path: str) -> bool:
+        """Whether what is touched at every start was touched for a run that is live."""
+        return self._live_since is not None and self._now - self._age(path) > self._live_since - FRESH_S
+
     def _age(self, path: str) -> float:
         try:
             return self._now - os.lstat(path).st_mtime
@@ -152,8 +156,7 @@ class Finder:
                     going.append((path, self._age(path)))
                 continue
             # The marker is touched whenever the environment is used for a start.
-            live = self._live_since is not None and os.lstat(marker).st_mtime > self._live_since - FRESH_S
-            if live or not self._old(marker) or any(used.startswith(path + os.sep) for used in running):
+            if self._in_use(marker) or not self._old(marker) or any(used.startswith(path + os.sep) for used in running):
                 self._keep_environment(path, marker)
             else:
                 going.append((path, self._age(marker)))
@@ -195,12 +198,16 @@ class Finder:
                 yield self._item("cache", path)
 
     def _leftovers(self) -> Iterator[Unused]:
-        for path in glob.glob(os.path.join(glob.escape(self._base), "tools", "uv-*")):
-            if not path.endswith(".part") and self._old(path):
-                yield self._item("tool", path)
+        yield from self._tools()
         yield from self._packages()
         for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*"):
             yield from self._broken_off(pattern)
+
+    def _tools(self) -> Iterator[Unused]:
+        """Programs that no live run may have been started with. A use touches them."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "tools", "*"))):
+            if not path.endswith(".part") and self._old(path) and not self._in_use(path):
+                yield self._item("tool", path)
 
     def _packages(self) -> Iterator[Unused]:
         """Workers of other versions. A supervisor may need more of its own at any time, and no record says which that

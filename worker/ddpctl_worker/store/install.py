@@ -20,7 +20,8 @@ from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, IMPORT, INSTALL
 from ddpctl_worker.store.blobs import discard_if_corrupt, require_space
-from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpacked_size, uv_program
+from ddpctl_worker.store.tools import program
+from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpacked_size
 
 MARKER = "ddpctl.json"
 INSTALL_S = 900.0
@@ -117,7 +118,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
         raise WorkerError(BAD_REQUEST, "install needs wheels")
     folder = place_wheels(base_dir, wheels)
     require_space(envs, unpacked_size(folder, wheels, _known_wheels(envs)))
-    uv = Uv(uv_program(base_dir, request["uv"]), fs.own_folder(base_dir, "uv-cache"), channel, INSTALL_S)
+    uv = Uv(program(base_dir, "uv", request["uv"]), fs.own_folder(base_dir, "uv-cache"), channel, INSTALL_S)
     place = os.path.join(envs, "%s.%s.tmp" % (name, os.urandom(4).hex()))
     try:
         for attempt in (1, 2):

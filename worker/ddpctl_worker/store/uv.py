@@ -1,11 +1,10 @@
-"""The uv that came along with the wheels: where it is, how it is run, and the wheels under their proper names."""
+"""How the uv that came along with the wheels is run, and the wheels under their proper names."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -16,7 +15,7 @@ from typing import Dict, List, Optional, Set
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
 from ddpctl_worker.fs import own_folder
-from ddpctl_worker.store.blobs import blob_path, blob_size, discard_if_corrupt, open_blob
+from ddpctl_worker.store.blobs import blob_path, blob_size
 
 OUTPUT = 3500  # characters of what a program said that are worth sending
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
@@ -71,55 +70,6 @@ def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout:
         if child.returncode != 0:
             raise UvFailed(err.read().decode("utf-8", "replace"), child.returncode)
         return out.read()
-
-
-def uv_program(base_dir: str, tool: Dict[str, str]) -> str:
-    """The path of uv, made from its blob: a ``binary`` as it is, or the one in a ``wheel``."""
-    sha256 = tool["hash"]
-    folder = own_folder(base_dir, "tools")
-    path = os.path.join(folder, "uv-" + sha256)
-    fd = open_blob(base_dir, sha256)
-    if fd is None:
-        raise WorkerError(CORRUPT, "uv has not arrived", "run the same command again")
-    with os.fdopen(fd, "rb") as blob:
-        os.utime(blob.fileno())  # used now: gc goes by that
-        if _is_ours(path):
-            os.utime(path)
-            return path
-        if discard_if_corrupt(base_dir, sha256):
-            raise WorkerError(CORRUPT, "uv had changed on this disk and was removed", "run the same command again")
-        # Written under a name of its own and closed before anybody runs it: "text file busy" otherwise.
-        handle, part = tempfile.mkstemp(prefix="uv-", suffix=".part", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                if tool["kind"] == "wheel":
-                    with zipfile.ZipFile(blob) as wheel, wheel.open(_member(wheel)) as inner:
-                        shutil.copyfileobj(inner, out, 1 << 20)
-                else:
-                    shutil.copyfileobj(blob, out, 1 << 20)
-                os.fsync(out.fileno())
-            os.chmod(part, 0o700)
-            os.rename(part, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
-            raise
-    return path
-
-
-def _is_ours(path: str) -> bool:
-    try:
-        info = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.isfile(path) and not os.path.islink(path) and info.st_uid == os.geteuid() and info.st_size > 0
-
-
-def _member(wheel: zipfile.ZipFile) -> str:
-    for name in wheel.namelist():
-        if name.endswith(".data/scripts/uv"):
-            return name
-    raise WorkerError(BAD_REQUEST, "the wheel of uv has no uv in it")
 
 
 def place_wheels(base_dir: str, wheels: List[Dict[str, str]]) -> str:
