@@ -12,7 +12,7 @@ N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test unit lint format system interpreters bench chaos garble clean
+.PHONY: help venv demo test unit lint format system interpreters bench chaos garble hangs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ bench: venv system interpreters ## compare ddpctl with the same commands run by 
 
 chaos: venv system interpreters ## as root: random faults on hosts in network namespaces: make chaos SEED=1 N=200
 	$(BIN)/python -m tests.chaos --seed $(SEED) --number $(N) $(ARGS)
+
+hangs: venv system interpreters ## as root: jobs that hang, and what `ddpctl doctor` says of each: make hangs SEED=1 N=60
+	$(BIN)/python -m tests.hangs --seed $(SEED) --number $(N) $(ARGS)
 
 garble: venv ## thousands of garbled answers from a node: make garble SEED=1 N=5000
 	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)

@@ -17,9 +17,9 @@ FREE_KB = (0, 0, 4, 16, 64, 256, 1024)  # what a full disk has left, so that it 
 
 
 @contextlib.contextmanager
-def own_disk(host: Host) -> Iterator[None]:
+def own_disk(host: Host, mount: str = MOUNT) -> Iterator[None]:
     """A small ext4 in a file, mounted in the host alone."""
-    image = host.disk.folder / "chaos.img"
+    image = host.disk.folder / f"{mount.rpartition('/')[2]}.img"
     with open(image, "wb") as file:
         file.truncate(SIZE)
     with contextlib.ExitStack() as undo:
@@ -27,9 +27,9 @@ def own_disk(host: Host) -> Iterator[None]:
         call(["mkfs.ext4", "-q", "-m", "0", str(image)])
         device = call(["losetup", "--find", "--show", str(image)]).stdout.strip()
         undo.callback(call, ["losetup", "--detach", device], check=False)
-        host.run(["mkdir", "-p", MOUNT])
-        host.run(["mount", "-o", "noatime", device, MOUNT])
-        undo.callback(host.run, ["umount", "--lazy", MOUNT], check=False)
+        host.run(["mkdir", "-p", mount])
+        host.run(["mount", "-o", "noatime", device, mount])
+        undo.callback(host.run, ["umount", "--lazy", mount], check=False)
         yield
 
 

@@ -1,0 +1,86 @@
+"""Labs of two and four hosts, and jobs on them: some at once, each from a place of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tests.e2e.site import Site
+from tests.lab import Lab, LabError, interpreters
+from tests.lab.command import Ddpctl
+
+TROUBLE = (LabError, AssertionError, OSError, KeyError, subprocess.SubprocessError)  # a round's, not the campaign's
+Task = TypeVar("Task")
+
+
+class Labs:
+    """One lab a number of hosts, started at first use."""
+
+    def __init__(self) -> None:
+        self._labs: dict[int, Lab] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Labs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for lab in self._labs.values():
+            lab.stop()
+
+    def __getitem__(self, hosts: int) -> Lab:
+        with self._lock:
+            if hosts not in self._labs:
+                self._labs[hosts] = Lab(hosts)
+            return self._labs[hosts]
+
+
+@contextlib.contextmanager
+def site_in(lab: Lab, folder: Path) -> Iterator[Site]:
+    """A place to start one job from; its commands are ended with it."""
+    folder.mkdir(parents=True)
+    ddpctl = Ddpctl(folder)
+    try:
+        yield Site(lab, ddpctl, folder / "site", str(interpreters.python213()))
+    finally:
+        ddpctl.stop()
+
+
+def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], jobs: int) -> None:
+    """Play every task, `jobs` at once; `play` gets the task and the time at which it began (monotonic seconds).
+
+    Raises the first error of `play`, when the tasks that are under way have ended.
+    """
+    todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    for task in tasks:
+        todo.put(task)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                task = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                play(task, time.monotonic())
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # the campaign is cut short: those under way are the last
+        errors.append(error)
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
