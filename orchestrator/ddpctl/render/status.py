@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -83,6 +84,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts: list[RenderableType] = [head, Whole(table)]
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
+    if run.diagnosis:
+        parts.append(Text(stuck_line(run.diagnosis), style="bold yellow"))
     if run.cause:
         parts.append(cause_view(run.cause))
     if candidates and run.candidates:
@@ -101,6 +104,11 @@ def cause_view(cause: Cause) -> RenderableType:
     if cause.traceback:
         lines.append(Text(cause.traceback.rstrip()))
     return Group(*lines)
+
+
+def stuck_line(diagnosis: Mapping[str, Any], now: datetime | None = None) -> str:
+    """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88); rank 13 on node6 is at ...``."""
+    return f"stuck for {ago(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
 
 
 def cause_line(cause: Cause) -> str:

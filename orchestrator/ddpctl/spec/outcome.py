@@ -58,6 +58,7 @@ class NodeStatus:
     dropped_lines: int = 0
     metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
     note: str | None = None  # why a host that answers cannot tell how its part stands
+    diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
@@ -193,6 +194,14 @@ class RunStatus:
         return of_job([values for node in self.nodes for values in node.metrics.values()])
 
     @property
+    def diagnosis(self) -> Mapping[str, Any] | None:
+        """Why the run is stuck, or was when it ended: verdict, suspects, since, time. None when it is not."""
+        if self.state == contract.SUCCEEDED:
+            return None
+        found = [node.diagnosis for node in self.nodes if node.diagnosis]
+        return max(found, key=lambda one: str(one["time"]), default=None)
+
+    @property
     def grace(self) -> float:
         """Seconds from SIGTERM to SIGKILL where a kill names none: the job's ``timeouts.stop``."""
         return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
@@ -221,6 +230,7 @@ class RunStatus:
             "cause": asdict(cause) if cause else None,
             "candidates": [asdict(one) for one in self.candidates],
             "metrics": self.metrics,
+            "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
         }
 
 

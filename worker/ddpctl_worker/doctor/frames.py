@@ -17,7 +17,7 @@ POINT_TO_POINT = frozenset(
 )
 # Operations that the flight record has no entry for, with gloo at least.
 UNRECORDED = POINT_TO_POINT | {"monitored_barrier", "init_process_group", "new_group", "destroy_process_group"}
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|\bddpctl/")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<")
 _FAULT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _COLLECTIVES = re.compile(r"distributed/(?:distributed_c10d|nn/functional|_functional_collectives)\.py$")
 # What a rank is doing, by the library frame nearest to the user's own: part of the file's name, function, words.

@@ -126,11 +126,19 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "cause": end.get("cause"),
         "candidates": end.get("candidates") or [],
         "note": found.note,
+        "diagnosis": _diagnosis(paths),
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),
         "survivors": end.get("survivors", []),
         "record": run,
     }
+
+
+def _diagnosis(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """Why the run is stuck, or was when it ended; None when it moves."""
+    found = fs.read_optional(paths.diagnosis)
+    names = ("verdict", "suspects", "since", "time")
+    return {name: found.get(name) for name in names} if found.get("verdict") and not found.get("over") else None
 
 
 def _readable(path: str) -> Optional[Dict[str, Any]]:

@@ -68,6 +68,18 @@ class SurvivorDict(TypedDict):
     cmd: Short
 
 
+class SuspectDict(TypedDict):
+    host: Name
+    rank: Small
+
+
+class DiagnosisDict(TypedDict):
+    verdict: Short
+    suspects: list[SuspectDict]
+    since: Moment
+    time: Moment
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -88,6 +100,7 @@ class StatusDict(TypedDict):
     dropped_lines: NotRequired[Count | None]
     metrics: NotRequired[dict[Digits, dict[Short, Figure]]]
     note: NotRequired[Short | None]
+    diagnosis: NotRequired[DiagnosisDict | None]
     record: RecordDict
 
 
