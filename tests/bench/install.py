@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddpctl.environment.managed import ask_platforms
 from ddpctl.environment.origins import origins, pip_settings
-from ddpctl.environment.resolve import LockRequest, locks_for, uv_for
+from ddpctl.environment.resolve import LockRequest, locks_for, tool_for
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.spec.inventory import Environment
 from tests.bench.report import Row
@@ -30,7 +30,7 @@ def all_of(folder: Path) -> Sequence[Row]:
     with fleet_of(where) as fleet:
         platforms = ask_platforms(fleet, ["n0"]).results
         target, lock = next(iter(locks_for(request, platforms, folder / "locks", locked=False).items()))
-        tool = uv_for(target, request)
+        tool = tool_for("uv", target, request, folder / "locks")
         files = Wheelhouse(folder / "wheelhouse", sources).fetch([*lock.wheels, tool])
         order = {**lock.request(tool), "imports": ["torch"]}
         transport = fleet.transport("n0")

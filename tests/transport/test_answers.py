@@ -41,6 +41,7 @@ NETWORK: dict[str, Any] = {
     "hostname": "n",
     "gpus": 0,
     "cores": 2,
+    "machine": "x86_64",
     "uid": 0,
     "names": {},
     "neighbours": {"limit": 1024, "entries": 7, "overflows": 0},

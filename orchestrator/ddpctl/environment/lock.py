@@ -18,6 +18,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from ddpctl.environment.origins import without_login
 from ddpctl.environment.platforms import Platform
+from ddpctl.environment.tools import as_tool
 from ddpctl.errors import ProvisionError
 
 if sys.version_info >= (3, 11):
@@ -115,7 +116,7 @@ class Lock:
             "lock": self.node_text,
             "lock_hash": self.lock_hash,
             "wheels": [{"hash": wheel.sha256, "name": wheel.filename} for wheel in self.wheels],
-            "uv": {"hash": uv.sha256, "kind": "wheel" if uv.filename.endswith(".whl") else "binary"},
+            "uv": as_tool(uv.sha256, uv.filename),
         }
 
 

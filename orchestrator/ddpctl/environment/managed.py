@@ -14,9 +14,10 @@ from ddpctl.environment.build import Builder
 from ddpctl.environment.direct import FileSource, as_provision_error, holdings
 from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.origins import origins, pip_settings
-from ddpctl.environment.platforms import QUESTIONS, NodePlatform, read_platform, same_python, targets
-from ddpctl.environment.resolve import FAMILY, LockRequest, backend_note, keep_built, lock_folder, locks_for, uv_for
+from ddpctl.environment.platforms import QUESTIONS, NodePlatform, Platform, read_platform, same_python, targets
+from ddpctl.environment.resolve import FAMILY, LockRequest, backend_note, keep_built, lock_folder, locks_for, tool_for
 from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.tools import UV
 from ddpctl.environment.wheelhouse import Counter, Wheelhouse
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.files.records import state_dir
@@ -31,6 +32,7 @@ from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 ASK_S = 45.0
 INSTALL_S = 1800.0
 STAGE = "environment"
+OLDEST = ((3, 8), 17)  # Python, and the minor version of glibc 2
 
 
 @dataclass
@@ -60,19 +62,18 @@ def build(
     names = [host.name for host in hosts]
     cache = platformdirs.user_cache_path("ddpctl")
     asked = ask_platforms(fleet, names)
-    sources = origins(inventory.environment, os.environ, pip_settings(os.environ))
-    request = LockRequest(inventory.environment, sources, Path(inventory.file).resolve().parent)
+    request = _request(inventory)
     state = _Build(
         fleet,
         tell,
-        Wheelhouse(cache / "wheels", sources),
+        Wheelhouse(cache / "wheels", request.origins),
         _addresses(hosts, facts, open_ports),
         errors=dict(asked.errors),
     )
     locks: dict[str, str] = {}
     if asked.results:
         tell(StageStarted("lock", None))
-        folder = lock_folder(inventory, state_dir() / "locks")
+        folder = _lock_folder(inventory)
         made = locks_for(request, asked.results, folder, locked=locked)
         tell(StageEnded("lock", True, ", ".join(_described(lock) for lock in made.values())))
         groups = targets(asked.results)
@@ -82,7 +83,7 @@ def build(
         backends = candidates(inventory.environment.torch_backend, asked.results.values())
         builder = Builder(request, backends, fleet, tell, state.wheelhouse, cache / "builds", locked)
         for target, members in groups.items():
-            tool = uv_for(target, request)
+            tool = tool_for(UV, target, request, folder)
             lock = builder.complete(made[target], tool, members)
             if lock is not made[target]:
                 keep_built(folder, lock)
@@ -91,6 +92,26 @@ def build(
         state.traffic += builder.traffic
         _compare(state)
     return EnvironmentOutcome("managed", state.nodes, state.errors, state.traffic, locks)
+
+
+def _request(inventory: Inventory) -> LockRequest:
+    sources = origins(inventory.environment, os.environ, pip_settings(os.environ))
+    return LockRequest(inventory.environment, sources, Path(inventory.file).resolve().parent)
+
+
+def _lock_folder(inventory: Inventory) -> Path:
+    return lock_folder(inventory, state_dir() / "locks")
+
+
+def fetch_tool(name: str, machine: str, inventory: Inventory) -> FileSource:
+    """A tool that is one static program, for nodes of a machine type: its wheel for the oldest C library and Python.
+
+    Raises:
+        ProvisionError: there is no such wheel, or it cannot be had.
+    """
+    request = _request(inventory)
+    wheel = tool_for(name, Platform(machine, *OLDEST), request, _lock_folder(inventory))
+    return Wheelhouse(platformdirs.user_cache_path("ddpctl") / "wheels", request.origins).fetch([wheel])[wheel.sha256]
 
 
 def ask_platforms(fleet: Fleet, names: Sequence[str]) -> FleetOutcome[NodePlatform]:

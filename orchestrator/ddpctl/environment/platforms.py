@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
+from ddpctl.environment.tools import MACHINES, machine_type
 from ddpctl.errors import ProvisionError
 from ddpctl.spec import nvidia
 from ddpctl.spec.fold import by
@@ -16,7 +17,6 @@ from ddpctl.spec.question import Question
 
 # The manylinux platforms that uv can resolve for; a node gets the newest that its C library allows.
 _UV_GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
-_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+(?:\.\d+)+)")
 
 QUESTIONS = (Question("python", deadline=10.0), nvidia.KERNEL, nvidia.SMI)
@@ -115,8 +115,8 @@ def _cpython(host: str, value: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _machine(host: str, value: Mapping[str, Any]) -> str:
-    machine = _MACHINES.get(str(value["machine"]).lower())
-    if machine is None:
+    machine = machine_type(str(value["machine"]))
+    if machine not in MACHINES:
         raise ProvisionError(
             f"a managed environment cannot be made for machine {value['machine']}",
             hint="set environment.mode: existing and install torch there yourself",

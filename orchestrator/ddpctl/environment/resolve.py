@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -22,11 +21,11 @@ from urllib.parse import urlsplit
 import uv
 
 from ddpctl.environment.backend import CPU, candidates, is_build
-from ddpctl.environment.direct import hash_file
 from ddpctl.environment.lock import Lock, Wheel, addresses_in, anchored, read_lock, same_versions, scrubbed
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.platforms import NodePlatform, Platform, targets
 from ddpctl.environment.requirements import metadata_of, read_requirements, refuse_ignored, uv_settings
+from ddpctl.environment.tools import own_program, runs_there
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.inventory import Environment, Inventory
@@ -168,21 +167,35 @@ def _compile(request: LockRequest, target: Platform, backend: str | None, pins: 
         return read_lock(text, target, "the resolved lock")
 
 
-def uv_for(target: Platform, request: LockRequest) -> Wheel:
-    """The uv that installs on nodes of ``target``: this machine's own where it runs there too, else their wheel of it.
+def tool_for(name: str, target: Platform, request: LockRequest, folder: Path) -> Wheel:
+    """The tool ``name`` for nodes of ``target``: this machine's own where it runs there too, else their wheel of it.
+
+    A lock for that wheel is kept in ``folder``.
 
     Raises:
-        ProvisionError: another machine type, and its wheel of uv cannot be found.
+        ProvisionError: it is not installed here, or another machine type and its wheel cannot be found.
     """
-    machine, own = platform.machine().lower(), version("uv")
-    if sys.platform == "linux" and machine in (target.machine, {"x86_64": "amd64", "aarch64": "arm64"}[target.machine]):
-        path = uv.find_uv_bin()
-        return Wheel("uv", own, "uv", hash_file(Path(path)), path)
+    if runs_there(target.machine):
+        own = own_program(name)
+        return Wheel(name, version(name), name, own.sha256, str(own.path), own.size)
     environment = request.environment.model_copy(
-        update={"packages": (f"uv=={own}",), "requirements": None, "project": None, "torch_backend": CPU}
+        update={"packages": (f"{name}=={version(name)}",), "requirements": None, "project": None, "torch_backend": CPU}
     )
-    lock = resolve_one(replace(request, environment=environment), target, (CPU,))
-    return next(wheel for wheel in lock.wheels if wheel.name == "uv")
+    lock = _tool_lock(replace(request, environment=environment), target, folder / "tools" / name)
+    wheel = next((wheel for wheel in lock.wheels if wheel.name == name), None)
+    if wheel is None:
+        raise ProvisionError(f"there is no wheel of {name} for {target.label}")
+    return wheel
+
+
+def _tool_lock(request: LockRequest, target: Platform, folder: Path) -> Lock:
+    """The kept one, or a new one."""
+    path, inputs = _path(folder, target), request.inputs(target, (CPU,))
+    kept = _read(path, target, inputs, locked=False)
+    if kept is None:
+        kept = resolve_one(request, target, (CPU,))
+        _write(path, inputs, kept.text)
+    return kept
 
 
 def uv_environment(origins: Origins) -> dict[str, str]:

@@ -175,7 +175,7 @@ def bring(
     there = Delivery(Traffic(total * len(having), 0, 0, total * len(having)), tuple(having), dict(known.errors))
     if not lacking:
         return there
-    if total * len(lacking) <= SMALL:
+    if sum(source.size for host in lacking for source in known.results[host].missing(sources)) <= SMALL:
         return _joined(hosts, there, deliver(stage, sources, fleet, tell, lacking))
     # A node that has everything already gives to the others what the controller then need not send.
     given = Spread(stage, sources, lacking, tell, addresses or Addresses(), helpers=having[:1]).run(fleet)

@@ -29,6 +29,7 @@ class NodeFacts:
     python: str | None = None  # the interpreter of a managed environment, once it stands
     environment: str | None = None  # and the hash of its lock
     local_rank_arg: str | None = None  # how a script that lies on the node wants its local rank
+    machine: str | None = None  # its type as the kernel calls it: x86_64, aarch64
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,13 @@ def run_preflight(
     tell: Tell,
     *,
     options: Options | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[PreflightReport], None] = lambda remembered: None,
 ) -> PreflightReport:
     """Check the hosts of ``launch`` for its job, or for any job at all where it has none.
 
-    ``meanwhile`` is called before a remembered result is confirmed: by all that is known the hosts are fine, and what
-    does no harm if they are not may begin. Never raises for what it finds: a host that cannot be reached is a finding.
+    ``meanwhile`` is called with a remembered result before that is confirmed: by all that is known the hosts are fine,
+    and what does no harm if they are not may begin. Never raises for what it finds: a host that cannot be reached is a
+    finding.
 
     Raises:
         UsageError: ``only`` or ``skip`` names a check that there is not; nothing was contacted.
@@ -91,7 +92,7 @@ def run_preflight(
     key = key_of(launch)
     known = remembered(key) if options.may_reuse else None
     if known is not None:
-        meanwhile()
+        meanwhile(known)
         if still_holds(known, launch.names[0], fleet):
             return replace(known, reused=True)
     report = _measure(launch, fleet, tell, options)
@@ -294,6 +295,7 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
     return NodeFacts(
         gpus=devices(view, target),
         cores=value("network").get("cores"),
+        machine=value("network").get("machine"),
         fabric_address=fabric.address if fabric else None,
         interface=fabric.interface if fabric else None,
         torch=torch.get("version"),

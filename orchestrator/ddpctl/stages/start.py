@@ -15,12 +15,19 @@ from ddpctl.transport.base import Fleet, Transport
 START_TIMEOUT_S = 60.0
 
 
-def start(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | None = None) -> RunStatus:
+def start(
+    plan: Plan,
+    fleet: Fleet,
+    tell: Tell,
+    secrets: Mapping[str, str] | None = None,
+    py_spy: Mapping[str, Mapping[str, str]] | None = None,
+) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
     Whatever it raises, some nodes may have started: that is for the caller to undo.
 
-    ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down.
+    ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down. ``py_spy``
+    says for each host that has py-spy which file it is (``as_tool``).
 
     Raises:
         HostsFailed: some node could not be started.
@@ -29,7 +36,8 @@ def start(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | Non
     tell(StageStarted("launch", len(plan.nodes)))
 
     def start_node(transport: Transport) -> dict[str, Any]:
-        request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key)
+        own = (py_spy or {}).get(transport.host)
+        request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own)
         return transport.call("start", request, timeout=START_TIMEOUT_S)
 
     outcome = fleet.map(start_node, plan.hosts, on_done=counting("launch", len(plan.nodes), tell))
@@ -41,7 +49,9 @@ def start(plan: Plan, fleet: Fleet, tell: Tell, secrets: Mapping[str, str] | Non
     return merge_runs({host: [answer["status"]] for host, answer in outcome.results.items()})[0]
 
 
-def start_request(plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_key: str) -> dict[str, Any]:
+def start_request(
+    plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_key: str, py_spy: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What the worker's ``start`` verb is given."""
     return {
         "run": plan.record(node),
@@ -52,4 +62,5 @@ def start_request(plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_k
         "secrets": {name: secrets[name] for name in node.secret_names},
         "gang_key": gang_key,
         "python_exec": True,
+        "py_spy": dict(py_spy) if py_spy is not None else None,
     }

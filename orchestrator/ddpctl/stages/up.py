@@ -17,12 +17,13 @@ from ddpctl.spec.finding import Severity
 from ddpctl.spec.outcome import KillOutcome, RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
-from ddpctl.spec.push import Delivery, EnvironmentOutcome
+from ddpctl.spec.push import EnvironmentOutcome
 from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
-from ddpctl.stages.push import provision, push_code
+from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.send import Sent, send
 from ddpctl.stages.start import start
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Fleet
@@ -44,7 +45,8 @@ class Up:
     def __init__(self, launch: Launch, fleet: Fleet, tell: Tell, options: Options | None = None) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
         self._options = options or Options()
-        self._sending: Background[Delivery] | None = None  # the code, where it did not wait for its turn
+        self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
+        self._py_spy: Mapping[str, Mapping[str, str]] = {}
         self.facts = Facts()
         self.report: PreflightReport | None = None
         self.environment: EnvironmentOutcome | None = None
@@ -85,12 +87,11 @@ class Up:
             raise refusal(report)
         return report
 
-    def _begin_sending(self) -> None:
+    def _begin_sending(self, remembered: PreflightReport) -> None:
         """These hosts were fine a moment ago, so they are asked for the code while that is confirmed. Code is stored by
         its hash: a copy that is not used in the end does no harm."""
-        archive = self._launch.archive
-        if archive is not None:
-            self._sending = Background(lambda tell: push_code(archive, self._fleet, tell, self._launch.names))
+        facts = remembered.facts
+        self._sending = Background(lambda tell: send(self._launch, facts, self._fleet, tell))
 
     def _provide_environment(self, report: PreflightReport) -> EnvironmentOutcome:
         environment = provision(self._launch, self.facts, self._fleet, self._tell, open_ports=report.open_ports)
@@ -114,14 +115,12 @@ class Up:
             self._passed(with_rehearsal(report, told))
 
     def _provide_code(self) -> None:
-        archive = self._launch.archive
-        if archive is None:
-            return
         if self._sending is not None:
-            delivery = self._sending.result(self._tell)
+            sent = self._sending.result(self._tell)
         else:
-            delivery = push_code(archive, self._fleet, self._tell, self._launch.names)
-        self._raise_for(delivery.errors, "could not get the code")
+            sent = send(self._launch, self.facts, self._fleet, self._tell)
+        self._raise_for(sent.errors, "could not get the code")
+        self._py_spy = sent.py_spy
 
     def start(self) -> RunStatus:
         """The plan, now without open questions, and every launcher.
@@ -136,7 +135,7 @@ class Up:
                 hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
         self.plan = plan
-        return start(plan, self._fleet, self._tell, self._launch.secrets)
+        return start(plan, self._fleet, self._tell, self._launch.secrets, self._py_spy)
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:
         if errors:

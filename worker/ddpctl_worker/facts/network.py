@@ -17,7 +17,7 @@ def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     ``addresses``: [{"address", "family": 4|6, "prefix", "interface", "up", "mtu", "speed" (Mbit/s or None),
     "virtual"}], without link-local ones, in the kernel's order; ``ssh_address``: the address of this node that SSH came
     in by, or None; ``neighbours``: see ``neighbour_table``; ``gpus``: their device nodes; ``cores`` that we may use;
-    ``names``: each of ``params["names"]`` as it resolves here.
+    ``machine``: its type as the kernel calls it; ``names``: each of ``params["names"]`` as it resolves here.
     """
     return {
         "addresses": addresses(),
@@ -27,6 +27,7 @@ def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         "neighbours": neighbour_table(),
         "gpus": nvidia.devices() or amd.usable(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine": os.uname().machine,
         "uid": os.getuid(),
         "names": {name: _resolve(name) for name in params.get("names", ())},
     }

@@ -72,6 +72,7 @@ class NetworkDict(TypedDict):
     hostname: Short
     gpus: Small
     cores: Small | None
+    machine: NotRequired[Label]
     uid: Count
     names: dict[str, list[IP]]
     neighbours: NeighboursDict | None

@@ -1,0 +1,80 @@
+"""What a start needs on its nodes: the job's code, and py-spy together with it, so that no node is asked twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpctl.environment.direct import FileSource, Source
+from ddpctl.environment.spread import bring
+from ddpctl.environment.tools import PY_SPY, as_tool
+from ddpctl.errors import DdpctlError, ProvisionError
+from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell
+from ddpctl.spec.fold import by
+from ddpctl.spec.plan import Facts
+from ddpctl.spec.push import Delivery
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.py_spy import py_spy_for
+from ddpctl.transport.base import Fleet
+
+CODE = "code"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """``errors``: hosts without the code. ``py_spy``: for each host that has it, which file it is (``as_tool``)."""
+
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
+    py_spy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
+    """Code and py-spy into the store of every host; what a host has already is not sent.
+
+    Every host finishes, then every host is reported. A host that does not get py-spy is named in a warning, no error.
+    """
+    archive = launch.archive
+    tools = py_spy_for(launch, facts, tell)
+    if archive is None and not tools:
+        return Sent()
+    stage = CODE if archive is not None else PY_SPY
+    files = ([archive] if archive is not None else []) + list({tool.sha256: tool for tool in tools.values()}.values())
+    tell(StageStarted(stage, sum(file.size for file in files), "bytes"))
+    errors: dict[str, DdpctlError] = {}
+    py_spy: dict[str, Mapping[str, str]] = {}
+    count = 0
+    for tool, hosts in by(tools.get, launch.names).items():
+        delivery, without = _send(stage, archive, tool, fleet, tell, hosts)
+        errors.update(delivery.errors)
+        count += delivery.traffic.sent_by_controller
+        if tool is not None:
+            named = as_tool(tool.sha256, tool.name)
+            py_spy.update({host: named for host in delivery.done if host not in without})
+    tell(StageEnded(stage, not errors, f"{count} bytes sent"))
+    return Sent(errors, py_spy)
+
+
+def _send(
+    stage: str, archive: Source | None, tool: FileSource | None, fleet: Fleet, tell: Tell, hosts: Sequence[str]
+) -> tuple[Delivery, frozenset[str]]:
+    """How the code came, and the hosts that are without the tool. A host that could not take both gets the code alone:
+    py-spy may have been what did not fit on its disk."""
+    sources: list[Source] = [source for source in (archive, tool) if source is not None]
+    if not sources:
+        return Delivery(done=tuple(hosts)), frozenset()
+    both = bring(stage, sources, fleet, tell, hosts)
+    if tool is None:
+        return both, frozenset()
+    failed = [host for host, error in both.errors.items() if archive is None or isinstance(error, ProvisionError)]
+    if not failed:
+        return both, frozenset()
+    for host in failed:
+        tell(Note(f"no py-spy: {both.errors[host].message}", "warning", host))
+    again = bring(stage, [archive], fleet, tell, failed) if archive is not None else Delivery(done=tuple(failed))
+    return _replaced(both, again), frozenset(failed)
+
+
+def _replaced(first: Delivery, again: Delivery) -> Delivery:
+    """``first``, with what ``again`` says of its hosts."""
+    errors = {host: error for host, error in first.errors.items() if host not in again.done}
+    return Delivery(first.traffic + again.traffic, (*first.done, *again.done), {**errors, **again.errors})
