@@ -1,0 +1,75 @@
+"""How far the clock of another host is off, from messages that go there and back. Pure.
+
+As NTP does it (RFC 5905, section 8): of the samples, the one with the shortest round trip is the best.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, NamedTuple, Optional
+
+SAMPLES = 30
+DRIFT = 15e-6  # seconds that a clock may gain or lose in a second (PHI of RFC 5905)
+
+
+class Sample(NamedTuple):
+    """One message and its answer, in Unix seconds."""
+
+    t0: float  # the hub sends, by the hub's clock
+    t1: float  # the member receives, by the member's clock
+    t2: float  # the member answers, by the member's clock
+    t3: float  # the hub receives, by the hub's clock
+
+
+class Offset(NamedTuple):
+    """The member's clock minus the hub's, in seconds. The true value is within ``error`` of ``seconds``."""
+
+    seconds: float
+    error: float
+
+
+class Clock:
+    """The clock of one member, as the hub sees it."""
+
+    def __init__(self) -> None:
+        self._samples: Deque[Sample] = deque(maxlen=SAMPLES)
+
+    def add(self, sample: Sample) -> None:
+        """A new sample, not older than those before.
+
+        If it contradicts the best one, a clock was stepped since, and all older samples are dropped. If it contradicts
+        itself (an answer that was sent before its question was), a clock was stepped meanwhile, and it is dropped too.
+        """
+        if trip(sample) < 0 or sample.t2 < sample.t1:
+            self._samples.clear()
+            return
+        new, best = measured(sample), self.offset(sample.t3)
+        if best is not None and abs(new.seconds - best.seconds) > new.error + best.error:
+            self._samples.clear()
+        self._samples.append(sample)
+
+    def offset(self, now: float) -> Optional[Offset]:
+        """By the sample with the shortest round trip among the last ``SAMPLES``; None when there is none.
+
+        ``now``: Unix seconds by the hub's clock. The error grows with the age of the sample.
+        """
+        best = min(self._samples, key=trip, default=None)
+        if best is None:
+            return None
+        seconds, error = measured(best)
+        return Offset(seconds, error + DRIFT * max(0.0, now - best.t3))
+
+
+def measured(sample: Sample) -> Offset:
+    """What one sample says: offset ((t1-t0)+(t2-t3))/2, error half the round trip.
+
+    The way there and the way back may take differently long; at worst one of them takes all of it (RFC 5905, section
+    8).
+    """
+    t0, t1, t2, t3 = sample
+    return Offset(((t1 - t0) + (t2 - t3)) / 2, trip(sample) / 2)
+
+
+def trip(sample: Sample) -> float:
+    """The round trip (t3-t0)-(t2-t1) in seconds: without the time that the member took to answer."""
+    return (sample.t3 - sample.t0) - (sample.t2 - sample.t1)

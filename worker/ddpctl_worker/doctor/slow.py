@@ -1,0 +1,197 @@
+"""Which ranks are slow now (stragglers), from the times at which the ranks entered their collectives. Pure.
+
+``steps.py`` gives one lag per rank and step. A rank is named when its lag
+
+- costs: it is a real share of the step, beyond what the clocks of the hosts may be wrong by;
+- is no chance: the mean lag is many standard errors above 0, and the rank was last more often than chance allows
+  (binomial). Both bounds become stricter with the number of ranks and of windows that were tested, so that a long run
+  is not named sooner or later (Bonferroni; the sum over windows grows with their logarithm);
+- persists: it is there in every quarter of the window, and one long pause counts no more than a few usual lags;
+- is the rank's own, and not a wait for another rank.
+
+Windows of 16 to 48 steps find a delay within 50 steps, one of 192 steps finds what noise hides from them. A pause that
+comes again and again (a slow checkpoint of one rank) is looked for in the longest.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+from ddpctl_worker.doctor.steps import STEPS, Collectives, Entries, Step, median
+
+WINDOWS = (16, 24, 32, 48)  # steps
+QUARTERS = 4
+BLOCKS = 8  # whose means show noise that lasts longer than a step
+RECENT = 24  # steps: what is no longer there in them has ended
+MIN_SHARE = 0.03  # of the step; a tenth of a step that all wait for measures 5 to 10 % of it
+OWN_SHARE = 0.015  # which may not be a wait for another rank; measured: 3 % or more, below 1.2 % for a rank that waits
+CHANCE = 0.001  # of naming any rank of a balanced job in the first window
+PAUSE = 3.0  # times the usual largest lag: a longer lag is a pause
+MIN_PAUSES = 8
+SILENT_S = 60.0  # a group without news for so long, while others have some, says nothing about now
+TINY_S = 1e-9
+
+
+class _Bounds(NamedTuple):
+    """What a window has to exceed."""
+
+    deviations: float  # the mean lag, in standard errors
+    chance: float  # of being last so often
+
+
+class SlowRanks:
+    """The slow ranks of one job. A job that starts again needs a new one: its sequence numbers start again."""
+
+    def __init__(self) -> None:
+        self._collectives = Collectives()
+
+    def feed(self, reports: Mapping[int, Entries], errors: Mapping[int, float]) -> List[Dict[str, Any]]:
+        """The ranks that are slow now, by their number.
+
+        ``reports``: rank -> group -> what is new since its last report, as (sequence number, arrival in Unix seconds,
+        clocks aligned). ``errors``: rank -> how far its clock may be off, in seconds. A rank may report late or not at
+        all; nothing is judged until its report is there.
+
+        Each is ``{"rank": int, "lag_ms": float, "last_share": float}``: how much later than the median of the others it
+        comes to the collective of a step where they wait longest (median over the window), and in which share of the
+        steps it was last there.
+        """
+        self._collectives.add(reports)
+        found: Dict[int, Dict[str, Any]] = {}
+        for group in self._collectives.groups():
+            if self._collectives.newest - group.newest <= SILENT_S:
+                for one in _slow(list(group.steps), group.count, errors):
+                    if one["rank"] not in found or one["lag_ms"] > found[one["rank"]]["lag_ms"]:
+                        found[one["rank"]] = one
+        return [found[rank] for rank in sorted(found)]
+
+
+def _slow(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
+    """The slow ranks of a group with these last steps, of ``count`` in all."""
+    windows = {STEPS, *WINDOWS, min(len(steps), max(WINDOWS))}
+    for window in sorted((one for one in windows if min(WINDOWS) <= one <= len(steps)), reverse=True):
+        found = _always(steps[-window:], count, errors)
+        if found:
+            return found
+    return _paused(steps, count, errors) if len(steps) == STEPS else []
+
+
+def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
+    """Ranks that are late in most steps."""
+    ranks = _ranks(steps)
+    if len(ranks) < 2:
+        return []
+    limit = PAUSE * _usual(steps)
+    lags = {rank: [_clip(step.lags[rank], limit) for step in steps] for rank in ranks}
+    noise, bounds, found = _noise(lags), _bounds(len(ranks), count), []
+    for rank in ranks:
+        error = _clock_error(rank, ranks, errors)
+        own = sum(_clip(step.own[rank], limit) - error for step in steps) / _seconds(steps)
+        late = [lag - error for lag in lags[rank]]
+        spread = max(noise, _deviation(lags[rank]) / math.sqrt(len(steps))) + TINY_S
+        if (
+            own >= OWN_SHARE
+            and min(_quarters(late, steps)) > 0
+            and sum(late[-RECENT:]) >= OWN_SHARE * _seconds(steps[-RECENT:])
+            and sum(late) >= MIN_SHARE * _seconds(steps)
+            and _mean(late) >= bounds.deviations * spread
+            and _chance(_times_last(rank, steps), len(steps), len(ranks)) <= bounds.chance
+        ):
+            found.append(_named(rank, steps))
+    return found
+
+
+def _paused(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
+    """Ranks that make the others wait long, not in every step but again and again."""
+    ranks = _ranks(steps)
+    limit, bounds, found = PAUSE * _usual(steps), _bounds(len(ranks), count), []
+    pauses = [step for step in steps if step.lags.get(step.last, 0.0) > limit]
+    for rank in ranks:
+        times, error = _times_last(rank, pauses), _clock_error(rank, ranks, errors)
+        cost = [max(0.0, step.own[rank] - error) if step.last == rank else 0.0 for step in steps]
+        if (
+            times >= MIN_PAUSES
+            and min(_quarters(cost, steps)) >= MIN_SHARE
+            and _chance(times, len(pauses), len(ranks)) <= bounds.chance
+        ):
+            found.append(_named(rank, [step for step in pauses if step.last == rank], len(steps)))
+    return found
+
+
+def _named(rank: int, steps: List[Step], of: int = 0) -> Dict[str, Any]:
+    lag = median(step.lags[rank] for step in steps)
+    return {"rank": rank, "lag_ms": 1e3 * lag, "last_share": _times_last(rank, steps) / (of or len(steps))}
+
+
+def _ranks(steps: Sequence[Step]) -> List[int]:
+    """The ranks that are in every step: one may have reported for the first time in the middle."""
+    return sorted(set.intersection(*(set(step.lags) for step in steps))) if steps else []
+
+
+def _bounds(ranks: int, count: int) -> _Bounds:
+    chance = CHANCE / ranks / max(1.0, count / max(WINDOWS))
+    return _Bounds(NormalDist().inv_cdf(1 - chance), chance)
+
+
+def _clock_error(rank: int, ranks: Sequence[int], errors: Mapping[int, float]) -> float:
+    """How far the lag of a rank may be off: its own clock, and at most the worst one of the others."""
+    return errors.get(rank, 0.0) + max((errors.get(other, 0.0) for other in ranks if other != rank), default=0.0)
+
+
+def _usual(steps: Sequence[Step]) -> float:
+    """The largest lag of a usual step, in seconds."""
+    return median(max(abs(lag) for lag in step.lags.values()) for step in steps)
+
+
+def _noise(lags: Mapping[int, Sequence[float]]) -> float:
+    """The standard error of a rank's mean lag, pooled over the ranks; the larger of two estimates.
+
+    From single steps, and from the means of blocks of steps (batch means): noise may last for several steps.
+    """
+    count = min(len(one) for one in lags.values())
+    single = _rms([_deviation(one) for one in lags.values()]) / math.sqrt(count)
+    means = [[_mean(part) for part in _parts(one, BLOCKS)] for one in lags.values()]
+    return max(single, _rms([_deviation(one) for one in means]) / math.sqrt(BLOCKS))
+
+
+def _quarters(lags: Sequence[float], steps: Sequence[Step]) -> List[float]:
+    """Which share of each quarter of the window the lags are."""
+    seconds = [max(sum(part), TINY_S) for part in _parts([step.seconds for step in steps], QUARTERS)]
+    return [sum(part) / seconds[i] for i, part in enumerate(_parts(lags, QUARTERS))]
+
+
+def _chance(times: int, steps: int, ranks: int) -> float:
+    """The probability that one of ``ranks`` equal ranks is last ``times`` times or more (binomial)."""
+    p = 1 / ranks
+    return sum(math.comb(steps, k) * p**k * (1 - p) ** (steps - k) for k in range(times, steps + 1))
+
+
+def _times_last(rank: int, steps: Sequence[Step]) -> int:
+    return sum(step.last == rank for step in steps)
+
+
+def _seconds(steps: Sequence[Step]) -> float:
+    return sum(step.seconds for step in steps)
+
+
+def _parts(values: Sequence[float], count: int) -> List[Sequence[float]]:
+    return [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+
+
+def _clip(value: float, limit: float) -> float:
+    return max(-limit, min(limit, value))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(_mean([value * value for value in values]))
