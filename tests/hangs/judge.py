@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ddpctl_worker.contract import TERMINAL
 from tests.hangs.kinds import KINDS, Alternatives
 from tests.hangs.plan import RANKS_PER_HOST, Round
 from tests.hangs.programs import marked_lines, program
@@ -73,8 +74,12 @@ def findings(facts: Facts) -> list[str]:
     """Everything that is wrong; [] where all is right."""
     if facts.trouble:
         return list(facts.trouble)
-    watcher = [] if facts.expected.ends else [*_watcher(facts)]
-    return [*watcher, *_doctor(facts)]
+    return [*(_end(facts) if facts.expected.ends else _watcher(facts)), *_doctor(facts)]
+
+
+def _end(facts: Facts) -> Iterator[str]:
+    if facts.state not in TERMINAL:
+        yield f"run: it did not end by itself, it is {facts.state}"
 
 
 def _watcher(facts: Facts) -> Iterator[str]:

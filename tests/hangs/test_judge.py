@@ -37,7 +37,8 @@ def right(kind: str = "sleep", odd: tuple[int, ...] = (2,), world: int = 4) -> F
     ranks = [{"host": f"node{rank // 2}", "rank": rank, "stack": stack} for rank in range(world)]
     diagnosis = {**said, "since": at(0.0), "time": at(expected.stall + 4.0)}
     doctor = {"schema": 1, **said, "ranks": ranks}
-    return Facts(a_round(kind, odd, world), expected, LAST, "running", diagnosis, None, doctor, 1.0)
+    state = "failed" if expected.ends else "running"
+    return Facts(a_round(kind, odd, world), expected, LAST, state, diagnosis, None, doctor, 1.0)
 
 
 def doctor_says(facts: Facts, **changes: Any) -> Facts:
@@ -105,8 +106,9 @@ def test_a_subgroup_whose_member_waits_for_all_may_be_named_whole() -> None:
 
 
 def test_a_run_that_ended_is_judged_by_its_cause_or_by_the_doctor() -> None:
-    facts = replace(right("exit"), diagnosis=None, state="failed")
+    facts = replace(right("exit"), diagnosis=None)
     assert findings(facts) == []
+    assert findings(replace(facts, state="running")) == ["run: it did not end by itself, it is running"]
     blind = doctor_says(facts, suspects=[], ranks=[])
     assert findings(replace(blind, cause={"host": "node1", "rank": 2})) == []
     assert findings(replace(blind, cause={"host": "node1", "rank": 3})) == ["doctor: names nobody, not rank 2"]
