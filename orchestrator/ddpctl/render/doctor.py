@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.render.console import Whole, columns
+from ddpctl.render.status import slow_line
 from ddpctl.spec.doctor import Consultation, rank_json
 from ddpctl_worker.doctor import frames
 from ddpctl_worker.doctor.verdict import numbers
@@ -25,10 +26,7 @@ def consultation_view(found: Consultation, *, stacks: bool = False) -> Renderabl
         parts += [Text(""), *(Text(line) for line in diagnosis.evidence)]
     if stacks:
         parts += [Text(line) for look in found.looks for line in _stack(look)]
-    parts += [
-        Text(f"slow: rank {one['rank']} on {one['host']}: {one['lag_ms']:.1f} ms late, last in {one['last_share']:.0%}")
-        for one in found.slow
-    ]
+    parts += [Text(slow_line(one), style="yellow") for one in found.slow]
     parts += [Text(f"not known: {line}", style="yellow") for line in diagnosis.missing]
     return Group(*parts)
 

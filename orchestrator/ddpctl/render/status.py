@@ -86,6 +86,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.diagnosis:
         parts.append(Text(stuck_line(run.diagnosis), style="bold yellow"))
+    parts += [Text(slow_line(one), style="yellow") for one in run.slow]
     if run.cause:
         parts.append(cause_view(run.cause))
     if candidates and run.candidates:
@@ -109,6 +110,12 @@ def cause_view(cause: Cause) -> RenderableType:
 def stuck_line(diagnosis: Mapping[str, Any], now: datetime | None = None) -> str:
     """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88); rank 13 on node6 is at ...``."""
     return f"stuck for {ago(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
+
+
+def slow_line(slow: Mapping[str, Any]) -> str:
+    """``slow: rank 2 on node1 is the last one in 94 % of the steps, 22.0 ms after the others``."""
+    who, share = f"rank {slow['rank']} on {slow['host']}", round(100 * slow["last_share"])
+    return f"slow: {who} is the last one in {share} % of the steps, {slow['lag_ms']} ms after the others"
 
 
 def cause_line(cause: Cause) -> str:

@@ -59,12 +59,14 @@ class NodeStatus:
     metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
     note: str | None = None  # why a host that answers cannot tell how its part stands
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
+    slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
         own = {one.name for one in fields(NodeStatus)}
         told = {name: value for name, value in data.items() if name in own and value is not None}
         told["ranks"] = tuple(data.get("ranks") or ())
+        told["slow"] = tuple(data.get("slow") or ())
         told["attempt"] = data.get("attempt") or 1
         if cause := data.get("cause"):
             told["cause"] = Cause.from_json(cause)
@@ -202,6 +204,12 @@ class RunStatus:
         return max(found, key=lambda one: str(one["time"]), default=None)
 
     @property
+    def slow(self) -> list[Mapping[str, Any]]:
+        """The ranks that all others wait for again and again: host, rank, lag_ms, last_share."""
+        found = {one["rank"]: one for node in reversed(self.nodes) for one in node.slow}
+        return [found[rank] for rank in sorted(found)]
+
+    @property
     def grace(self) -> float:
         """Seconds from SIGTERM to SIGKILL where a kill names none: the job's ``timeouts.stop``."""
         return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
@@ -230,6 +238,7 @@ class RunStatus:
             "cause": asdict(cause) if cause else None,
             "candidates": [asdict(one) for one in self.candidates],
             "metrics": self.metrics,
+            "slow": [dict(one) for one in self.slow],
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
         }
 

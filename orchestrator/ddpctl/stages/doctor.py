@@ -29,12 +29,12 @@ def consult(fleet: Fleet, job: str) -> Consultation:
     hosts = [host for host in run.hosts if host in fleet.hosts]
     answers = fleet.map(look, hosts)
     looks = [one for answer in answers.results.values() for one in answer["looks"]]
-    slow = [one for answer in answers.results.values() for one in answer["slow"]]
+    slow = {one["rank"]: one for answer in answers.results.values() for one in answer["slow"]}
     absent = [host for host in run.hosts if host not in answers.results]
     found = verdict.diagnose(looks, absent=absent, stall=_stall(run, looks))
     if run.terminal:
         found = _after_the_end(run, found)
-    return Consultation(run.job, run.run, run.state, found, looks, slow, ended=run.terminal)
+    return Consultation(run.job, run.run, run.state, found, looks, tuple(slow.values()), ended=run.terminal)
 
 
 def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:

@@ -36,10 +36,11 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     status = node_status(paths)
     found: Dict[str, Any] = {"state": status["state"], "ended": status["state"] in TERMINAL, "looks": [], "slow": []}
     if found["ended"]:
-        found["looks"] = _list(fs.read_optional(paths.last_look).get("looks"))
+        told: Optional[Dict[str, Any]] = fs.read_optional(paths.last_look)
     else:
         told = ask(paths.doctor_socket)
-        found["looks"] = _list(told.get("looks")) if told is not None else _by_itself(paths)
+    found["looks"] = _list(told.get("looks")) if told is not None else _by_itself(paths)
+    found["slow"] = _list((told or {}).get("slow"))
     for one in found["looks"]:
         one["host"] = str(run["host"])
     return found

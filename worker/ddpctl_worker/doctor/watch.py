@@ -15,20 +15,22 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.doctor import flight, look, process, verdict
+from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
 from ddpctl_worker.notes import note, trace
 
 GLANCE_S = 5.0
 PATIENCE_S = 4.0  # for the looks of the other nodes
-LAST_S = 0.5  # for the last look at a run that ends
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
 
 class Watch:
-    """One node's ranks, watched. ``subjects`` lists those that live; ``say`` tells the gang's hub, or as the hub all
-    members; ``save`` gets what belongs into the record.
+    """One node's ranks, watched. ``subjects`` lists those that live, ``ages`` when each last wrote something; ``say``
+    tells the gang's hub, or as the hub all members; ``save`` gets what belongs into the record; ``offset`` gives how
+    far the clock of a host is ahead of this one's.
 
     ``hosts``: all nodes whose looks decide together; the first one decides. None: no gang, and other nodes to
     rendezvous with, so that nobody can decide.
@@ -44,11 +46,15 @@ class Watch:
         ages: Callable[[], Dict[int, float]],
         say: Say,
         save: Say,
+        offset: Callable[[str], Optional[Offset]],
     ) -> None:
         self._host, self._hosts, self._tools = host, list(hosts or ()), tools
         self._decides = bool(self._hosts) and self._hosts[0] == host
-        self._limit = stall
         self._subjects, self._ages, self._say, self._save = subjects, ages, say, save
+        self._offset = offset
+        self._arrivals = _Arrivals()
+        self._slow = SlowRanks()
+        self._host_of: Dict[int, str] = {}  # rank -> its host
         self._stall = Stall(stall)
         self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
@@ -56,6 +62,7 @@ class Watch:
         self._glance_at = 0.0
         self._over = False
         self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck, while it is
+        self.slow: List[Dict[str, Any]] = []  # ranks that are late again and again: host, rank, lag_ms, last_share
         self._thread = Thread(target=self._run, name="doctor", daemon=True)
 
     def start(self) -> None:
@@ -107,17 +114,17 @@ class Watch:
     def _take(self, host: str, message: Dict[str, Any]) -> None:
         what = message.get("what")
         if what == "glance" and self._decides:
-            self._feed(message.get("ranks") or {})
+            self._feed(host, message.get("ranks") or {})
         elif what == "look":
             self._answer(int(message.get("round") or 0))
-        elif what == "diagnosis" and not self._decides:
-            self._keep(message.get("diagnosis"))
+        elif what == "report" and not self._decides:
+            self._keep(message.get("diagnosis"), message.get("slow"))
 
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
         found = {str(one.rank): self._at(one, now) for one in self._subjects()}
         if self._decides:
-            self._feed(found)
+            self._feed(self._host, found)
         elif found and self._hosts:
             self._say({"what": "glance", "ranks": found})
 
@@ -136,13 +143,41 @@ class Watch:
             "pending": None if pending is None else max(0.0, time.time() - pending.at),
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
             "bytes": max(0, total.bytes - before.bytes) / seconds,
+            "new": self._arrivals.since_last(one.pid, found or []),
         }
 
-    def _feed(self, ranks: Dict[str, Any]) -> None:
+    def _feed(self, host: str, ranks: Dict[str, Any]) -> None:
         now = time.monotonic()
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
+        self._host_of.update((int(rank), host) for rank in ranks)
+        slow = self._judge_speed(host, ranks)
         if any(moved) and self.diagnosis is not None:
-            self._tell(None)
+            self._tell(self._ended_now(), slow)
+        elif [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:
+            self._tell(self.diagnosis, slow)
+
+    def _judge_speed(self, host: str, ranks: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """The ranks that are slow now, with the arrivals of this host's ranks taken in."""
+        clock = self._offset(host)
+        if clock is None:
+            return self.slow
+        reports = {
+            int(rank): {
+                name: [(int(seq), float(at) - clock.seconds) for seq, at in new] for name, new in groups.items()
+            }
+            for rank, groups in ((rank, glance.get("new") or {}) for rank, glance in ranks.items())
+        }
+        offsets = {rank: self._offset(other) for rank, other in self._host_of.items()}
+        errors = {rank: one.error for rank, one in offsets.items() if one is not None}
+        return [
+            dict(
+                one,
+                host=self._host_of[one["rank"]],
+                lag_ms=round(one["lag_ms"], 1),
+                last_share=round(one["last_share"], 2),
+            )
+            for one in self._slow.feed(reports, errors)
+        ]
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
@@ -157,7 +192,7 @@ class Watch:
         absent = [host for host in self._hosts if host not in came]
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         if found.stuck:
-            self._tell(found)
+            self._tell(self._diagnosis_of(found), self.slow)
 
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         looks: List[Dict[str, Any]] = []
@@ -182,29 +217,47 @@ class Watch:
             self._say({"what": "looked", "round": number, "look": shortened(one)})
         self._say({"what": "looked", "round": number, "look": None})
 
-    def _tell(self, found: Optional[verdict.Diagnosis]) -> None:
-        """``found`` is why the run is stuck; None: it moves again."""
+    def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
+        """A diagnosis for the record. One that follows another of the same stall keeps the time of the first."""
         now = time.time()
-        made: Optional[Dict[str, Any]]
-        if found is None:
-            made = dict(self.diagnosis or {}, over=notes.iso(now))
-        else:
-            stood = time.monotonic() - self._stall.since if self._stall.since is not None else found.waited_s
-            since = notes.iso(now - max(stood, found.waited_s))
-            first = self.diagnosis["time"] if self.diagnosis is not None else notes.iso(now)
-            made = dict(found.to_json(), since=since, time=first, over=None)
-        self._keep(made)
-        if self._hosts[1:]:
-            self._say({"what": "diagnosis", "diagnosis": made})
+        stood = time.monotonic() - self._stall.since if self._stall.since is not None else found.waited_s
+        first = self.diagnosis["time"] if self.diagnosis is not None else notes.iso(now)
+        return dict(found.to_json(), since=notes.iso(now - max(stood, found.waited_s)), time=first, over=None)
 
-    def _keep(self, made: Any) -> None:
-        if not isinstance(made, dict):
-            return
+    def _ended_now(self) -> Dict[str, Any]:
+        return dict(self.diagnosis or {}, over=notes.iso(time.time()))
+
+    def _tell(self, diagnosis: Optional[Dict[str, Any]], slow: List[Dict[str, Any]]) -> None:
+        self._keep(diagnosis, slow)
+        if self._hosts[1:]:
+            self._say({"what": "report", "diagnosis": diagnosis, "slow": slow})
+
+    def _keep(self, diagnosis: Any, slow: Any) -> None:
         before = self.diagnosis
-        self.diagnosis = made if made.get("over") is None else None
-        if before is None or self.diagnosis is None or before.get("verdict") != made.get("verdict"):
-            note("doctor: %s" % made.get("verdict") if self.diagnosis else "doctor: the run moves again")
-        self._save(made)
+        made = diagnosis if isinstance(diagnosis, dict) else None
+        self.diagnosis = made if made is not None and made.get("over") is None else None
+        self.slow = slow if isinstance(slow, list) else []
+        words = self.diagnosis.get("verdict") if self.diagnosis else None
+        if words != (before or {}).get("verdict"):
+            note("doctor: %s" % (words or "the run moves again"))
+        self._save({"diagnosis": made, "slow": self.slow})
+
+
+class _Arrivals:
+    """What is new in the record of each rank since it was last reported."""
+
+    def __init__(self) -> None:
+        self._heads: Dict[int, Dict[str, int]] = {}  # by pid
+
+    def since_last(self, pid: int, found: Sequence[flight.Entry]) -> Dict[str, List[Tuple[int, float]]]:
+        """group -> (sequence number, Unix seconds)."""
+        heads = self._heads.setdefault(pid, {})
+        new: Dict[str, List[Tuple[int, float]]] = {}
+        for one in found:
+            if one.seq > heads.get(one.group, -1):
+                new.setdefault(one.group, []).append((one.seq, round(one.at, 6)))
+        heads.update((name, arrivals[-1][0]) for name, arrivals in new.items())
+        return new
 
 
 def shortened(one: Dict[str, Any]) -> Dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import SUPERVISOR_LOST
+from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.gang.council import SILENT_S, STILL_S
 from ddpctl_worker.gang.cutwatch import CutWatch
 from ddpctl_worker.notes import boottime, note, trace
@@ -89,6 +90,10 @@ class Gang:
     def on_word(self, hear: Callable[[str, Dict[str, Any]], None]) -> None:
         """``hear`` is called with what another node's doctor says, and its host; it must not wait."""
         self._hear_word = hear
+
+    def offset(self, host: str) -> Optional[Offset]:
+        """How far the clock of ``host`` is ahead of this node's; None: not known (the hub only)."""
+        return Offset(0.0, 0.0) if host == self.host else None
 
     def leave(self, outcome: Outcome) -> None:
         """This node has ended: say so. The thread ends by itself; the hub's once every node has."""

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker import net
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
+from ddpctl_worker.doctor.clocks import Clock, Offset, Sample
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, Stranger, from_wire, to_wire
@@ -48,6 +49,7 @@ class HubGang(Gang):
         self._refused = 0  # strangers since the log last mentioned them, and what was wrong with the last one
         self._refused_why = ""
         self._tell_at = 0.0
+        self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
         self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)
 
     def missing(self) -> List[str]:
@@ -58,6 +60,9 @@ class HubGang(Gang):
 
     def candidates(self) -> List[Dict[str, Any]]:
         return self._council.causes()
+
+    def offset(self, host: str) -> Optional[Offset]:
+        return super().offset(host) or self._clocks[host].offset(time.time())
 
     def _loop(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -74,7 +79,8 @@ class HubGang(Gang):
                 beat_at = now
             if now >= beat_at:
                 beat_at = now + BEAT_S
-                self._tell_all(dict(self._beat(), k="ask" if self._council.undecided else "beat"))
+                kind = "ask" if self._council.undecided else "beat"
+                self._tell_all(dict(self._beat(), k=kind, now=time.time()))
                 self._throw_out_strangers(now)
                 self._tell_of_strangers(now)
             self._council.heard(self.host, now, self._output_age())
@@ -216,6 +222,9 @@ class HubGang(Gang):
         loop = message.get("loop")
         if isinstance(loop, (int, float)):
             self._council.turned(host, float(loop), now)
+        if message.get("clock"):
+            t0, t1, t2 = message["clock"]
+            self._clocks[host].add(Sample(float(t0), float(t1), float(t2), time.time()))
         if message.get("k") == "down":
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "link":

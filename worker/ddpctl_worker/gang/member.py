@@ -35,6 +35,7 @@ class MemberGang(Gang):
         self._refused_since: Optional[float] = None
         self._hub_done = False
         self._left = False  # the hub has acknowledged our goodbye
+        self._hub_clock: Optional[Tuple[float, float]] = None  # its last word: by its clock, by this one when it came
         self._unsaid: List[Tuple[Outcome, float]] = []  # reports, with their monotonic time, not yet on the wire
         self._said: List[Tuple[Outcome, float]] = []  # on this connection; only the verdict shows that they arrived
 
@@ -152,8 +153,15 @@ class MemberGang(Gang):
         for message in messages:
             self._hear(message)
 
+    def _beat(self) -> Dict[str, Any]:
+        """Answers the hub's last beat too, so that the hub knows how far this clock is off (doctor/clocks.py)."""
+        known, self._hub_clock = self._hub_clock, None
+        return dict(super()._beat(), clock=[*known, time.time()] if known else None)
+
     def _hear(self, message: Dict[str, Any]) -> None:
         kind = message.get("k")
+        if "now" in message:
+            self._hub_clock = (float(message["now"]), time.time())
         if kind == "verdict" and self.verdict is None:
             self._decided(from_wire(message))
         elif kind == "ask" and not self.asked:

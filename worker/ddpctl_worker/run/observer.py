@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ddpctl_worker import notes
 from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.service import Desk
 from ddpctl_worker.doctor.watch import Watch, shortened
@@ -47,10 +48,11 @@ class Observer:
             self._ages,
             gang.say if gang is not None else lambda message: None,
             self._save,
+            gang.offset if gang is not None else lambda host: Offset(0.0, 0.0),
         )
         if gang is not None:
             gang.on_word(self._watch.hear)
-        self._desk = Desk(paths.doctor_socket, lambda: {"looks": self._watch.look()})
+        self._desk = Desk(paths.doctor_socket, lambda: {"looks": self._watch.look(), "slow": self._watch.slow})
         self._last_until: Optional[float] = None
         self._last_done = False
 
@@ -75,7 +77,7 @@ class Observer:
     def _look_last(self) -> None:
         try:
             looks = [shortened(one) for one in self._watch.look(interval=0.0)]
-            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks}
+            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks, "slow": self._watch.slow}
             self._recorder.put(self._paths.last_look, value, durable=False)
         except Exception as error:
             notes.note("doctor: the last look failed: %r" % error)

@@ -126,7 +126,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "cause": end.get("cause"),
         "candidates": end.get("candidates") or [],
         "note": found.note,
-        "diagnosis": _diagnosis(paths),
+        **_doctors_report(paths),
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),
         "survivors": end.get("survivors", []),
@@ -134,11 +134,17 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     }
 
 
-def _diagnosis(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """Why the run is stuck, or was when it ended; None when it moves."""
-    found = fs.read_optional(paths.diagnosis)
+def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
+    """``diagnosis``: why the run is stuck, or was when it ended; None when it moves. ``slow``: ranks that are slow."""
+    report = fs.read_optional(paths.diagnosis)
+    found = report.get("diagnosis")
+    slow = report.get("slow")
+    stuck = isinstance(found, dict) and bool(found.get("verdict")) and not found.get("over")
     names = ("verdict", "suspects", "since", "time")
-    return {name: found.get(name) for name in names} if found.get("verdict") and not found.get("over") else None
+    return {
+        "diagnosis": {name: found.get(name) for name in names} if stuck and found else None,
+        "slow": slow if isinstance(slow, list) else [],
+    }
 
 
 def _readable(path: str) -> Optional[Dict[str, Any]]:

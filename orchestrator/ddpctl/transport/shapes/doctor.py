@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
+from ddpctl.transport.shapes.runs import SlowDict
 from ddpctl.transport.shapes.words import Count, Name, NodeState, Number, Short, Small, Whole, as_tuple, own_name
 
 _Entry = Annotated[tuple[Whole, Short, Short, bool, Number | Whole], BeforeValidator(as_tuple)]
@@ -58,13 +59,6 @@ class LookDict(TypedDict):
     peers: NotRequired[dict[Short, Small]]
     groups: NotRequired[dict[Short, GroupDict] | None]
     missing: NotRequired[list[Short]]
-
-
-class SlowDict(TypedDict):
-    host: Name
-    rank: Small
-    lag_ms: _Figure
-    last_share: _Figure
 
 
 class ConsultedDict(TypedDict):

@@ -80,6 +80,13 @@ class DiagnosisDict(TypedDict):
     time: Moment
 
 
+class SlowDict(TypedDict):
+    host: Name
+    rank: Small
+    lag_ms: Number | Whole
+    last_share: Number | Whole
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -101,6 +108,7 @@ class StatusDict(TypedDict):
     metrics: NotRequired[dict[Digits, dict[Short, Figure]]]
     note: NotRequired[Short | None]
     diagnosis: NotRequired[DiagnosisDict | None]
+    slow: NotRequired[list[SlowDict] | None]
     record: RecordDict
 
 
