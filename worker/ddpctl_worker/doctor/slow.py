@@ -6,10 +6,11 @@
 - is no chance: the mean lag is many standard errors above 0, and the rank was last more often than chance allows
   (binomial). Both bounds become stricter with the number of ranks and of windows that were tested, so that a long run
   is not named sooner or later (Bonferroni; the sum over windows grows with their logarithm);
-- persists: it is there in every quarter of the window, and one long pause counts no more than a few usual lags;
+- persists: every quarter of the window shows it, and one long pause counts no more than a few usual lags. A rank that
+  the scheduler starves for some seconds makes the others wait too, but not for long;
 - is the rank's own, and not a wait for another rank.
 
-Windows of 16 to 48 steps find a delay within 50 steps, one of 192 steps finds what noise hides from them. A pause that
+Windows of 32 to 48 steps find a delay within 50 steps, one of 192 steps finds what noise hides from them. A pause that
 comes again and again (a slow checkpoint of one rank) is looked for in the longest.
 """
 
@@ -21,9 +22,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 from ddpctl_worker.doctor.steps import STEPS, Collectives, Entries, Step, median
 
-WINDOWS = (16, 24, 32, 48)  # steps
+WINDOWS = (32, 48)  # steps
 QUARTERS = 4
 BLOCKS = 8  # whose means show noise that lasts longer than a step
+OWN_BLOCKS = 0.75  # how much of a rank's own noise of blocks counts: 8 blocks measure it badly
+EVEN = 0.2  # of the mean share: every quarter of the window shows as much
 RECENT = 24  # steps: what is no longer there in them has ended
 MIN_SHARE = 0.03  # of the step; a tenth of a step that all wait for measures 5 to 10 % of it
 OWN_SHARE = 0.015  # which may not be a wait for another rank; measured: 3 % or more, below 1.2 % for a rank that waits
@@ -86,17 +89,18 @@ def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[
     limit = PAUSE * _usual(steps)
     lags = {rank: [_clip(step.lags[rank], limit) for step in steps] for rank in ranks}
     noise, bounds, found = _noise(lags), _bounds(len(ranks), count), []
+    stricter = math.sqrt(max(1.0, max(WINDOWS) / len(steps)))  # noise that lasts fills a short window
     for rank in ranks:
         error = _clock_error(rank, ranks, errors)
         own = sum(_clip(step.own[rank], limit) - error for step in steps) / _seconds(steps)
         late = [lag - error for lag in lags[rank]]
-        spread = max(noise, _deviation(lags[rank]) / math.sqrt(len(steps))) + TINY_S
+        spread = max(noise, _deviation(lags[rank]) / math.sqrt(len(steps)), OWN_BLOCKS * _batch(lags[rank])) + TINY_S
         if (
             own >= OWN_SHARE
-            and min(_quarters(late, steps)) > 0
+            and min(_quarters(late, steps)) > EVEN * sum(late) / _seconds(steps)
             and sum(late[-RECENT:]) >= OWN_SHARE * _seconds(steps[-RECENT:])
             and sum(late) >= MIN_SHARE * _seconds(steps)
-            and _mean(late) >= bounds.deviations * spread
+            and _mean(late) >= bounds.deviations * stricter * spread
             and _chance(_times_last(rank, steps), len(steps), len(ranks)) <= bounds.chance
         ):
             found.append(_named(rank, steps))
@@ -152,8 +156,12 @@ def _noise(lags: Mapping[int, Sequence[float]]) -> float:
     """
     count = min(len(one) for one in lags.values())
     single = _rms([_deviation(one) for one in lags.values()]) / math.sqrt(count)
-    means = [[_mean(part) for part in _parts(one, BLOCKS)] for one in lags.values()]
-    return max(single, _rms([_deviation(one) for one in means]) / math.sqrt(BLOCKS))
+    return max(single, _rms([_batch(one) for one in lags.values()]))
+
+
+def _batch(lags: Sequence[float]) -> float:
+    """The standard error of the mean of one rank, from the means of its blocks."""
+    return _deviation([_mean(part) for part in _parts(lags, BLOCKS)]) / math.sqrt(BLOCKS)
 
 
 def _quarters(lags: Sequence[float], steps: Sequence[Step]) -> List[float]:
