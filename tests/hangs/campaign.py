@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,33 +54,14 @@ def site_in(lab: Lab, folder: Path) -> Iterator[Site]:
 def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], jobs: int) -> None:
     """Play every task, `jobs` at once; `play` gets the task and the time at which it began (monotonic seconds).
 
-    Raises the first error of `play`, when the tasks that are under way have ended.
+    Raises the first error of `play`, or what interrupts us, once the tasks that are under way have ended; the rest is
+    left out. No `Thread.join` here: one that an exception interrupts takes its thread for ended (CPython 3.11).
     """
-    todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    for task in tasks:
-        todo.put(task)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        while not errors:
-            try:
-                task = todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                play(task, time.monotonic())
-            except BaseException as error:
-                errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException as error:  # the campaign is cut short: those under way are the last
-        errors.append(error)
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(lambda task: play(task, time.monotonic()), task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

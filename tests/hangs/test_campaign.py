@@ -1,0 +1,56 @@
+"""Jobs side by side: all are played, and those under way end before an error is raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.hangs.campaign import side_by_side
+
+
+def test_every_task_is_played_some_at_once() -> None:
+    done: list[int] = []
+    both = threading.Barrier(2)
+
+    def play(task: int, began: float) -> None:
+        both.wait(10)
+        done.append(task)
+
+    side_by_side(range(6), play, 2)
+    assert sorted(done) == list(range(6))
+
+
+def test_a_signal_lets_those_under_way_end_and_leaves_out_the_rest() -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+
+    def play(task: int, began: float) -> None:
+        begun.append(task)
+        if len(begun) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        ended.append(task)
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(range(20), play, 2)
+    assert sorted(ended) == sorted(begun)
+    assert len(ended) < 20
+
+
+def test_an_error_is_raised_and_leaves_out_the_rest() -> None:
+    ended: list[int] = []
+
+    def play(task: int, began: float) -> None:
+        if task == 1:
+            raise ValueError("no such lab")
+        time.sleep(0.2)
+        ended.append(task)
+
+    with pytest.raises(ValueError, match="no such lab"):
+        side_by_side(range(20), play, 2)
+    assert 0 in ended
+    assert len(ended) < 20
