@@ -15,7 +15,7 @@ from ddpctl_worker.doctor import flight, frames
 
 STALL_S = 30.0  # a wait this long is worth a word, unless the job says otherwise
 SOON_S = 5.0  # a rank that is blocked for good may be named after so short a wait, where a person asks
-SPIN_S = 10.0
+SPIN_S = 10.0  # the same for a loop of pure Python that never leaves its function
 BUSY_FACTOR = 3  # a rank that works at one place is excused for this many times the stall
 MOVING_FACTOR = 20  # one whose place changes, or that reads and writes, for this many times
 BUSY_CPU = 10.0  # percent of a core
@@ -294,7 +294,7 @@ class _Judge:
         if sleep is not None and waited + sleep < self._stall * BUSY_FACTOR:
             return "asleep for another %d s at %s" % (round(sleep), _place(one))
         spins = one.look.get("spins") and frames.busy_in_own_code(one.stack)
-        if spins and waited >= (SPIN_S if self._asked else self._stall):
+        if spins and self._asked and waited >= SPIN_S:
             return None
         if self._works(one):
             moving = int(one.look.get("bytes") or 0) >= BUSY_BYTES or not one.look.get("stack")
