@@ -162,7 +162,8 @@ def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
             ago(run.started),
             Text(str(run.record.get("user", "-"))),
         )
-    return Whole(table)
+    stuck = [Text(f"{run.job}: {stuck_line(run.diagnosis)}", style="bold yellow") for run in runs if run.diagnosis]
+    return Group(Whole(table), *stuck) if stuck else Whole(table)
 
 
 def kill_view(outcome: KillOutcome) -> RenderableType:

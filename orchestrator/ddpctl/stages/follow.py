@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ddpctl.errors import (
@@ -80,13 +81,21 @@ class _Well:
 
 
 @dataclass(frozen=True)
+class _Word:
+    """What the nodes say of the run itself."""
+
+    host: str
+    note: Note
+
+
+@dataclass(frozen=True)
 class _Ended:
     host: str
     error: DdpctlError | None = None
     failed: bool = False
 
 
-_Item = _Batch | _Cut | _Stale | _Well | _Ended
+_Item = _Batch | _Cut | _Stale | _Well | _Word | _Ended
 
 
 @dataclass
@@ -158,6 +167,8 @@ class _Stream:
             self.out.put(_Stale(self.host, frame.data.get("heartbeat_age_s")))
         elif "state" in frame.data:
             self.out.put(_Well(self.host))
+        if "stuck" in frame.data:
+            self.out.put(_Word(self.host, _about(frame.data["stuck"])))
         data = frame.data.get("lines")
         if not data:
             return
@@ -230,6 +241,8 @@ def _drain(
         if isinstance(item, (_Cut, _Stale)):
             broken[item.host] = item
             tell(item.note)
+        elif isinstance(item, _Word):
+            tell(item.note)
         elif isinstance(item, _Well):
             broken.pop(item.host, None)
         elif isinstance(item, _Ended):
@@ -247,6 +260,14 @@ def _drain(
             if save is not None:
                 save(offsets)
     return errors
+
+
+def _about(diagnosis: Mapping[str, Any] | None) -> Note:
+    """What to tell of a run that is stuck, or moves again (None)."""
+    if diagnosis is None:
+        return Note("the job moves again")
+    begun, told = (datetime.fromisoformat(diagnosis[name]) for name in ("since", "time"))
+    return Note(f"stuck for {(told - begun).total_seconds():.0f} s: {diagnosis['verdict']}", "warning")
 
 
 def _unreachable(broken: _Cut | _Stale) -> DdpctlError:

@@ -42,7 +42,7 @@ RESULTS: Mapping[str, Any] = {
 # verb -> the key by which a kind of frame is known -> its shape
 FRAMES: Mapping[str, Mapping[str, Any]] = {
     "echo": {"n": dict[str, Any]},
-    "tail": {"lines": runs.LinesDict, "state": runs.StandingDict},
+    "tail": {"lines": runs.LinesDict, "state": runs.StandingDict, "stuck": runs.StuckDict},
     "fetch": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
     "listen": {"listening": preflight.ListeningDict},
     "firewall": {"tool": preflight.RulesDict},

@@ -21,7 +21,8 @@ JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its 
 
 def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"lines": [...]} frames, then {"offset", "state"}; with ``follow`` also {"state", "heartbeat_age_s"}
-    at the beginning and whenever the supervisor falls silent (``stale``) or is back.
+    at the beginning and whenever the supervisor falls silent (``stale``) or is back, and from node rank 0 {"stuck"}:
+    why the run is stuck, and null once it moves again.
 
     From ``offset``, or from the last ``lines`` lines, or from the beginning; ``ranks`` keeps these ranks only. With
     ``follow`` it ends when the run is over on this node and all is read, or when the reader goes away.
@@ -49,6 +50,7 @@ class _Follow:
         self._paths, self._channel = paths, channel
         self._judge_at = 0.0
         self._stale: Optional[bool] = None  # as last told
+        self._stuck: Optional[Dict[str, Any]] = None  # as last told
 
     def over(self) -> bool:
         """Asked before a read that finds nothing: then nothing more can come."""
@@ -63,6 +65,10 @@ class _Follow:
         if status["state"] not in TERMINAL and (status["state"] == STALE) != self._stale:
             self._stale = status["state"] == STALE
             self._channel.send({"state": status["state"], "heartbeat_age_s": status["heartbeat_age_s"]})
+        stuck = status["diagnosis"]
+        if status["node_rank"] == 0 and (stuck or {}).get("verdict") != (self._stuck or {}).get("verdict"):
+            self._stuck = stuck
+            self._channel.send({"stuck": stuck})
         return status["state"] in TERMINAL
 
 

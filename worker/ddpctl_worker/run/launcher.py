@@ -291,8 +291,7 @@ class Launching:
         called_off = (self._paths.stop, self._paths.exit)
         prepare = BeforeExec(oom_score, int(self._order["umask"]), self.group, called_off)
         try:
-            env = dict(self._order["env"], **{ENV_WATCHER: str(os.getpid())})
-            child = spawn(self._order["argv"], self._order["cwd"], env, prepare)
+            child = spawn(self._order["argv"], self._order["cwd"], self._environment(), prepare)
         except OSError as error:
             return "cannot start %s: %s" % (self._order["argv"][0], error.strerror or error)
         self.launcher = processes.identify(child.pid)
@@ -301,6 +300,10 @@ class Launching:
         drain.add(child.out, None, STDOUT)
         drain.add(child.err, None, STDERR)
         return None
+
+    def _environment(self) -> Dict[str, str]:
+        watched = self._order.get("shim") and self._run.get("doctor")
+        return dict(self._order["env"], **({ENV_WATCHER: str(os.getpid())} if watched else {}))
 
     def names(self) -> Dict[str, Any]:
         """Who runs this, and how whatever belongs to it is found."""

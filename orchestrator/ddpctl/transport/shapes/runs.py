@@ -162,6 +162,10 @@ class StandingDict(TypedDict):
     heartbeat_age_s: NotRequired[Number | None]
 
 
+class StuckDict(TypedDict):
+    stuck: DiagnosisDict | None
+
+
 class TailedDict(TypedDict):
     offset: Count
     state: NodeState

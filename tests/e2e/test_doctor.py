@@ -1,0 +1,129 @@
+"""A job that hangs on real hosts: who is to blame is said by `doctor`, and by the run itself before anybody asks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.site import Site, assert_nothing_runs, one_line, until
+
+pytestmark = pytest.mark.torch
+
+# Rank 1 reads from a pipe that nobody writes to; the others wait for it in an all_reduce.
+HANGS = """\
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+loss = torch.ones(3)
+if rank == 1:
+    os.mkfifo("/tmp/nobody-writes")
+for step in range(10):
+    if rank == 1 and step == 5:
+        print("rank 1 waits", flush=True)
+        open("/tmp/nobody-writes").read()  # HANG
+    dist.all_reduce(loss)  # WAIT
+"""
+# Rank 0 is at work while the others wait for it, for longer than the stall.
+PAUSES = """\
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+loss = torch.ones(3)
+for step in range(30):
+    if dist.get_rank() == 0 and step == 5:
+        print("rank 0 saves", flush=True)
+        time.sleep(8)
+    dist.all_reduce(loss)
+    time.sleep(0.1)
+"""
+
+
+def line(program: str, mark: str) -> int:
+    return 1 + next(number for number, text in enumerate(program.splitlines()) if f"# {mark}" in text)
+
+
+@pytest.fixture
+def hanging(site: Site) -> Site:
+    site.lab[1].run(["rm", "-f", "/tmp/nobody-writes"])
+    site.job("hangs", HANGS, doctor={"stall": 5}, timeouts={"stop": 2})
+    return site
+
+
+def test_a_hang_is_explained_while_it_lasts_and_afterwards(hanging: Site) -> None:
+    site = hanging
+    site.up("hangs")
+    follower = site.start("attach", "hangs")
+    diagnosis = until(lambda: site.status("hangs")["diagnosis"], 60, "no diagnosis", pause=0.5)
+    assert diagnosis["suspects"] == [{"host": "node1", "rank": 1}]
+
+    began = time.monotonic()
+    found = site("doctor", "hangs", "--json").ok().json()
+    assert time.monotonic() - began < 10  # 3 s on a machine with nothing else to do
+    assert found["suspects"] == [{"host": "node1", "rank": 1}]
+    assert f"hangs.py:{line(HANGS, 'HANG')}" in found["verdict"]
+    ranks = {one["rank"]: one for one in found["ranks"]}
+    assert [ranks[rank]["stack"][0]["line"] for rank in range(3)] == [
+        line(HANGS, "HANG") if rank == 1 else line(HANGS, "WAIT") for rank in range(3)
+    ]
+    assert ranks[0]["collective"] == {"group": "0", "seq": 6, "op": "all_reduce", "state": "waiting"}
+    assert [one["ranks"] for one in found["groups"]] == [[0, 2], [1]]
+
+    for command in (("status", "hangs"), ("ps",)):
+        assert "stuck for" in site(*command).ok().stdout
+    follower.wait_for("stuck for [0-9]+ s: 2 of 3 ranks wait in all_reduce #6")
+    site("kill", "hangs").ok()
+    assert follower.wait(60).rc == 1
+    assert_nothing_runs(site.lab)
+
+    after = site("doctor", "hangs", "--json").ok().json()
+    assert {one["rank"]: one["stack"][0]["line"] for one in after["ranks"]} == {
+        rank: ranks[rank]["stack"][0]["line"] for rank in range(3)
+    }
+    assert "the run is over" in after["verdict"]
+    site("fetch", "hangs", "fetched").ok()
+    records = list(Path(site.folder, "fetched").rglob("last_look.json"))
+    assert len(records) == 3
+    assert json.loads(records[0].read_text())["looks"]
+
+
+def test_silence_that_has_a_cause_ends_the_run_with_the_rank_s_name(hanging: Site) -> None:
+    hanging.jobs["hangs"]["timeouts"] = {"silence": 20, "stop": 2}
+    done = hanging("up", "--job", "hangs", timeout=120)
+    assert done.rc == 1
+    cause = hanging.status("hangs")["cause"]
+    assert (cause["reason"], cause["host"], cause["rank"]) == ("silence", "node1", 1)
+    assert f"hangs.py:{line(HANGS, 'HANG')}" in cause["message"]
+    assert "rank 1" in one_line(done)
+
+
+def test_a_pause_is_no_hang(site: Site) -> None:
+    site.job("pauses", PAUSES, doctor={"stall": 4})
+    site.up("pauses")
+    site.wait_for_output("pauses", "rank 0 saves")
+    time.sleep(6)
+    found = site("doctor", "pauses", "--json").ok().json()
+    assert found["suspects"] == []
+    status = site.wait_for_state("pauses", "succeeded")
+    assert status["diagnosis"] is None
+    for host in site.lab:
+        run = host.run(["cat", f"/root/.local/state/ddpctl/runs/{status['run']}/{host.name}/supervisor.log"]).stdout
+        assert "doctor" not in run
+
+
+def test_without_the_doctor_a_job_runs_as_it_always_did(site: Site) -> None:
+    program = "import os, sys\nprint('seen:', [name for name in os.environ if 'LOOK' in name], sys.path[0])\n"
+    site.job("plain", program + "import time; time.sleep(20)", doctor="off")
+    site.up("plain")
+    site.wait_for_output("plain", r"seen: \[\]")
+    found = site("doctor", "plain", "--json").ok().json()
+    assert found["suspects"] == []
+    assert {one["state"] for one in found["ranks"]} == {"sleeping"}
+    site("kill", "plain").ok()
