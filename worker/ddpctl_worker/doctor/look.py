@@ -7,7 +7,8 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     cpu, below                   percent of one core in the last second: its own, and that of all it has started
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
-    stack, gil, spins, threads, children      Python stacks; ``spins``: at each look in one function, holding the GIL
+    stack, gil, threads, children             Python stacks
+    still, spins                 at each look in that second on the same line; in one function, holding the GIL
     peers                        of a send or receive
     groups, moved                its last collectives (flight.py), and whether there were new ones in that second
     now                          Unix time of this machine at the end of the look
@@ -167,6 +168,8 @@ class _Looking(threading.Thread):
         if main is None:
             return
         self._known.update(stack=main.frames, gil=main.gil, peers=main.peers, spins=_spins(samples))
+        if len(samples) > 1:
+            self._known["still"] = len({_lines(one) for one in samples}) == 1
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
         self._known["children"] = self._children()
@@ -188,6 +191,10 @@ def state_of(found: Sequence[flight.Entry]) -> Tuple[Any, ...]:
         return ()
     last = found[-1]
     return last.group, last.seq, sum(one.done for one in found)
+
+
+def _lines(one: Stacks) -> Tuple[Tuple[str, int], ...]:
+    return tuple((str(frame[0]), int(frame[1])) for frame in one.main.frames) if one.main is not None else ()
 
 
 def _spins(samples: List[Stacks]) -> bool:

@@ -140,10 +140,14 @@ class _Judge:
         gone = [one for one in self._ranks if one.state == "ended"]
         if not gone:
             return None
-        if len(gone) == len(self._ranks):
-            return self._say("every rank has ended")
         left = [one for one in self._ranks if one.state != "ended"]
-        text = "%s ended while %s" % (_have(gone), self._where_they_are(left))
+        if not left:
+            return self._say("every rank has ended")
+        since = min(float(one.look.get("ended_s") or 0.0) for one in gone)
+        enough = since >= (SOON_S if self._asked else self._stall)
+        if not enough or any(one.look.get("moved") or self._works(one) or _sleep(one) is not None for one in left):
+            return None
+        text = "%s ended, and %s" % (_have(gone), self._where_they_are(left))
         return self._say(text, gone, stuck=True)
 
     def _moving(self) -> Optional[Diagnosis]:
@@ -199,9 +203,11 @@ class _Judge:
             return None
         cycle = self._cycle()
         late = self._waited >= (SOON_S if self._asked else self._stall)
+        if cycle and not self._known_times():  # sends and receives: there is no record of how long
+            late = all(one.look.get("still", not self._asked) for one in cycle)
         if cycle:
-            text = "%s wait for each other: %s" % (_who(cycle), "; ".join(_doing(one) for one in cycle))
-            return self._say(text, cycle if late or not self._known_times() else [], stuck=late)
+            text = "%s wait for each other: %s" % (_who(cycle), "; ".join(_doing(one) for one in cycle[:8]))
+            return self._say(text, _minority(cycle) if late else [], stuck=late)
         where = self._where_they_are(self._waiting)
         if self._waited < self._stall:
             return self._say("nobody is stuck: %s" % where)
@@ -271,17 +277,23 @@ class _Judge:
         return peer.state != "ended"
 
     def _cycle(self) -> List[Rank]:
-        """Ranks of which each waits for the next one; empty when there are none."""
-        for start in self._waiting:
-            path: List[int] = []
-            rank: Optional[int] = start.rank
-            while rank is not None and rank not in path:
-                path.append(rank)
-                ahead = sorted(other for other in self._blockers(self._by_rank[rank]))
-                rank = ahead[0] if ahead else None
-            if rank is not None:
-                return [self._by_rank[one] for one in path[path.index(rank) :]]
+        """Ranks that all wait for each other; empty when there are none."""
+        reach = {one.rank: self._reach(one.rank) for one in self._waiting}
+        for rank in sorted(reach):
+            found = [other for other in sorted(reach) if other in reach[rank] and rank in reach[other]]
+            if found:
+                return [self._by_rank[other] for other in found]
         return []
+
+    def _reach(self, rank: int) -> Set[int]:
+        """Those that this one waits for, directly or through others."""
+        found: Set[int] = set()
+        todo = [rank]
+        while todo:
+            new = self._blockers(self._by_rank[todo.pop()]) - found
+            found |= new
+            todo.extend(new)
+        return found
 
     def _known_times(self) -> bool:
         return any(one.pending is not None for one in self._waiting)
@@ -290,6 +302,8 @@ class _Judge:
     def _excuse(self, one: Rank) -> Optional[str]:
         """Why a rank that others wait for need not be stuck; None when it is."""
         waited = self._waited if self._known_times() else self._stall
+        if not self._known_times() and not one.look.get("still", not self._asked):
+            return "at work at %s" % _place(one)
         sleep = _sleep(one)
         if sleep is not None and waited + sleep < self._stall * BUSY_FACTOR:
             return "asleep for another %d s at %s" % (round(sleep), _place(one))
@@ -367,6 +381,14 @@ def _first_difference(ranks: Sequence[Rank]) -> Optional[Tuple[int, List[Tuple[s
             if len(by_seq[seq]) > 1:
                 return seq, list(by_seq[seq].items())
     return None
+
+
+def _minority(cycle: List[Rank]) -> List[Rank]:
+    """Those who are where the fewest are, if that is clear: they went elsewhere. All of them otherwise."""
+    count = Counter(_label(one) for one in cycle)
+    least = min(count.values())
+    few = [label for label in count if count[label] == least]
+    return [one for one in cycle if _label(one) == few[0]] if len(few) == 1 and len(count) > 1 else cycle
 
 
 def _sleep(one: Rank) -> Optional[float]:

@@ -28,9 +28,9 @@ Say = Callable[[Dict[str, Any]], None]
 
 
 class Watch:
-    """One node's ranks, watched. ``subjects`` lists those that live, ``ages`` when each last wrote something; ``say``
-    tells the gang's hub, or as the hub all members; ``save`` gets what belongs into the record; ``offset`` gives how
-    far the clock of a host is ahead of this one's.
+    """One node's ranks, watched. ``subjects`` lists those that live, ``gone`` those that have ended, ``ages`` when each
+    last wrote something; ``say`` tells the gang's hub, or as the hub all members; ``save`` gets what belongs into the
+    record; ``offset`` gives how far the clock of a host is ahead of this one's.
 
     ``hosts``: all nodes whose looks decide together; the first one decides. None: no gang, and other nodes to
     rendezvous with, so that nobody can decide.
@@ -43,6 +43,7 @@ class Watch:
         stall: float,
         tools: Tools,
         subjects: Callable[[], List[Subject]],
+        gone: Callable[[], List[Dict[str, Any]]],
         ages: Callable[[], Dict[int, float]],
         say: Say,
         save: Say,
@@ -50,7 +51,8 @@ class Watch:
     ) -> None:
         self._host, self._hosts, self._tools = host, list(hosts or ()), tools
         self._decides = bool(self._hosts) and self._hosts[0] == host
-        self._subjects, self._ages, self._say, self._save = subjects, ages, say, save
+        self._subjects, self._gone, self._ages = subjects, gone, ages
+        self._say, self._save = say, save
         self._offset = offset
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
@@ -80,7 +82,7 @@ class Watch:
 
     def look(self, interval: float = look.INTERVAL_S) -> List[Dict[str, Any]]:
         """A close look at this node's ranks, now. From any thread."""
-        found = look.look(self._subjects(), self._tools, interval)
+        found = [*look.look(self._subjects(), self._tools, interval), *self._gone()]
         ages = self._ages()
         return [
             dict(one, host=self._host, output_age_s=ages.get(int(one["local_rank"])), pause_s=self._stall.longest)
@@ -123,6 +125,7 @@ class Watch:
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
         found = {str(one.rank): self._at(one, now) for one in self._subjects()}
+        found.update((str(one["rank"]), {}) for one in self._gone())
         if self._decides:
             self._feed(self._host, found)
         elif found and self._hosts:

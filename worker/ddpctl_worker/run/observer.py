@@ -45,6 +45,7 @@ class Observer:
             float(settings["stall"]),
             Tools(paths.doctor, order.get("py_spy")),
             self._subjects,
+            self._gone,
             self._ages,
             gang.say if gang is not None else lambda message: None,
             self._save,
@@ -87,6 +88,16 @@ class Observer:
 
     def _subjects(self) -> List[Subject]:
         return [Subject(one.rank, one.local_rank, one.pid) for one in self._roster.alive()]
+
+    def _gone(self) -> List[Dict[str, Any]]:
+        """Ranks that have ended, as a look would show them."""
+        now = time.monotonic()
+        return [
+            dict(
+                Subject(one.rank, one.local_rank, one.pid)._asdict(), state="ended", ended_s=round(now - death.seen, 1)
+            )
+            for one, death in self._roster.dead()
+        ]
 
     def _ages(self) -> Dict[int, float]:
         """local rank -> seconds since its last output."""

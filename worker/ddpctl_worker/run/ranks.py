@@ -125,6 +125,11 @@ class Roster:
         """The ranks that were seen and have not died; also for other threads."""
         return [one for local, one in sorted(self._ranks.items()) if local not in self.deaths]
 
+    def dead(self) -> List[Tuple[RankProcess, Death]]:
+        """The ranks that have died, and how; also for other threads."""
+        found = [(one, self.deaths.get(local)) for local, one in sorted(self._ranks.items())]
+        return [(one, death) for one, death in found if death is not None]
+
     def all_ended(self) -> bool:
         """Whether every rank that was seen is dead, and its launcher has no reason to start it again."""
         deaths = [self.deaths.get(local) for local in self._ranks]

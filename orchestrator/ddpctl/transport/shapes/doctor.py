@@ -53,6 +53,8 @@ class LookDict(TypedDict):
     stack: NotRequired[_Stack | None]
     gil: NotRequired[bool]
     spins: NotRequired[bool]
+    still: NotRequired[bool]
+    ended_s: NotRequired[_Figure | None]
     moved: NotRequired[bool]
     threads: NotRequired[Annotated[list[ThreadDict], Field(max_length=100)]]
     children: NotRequired[Annotated[list[ChildDict], Field(max_length=100)]]
