@@ -54,6 +54,7 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     assert [(finding.severity, finding.host) for finding in found] == [(Severity.ERROR, "node1")]
     assert "2 ranks on node0,node2 waited for it" in found[0].message
     assert "never joined" not in found[0].message
+    assert "rank 1 is at sitecustomize.py:3" in found[0].message
     assert report.exit_code == 3
     assert leftovers(lab3) == []
 

@@ -105,6 +105,11 @@ def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, s
         yield _finding(host, own, told[host], [rank for rank in failed if rank not in chosen])
 
 
+def _place(rank: _Rank, answer: Mapping[str, Any]) -> str:
+    """Where the doctor saw it, empty where it did not."""
+    return str(answer.get("where", {}).get(str(rank.rank), ""))
+
+
 def _ended_by_itself(answer: Mapping[str, Any], given_up: float) -> bool:
     """A launcher that ends about when another node gives up (seconds from the start) has only lost its connection."""
     return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - AT_ONCE_S
@@ -119,6 +124,7 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
     elif answer.get("timed_out"):
         met = "" if answer.get("met") else ", its launcher never joined the others"
         text = f"{names} stuck {where} after {answer['seconds']:.0f} s{met}"
+        text += "".join(f"; rank {rank.rank} is at {place}" for rank in ranks[:4] if (place := _place(rank, answer)))
     else:
         last = answer["tail"][-1] if answer.get("tail") else "no output"
         text = f"{names} ended with exit code {answer.get('exit_code')} {where}: {last}"
@@ -132,6 +138,7 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
         "worker/jobs/init_proc.py",
         evidence={
             "ranks": [rank.rank for rank in ranks],
+            "where": dict(answer.get("where") or {}),
             "phases": {str(rank.rank): rank.phase for rank in ranks},
             "exit_code": answer.get("exit_code"),
             "timed_out": answer.get("timed_out"),

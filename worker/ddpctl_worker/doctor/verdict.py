@@ -103,6 +103,11 @@ def diagnose(
     return found._replace(missing=missing)
 
 
+def where(look: Dict[str, Any]) -> str:
+    """Where one rank stands: its collective or what it does, and the line."""
+    return str(_grouped([_read(dict(look, host=look.get("host")))])[0]["where"])
+
+
 def _read(look: Dict[str, Any]) -> Rank:
     groups = look.get("groups")
     entries = flight.from_json(groups) if groups else []

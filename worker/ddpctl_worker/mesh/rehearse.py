@@ -21,10 +21,12 @@ from typing import Any, Dict, List, Optional, Set
 from ddpctl_worker import proc
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, SPAWN_FAILED
+from ddpctl_worker.doctor import look, verdict
+from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.net import CONNECTED, LISTENING, tcp_sockets
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes
-from ddpctl_worker.run.launcher import BeforeExec, environment, login_environment
+from ddpctl_worker.run import processes, ranks
+from ddpctl_worker.run.launcher import BeforeExec, environment, login_environment, make_shim
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 MAX_S = 900.0
@@ -43,9 +45,9 @@ def rehearse(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     orchestrator closes our stdin: the other nodes have ended.
 
     Returns {"exit_code" (None: it had to be stopped), "timed_out", "seconds", "ranks": {rank: {"phase", "report"}},
-    "tail": the last lines that were no report, "nccl": what NCCL said of its network (each line once, without its
-    prefix), "met": whether the launcher ever had a connection on ``port``,
-    "survivors"}.
+    "where": {rank: where it stood when it had to be stopped}, "tail": the last lines that were no report, "nccl": what
+    NCCL said of its network (each line once, without its prefix), "met": whether the launcher ever had a connection on
+    ``port``, "survivors"}.
     """
     folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
     try:
@@ -84,12 +86,14 @@ class _Rehearsal:
         except OSError as error:
             raise WorkerError(SPAWN_FAILED, "%s: %s" % (self._request["argv"][0], error.strerror)) from None
         status = self._follow(child, started + self._deadline)
+        where = self._where(child.pid) if status is None else {}
         stopper = self._stop(child.pid)
         return {
             "exit_code": status,
             "timed_out": status is None,
             "seconds": round(time.monotonic() - started, 2),
             "ranks": self.ranks,
+            "where": where,
             "tail": self.tail[-TAIL_LINES:],
             "nccl": self.nccl,
             "met": self.met or status is not None,
@@ -100,6 +104,9 @@ class _Rehearsal:
         run = {"job": "rehearsal", "run": "rehearsal-" + secrets.token_hex(4), "host": self._request["host"]}
         request = dict(self._request, run=run)
         env = environment(request, login_environment(), self._paths, self._paths.output, secrets.token_hex(16))
+        # Without pipes of their own (0 ranks): their output comes with the launcher's. It lets the doctor see them.
+        if make_shim(self._paths, request["argv"][0], env.get("PATH"), 0, doctor=True):
+            env["PYTHON_EXEC"] = self._paths.shim
         return subprocess.Popen(
             self._request["argv"],
             cwd=self._paths.code,
@@ -130,6 +137,12 @@ class _Rehearsal:
                 self.met = self._connected()
                 look = time.monotonic() + LOOK_S
         return None
+
+    def _where(self, launcher: int) -> Dict[str, str]:
+        """Where the ranks stand that are there."""
+        found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find(launcher, {})]
+        looks = look.look(found, Tools(self._paths.doctor, None), interval=0.0)
+        return {str(one["rank"]): verdict.where(one) for one in looks}
 
     def _take(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")

@@ -325,6 +325,7 @@ class RehearsedDict(TypedDict):
     timed_out: bool
     seconds: Number
     ranks: dict[Digits, RehearsedRankDict]
+    where: NotRequired[dict[Digits, Short]]
     tail: list[Short]
     nccl: list[Short]
     met: bool
