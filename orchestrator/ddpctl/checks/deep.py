@@ -124,7 +124,7 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
     elif answer.get("timed_out"):
         met = "" if answer.get("met") else ", its launcher never joined the others"
         text = f"{names} stuck {where} after {answer['seconds']:.0f} s{met}"
-        text += "".join(f"; rank {rank.rank} is at {place}" for rank in ranks[:4] if (place := _place(rank, answer)))
+        text += "".join(f"; rank {rank.rank} is {place}" for rank in ranks[:4] if (place := _place(rank, answer)))
     else:
         last = answer["tail"][-1] if answer.get("tail") else "no output"
         text = f"{names} ended with exit code {answer.get('exit_code')} {where}: {last}"

@@ -1,78 +1,140 @@
 """torch's flight record as its debug server gives it: the last collectives of one rank. Pure.
 
-The format is that of torch's FlightRecorder (``torch/csrc/distributed/c10d/FlightRecorder.hpp``), as JSON. With gloo
-``state`` is always ``scheduled`` and ``retired`` means done; with NCCL ``state`` counts too. Sends and receives have no
-entry with gloo. ``op_id`` counts those as well, so that only ``collective_seq_id`` can be compared between ranks.
+The format is that of torch's FlightRecorder: ``dump_json`` in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp.
+With gloo ``state`` is always ``scheduled`` and ``retired`` means done. With NCCL ``state`` tells, and an entry that is
+retired but not completed has timed out. Sends and receives have no entry with gloo and are left out with NCCL.
+``op_id`` counts those as well, so that only ``collective_seq_id`` can be compared between ranks.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 MOST = 300  # entries that are kept of one rank
-SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "barrier"})  # in a correct program
+# In a correct program these have as many elements on every rank. Shapes may differ: only elements are sent.
+SAME_SIZES = frozenset(
+    {"all_reduce", "broadcast", "reduce", "all_gather", "barrier", "_all_gather_base", "_reduce_scatter_base"}
+)
+_LIMIT = 1 << 62  # a greater number is no number of a collective
+_MOST_RANKS = 1 << 20
 
 
 class Entry(NamedTuple):
-    """One collective of one rank. ``at``: Unix time in seconds at which the rank arrived there."""
+    """One collective of one rank."""
 
     group: str
     seq: int
     op: str
-    sizes: str
+    elements: int  # of all its input tensors together
     done: bool
-    at: float
+    at: float  # Unix time in seconds at which the rank arrived there; with NCCL, at which it was enqueued
     what: str  # the group's description
+    started: bool = False  # with NCCL: by the GPU
+    members: Tuple[int, ...] = ()  # the ranks of the group, where that is known
 
     @property
     def signature(self) -> str:
         """What must be the same on all ranks of the group."""
-        return "%s %s" % (self.op, self.sizes) if self.op in SAME_SIZES else self.op
+        return "%s %d" % (self.op, self.elements) if self.op in SAME_SIZES else self.op
 
 
 def entries(text: bytes) -> Optional[List[Entry]]:
     """The collectives of a record, the oldest first; None when it is no such record (a rank that is in its exit)."""
     try:
         made = json.loads(text)
-        found = made.get("entries") or [] if isinstance(made, dict) else None
     except (ValueError, RecursionError):
         return None
+    found = (made.get("entries") or []) if isinstance(made, dict) else None
     if not isinstance(found, list):
         return None
-    return [one for one in map(_entry, found[-MOST:]) if one is not None]
+    members = _members(made.get("pg_config"))
+    return _joined([one for one in (_entry(each, members) for each in found[-MOST:]) if one is not None])
 
 
-def _entry(one: Any) -> Optional[Entry]:
+def _entry(one: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:
     try:
         if one["is_p2p"]:
             return None
-        name, what = [*one["process_group"], ""][:2]
+        name, what = (str(each)[:40] for each in [*one["process_group"], ""][:2])
         backend, _, op = str(one["profiling_name"]).partition(":")
-        done = bool(one["retired"]) or one["state"] == "completed"
-        at = int(one["time_created_ns"]) / 1e9
-        sizes = str(one["input_sizes"]).replace(" ", "")[:80]
+        retired = bool(one["retired"]) and backend != "nccl"
+        seq, at = int(one["collective_seq_id"]), int(one["time_created_ns"])
+        if not (0 <= seq < _LIMIT and 0 <= at < _LIMIT):
+            return None
         return Entry(
-            str(name)[:40], int(one["collective_seq_id"]), (op or backend)[:40], sizes, done, at, str(what)[:40]
+            name,
+            seq,
+            (op or backend)[:40],
+            _elements(one["input_sizes"]),
+            retired or one["state"] == "completed",
+            at / 1e9,
+            what,
+            one["state"] != "scheduled",
+            members.get(name, ()),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
-def to_json(found: List[Entry], most: int = MOST) -> Dict[str, Any]:
-    """``{group: {"what": str, "entries": [[seq, op, sizes, done, at], ...]}}``, the oldest first."""
+def _elements(sizes: Any) -> int:
+    """Of all tensors together; ``sizes`` has a list of dimensions for each, a scalar has none."""
+    total = 0
+    for tensor in sizes:
+        product = 1
+        for dimension in tensor:
+            product *= int(dimension)
+        total += product
+    return max(-_LIMIT, min(total, _LIMIT))
+
+
+def _members(config: Any) -> Dict[str, Tuple[int, ...]]:
+    """group -> its ranks, from ``pg_config``: {"0": {"ranks": "[0, 1]"}}. gloo has one nameless group there: no use."""
+    found = {}
+    for name, group in config.items() if isinstance(config, dict) else ():
+        try:
+            ranks = json.loads(group["ranks"])
+            if name and all(type(rank) is int and 0 <= rank < _MOST_RANKS for rank in ranks):
+                found[str(name)[:40]] = tuple(ranks)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            continue
+    return found
+
+
+def _joined(found: Sequence[Entry]) -> List[Entry]:
+    """NCCL records each part of a coalesced collective under one number, and then the whole: that one has the state."""
+    made: List[Entry] = []
+    for one in found:
+        before = made[-1] if made else None
+        if before is not None and (before.group, before.seq) == (one.group, one.seq):
+            made[-1] = one._replace(elements=max(before.elements, one.elements), at=before.at)
+        else:
+            made.append(one)
+    return made
+
+
+def to_json(found: Sequence[Entry], most: int = MOST) -> Dict[str, Any]:
+    """``{group: {"what": str, "ranks": [int], "entries": [[seq, op, elements, done, at, started], ...]}}``.
+
+    ``ranks`` only where they are known. The oldest entry first.
+    """
     groups: Dict[str, Any] = {}
     for one in found[-most:]:
         group = groups.setdefault(one.group, {"what": one.what, "entries": []})
-        group["entries"].append([one.seq, one.op, one.sizes, one.done, round(one.at, 6)])
+        if one.members:
+            group["ranks"] = list(one.members)
+        group["entries"].append([one.seq, one.op, one.elements, one.done, round(one.at, 6), one.started])
     return groups
 
 
 def from_json(groups: Dict[str, Any]) -> List[Entry]:
     """The inverse of ``to_json``, in order of time."""
-    found = [
-        Entry(str(name), int(seq), str(op), str(sizes), bool(done), float(at), str(group.get("what") or ""))
-        for name, group in groups.items()
-        for seq, op, sizes, done, at in group["entries"]
-    ]
+    found = []
+    for name, group in groups.items():
+        what, members = str(group.get("what") or ""), tuple(int(rank) for rank in group.get("ranks") or ())
+        for seq, op, elements, done, at, started in group["entries"]:
+            one = Entry(
+                str(name), int(seq), str(op), int(elements), bool(done), float(at), what, bool(started), members
+            )
+            found.append(one)
     return sorted(found, key=lambda one: one.at)

@@ -18,7 +18,9 @@ POINT_TO_POINT = frozenset(
 # Operations that the flight record has no entry for, with gloo at least.
 UNRECORDED = POINT_TO_POINT | {"monitored_barrier", "init_process_group", "new_group", "destroy_process_group"}
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<")
-_FAULT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_FAULT = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
+_RANK = re.compile(r"[0-9]{1,6}\Z", re.ASCII)
+_MOST_LINES = 1 << 31
 _COLLECTIVES = re.compile(r"distributed/(?:distributed_c10d|nn/functional|_functional_collectives)\.py$")
 # What a rank is doing, by the library frame nearest to the user's own: part of the file's name, function, words.
 _REASONS: Tuple[Tuple[str, str, str], ...] = (
@@ -54,12 +56,12 @@ def from_py_spy(text: str, pid: int) -> Optional[List[Thread]]:
     try:
         made = json.loads(text)
         return [_thread(one, pid) for one in made] or None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 def _thread(one: Dict[str, Any], pid: int) -> Thread:
-    frames = [[str(f["filename"])[-300:], int(f["line"]), str(f["name"])[:80]] for f in one["frames"][:MOST_FRAMES]]
+    frames = [[str(f["filename"])[-300:], _line(f["line"]), str(f["name"])[:80]] for f in one["frames"][:MOST_FRAMES]]
     return Thread(
         str(one.get("thread_name") or "")[:40],
         one.get("os_thread_id") in (pid, None),
@@ -67,6 +69,10 @@ def _thread(one: Dict[str, Any], pid: int) -> Thread:
         frames,
         _peers(one["frames"][:MOST_FRAMES]),
     )
+
+
+def _line(number: Any) -> int:
+    return max(0, min(int(number), _MOST_LINES))
 
 
 def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
@@ -77,7 +83,7 @@ def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
         found = {}
         for local in frame.get("locals") or ():
             name = {"src": "src", "dst": "dst", "group_src": "src", "group_dst": "dst"}.get(local["name"])
-            if name and name not in found and str(local["repr"]).isdigit():
+            if name and name not in found and _RANK.match(str(local["repr"])):
                 found[name] = int(local["repr"])
         if found:
             return found
@@ -91,7 +97,7 @@ def from_faulthandler(text: str) -> Optional[List[List[Any]]]:
         match = _FAULT.match(line)
         if match:
             frames.append([match.group(1)[-300:], int(match.group(2)), match.group(3)[:80]])
-        elif "most recent call first" in line:
+        elif "most recent call first" in line and "C stack" not in line:
             frames = []
     return frames[:MOST_FRAMES] or None
 
@@ -107,13 +113,13 @@ def own(stack: Optional[Sequence[Frame]]) -> List[Frame]:
 
 
 def place(stack: Optional[Sequence[Frame]]) -> str:
-    """``step (train.py:88)``: where the rank stands in the user's code; empty when that is not known."""
+    """``train.py:88 in step``: where the rank is in the user's code; empty when that is not known."""
     frames = own(stack)
     if not frames:
         return ""
     file, line, function = frames[0]
     where = "%s:%d" % (os.path.basename(str(file)), line)
-    return where if function == "<module>" else "%s (%s)" % (function, where)
+    return where if function == "<module>" else "%s in %s" % (where, function)
 
 
 def _above(stack: Optional[Sequence[Frame]]) -> List[Frame]:

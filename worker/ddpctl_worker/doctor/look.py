@@ -3,7 +3,7 @@
 A look at a rank is a dictionary (``verdict.py`` reads it):
 
     rank, local_rank, pid        who it is
-    state                        running, sleeping, blocked, stopped, traced, ended
+    state                        running, sleeping, blocked, stopped, traced, ended; unknown where nothing was seen
     cpu, below                   percent of one core in the last second: its own, and that of all it has started
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
@@ -72,7 +72,7 @@ class _Looking(threading.Thread):
     def __init__(self, subject: Subject, tools: Tools, interval: float) -> None:
         super().__init__(name="look-%d" % subject.rank, daemon=True)
         self._subject, self._tools, self._interval = subject, tools, interval
-        self._known: Dict[str, Any] = dict(subject._asdict(), state="ended", missing=[])
+        self._known: Dict[str, Any] = dict(subject._asdict(), state="unknown", missing=[])
         self._missing: List[str] = []
 
     def told(self) -> Dict[str, Any]:
@@ -91,6 +91,7 @@ class _Looking(threading.Thread):
         begun = time.monotonic()
         before, work_before = process.vital(pid), process.work_of(process.below(pid))
         if before is None or before.state == "ended":
+            self._known["state"] = "ended"
             return
         self._keep(before)
         stopped = before.state == "stopped"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
-from typing import Optional
+from typing import List, Optional
 
 ASK_S = 0.5  # an answer takes a millisecond; a stopped process gives none
 MOST_BYTES = 16 << 20
@@ -32,26 +33,30 @@ def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional
 
 
 def read(sock: socket.socket, seconds: float) -> bytes:
-    """All that comes until the other side closes. Raises OSError: it takes too long."""
+    """All that comes until the other side closes. Raises OSError: it takes too long, or is more than MOST_BYTES."""
     until = time.monotonic() + seconds
-    pieces, size = [], 0
+    pieces: List[bytes] = []
+    size = 0
     while size < MOST_BYTES:
-        sock.settimeout(max(0.01, until - time.monotonic()))
+        left = until - time.monotonic()
+        if left <= 0:
+            raise socket.timeout("the answer takes too long")
+        sock.settimeout(left)
         data = sock.recv(1 << 16)
         if not data:
-            break
+            return b"".join(pieces)
         pieces.append(data)
         size += len(data)
-    return b"".join(pieces)
+    raise OSError(errno.EMSGSIZE, "the answer is too long")
 
 
 def _body(answer: bytes) -> Optional[bytes]:
     head, _, body = answer.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
-    if len(lines[0].split()) < 2 or lines[0].split()[1] != b"200":
+    if lines[0].split()[1:2] != [b"200"]:
         return None
     for line in lines[1:]:
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and int(value) != len(body):
+        if name.strip().lower() == b"content-length" and value.strip() != b"%d" % len(body):
             return None  # it ended in the middle
     return body

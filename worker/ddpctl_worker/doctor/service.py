@@ -67,7 +67,7 @@ def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
             with _short(path) as short:
                 sock.connect(short)
             return _object(server.read(sock, seconds))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
 

@@ -25,6 +25,9 @@ class _Known:
         self.pending: Optional[float] = None  # since when it is in a collective
         self.idle = False
 
+    def fresh(self, now: float) -> bool:
+        return now - self.seen < FRESH_S
+
 
 class Stall:
     """``feed`` it with every glance at a rank; ``due`` says when to look closely."""
@@ -64,22 +67,21 @@ class Stall:
             if self._moved is not None:
                 self.longest = max(self.longest, now - self._moved)
             self._moved = now
-        self._note_idleness(now)
+        if not all(one.idle and one.fresh(now) for one in self._ranks.values()):
+            self._idle = None
+        elif self._idle is None:
+            self._idle = now
         return moved
-
-    def _note_idleness(self, now: float) -> None:
-        idle = all(one.idle and now - one.seen < FRESH_S for one in self._ranks.values())
-        self._idle = None if not idle else self._idle if self._idle is not None else now
 
     def due(self, now: float) -> bool:
         """Whether to look closely now."""
         if not self._ranks or now - self._looked < AGAIN_S:
             return False
-        since = [one.pending for one in self._ranks.values() if one.pending is not None]
-        waits = bool(since) and now - min(since) >= self.limit
+        fresh = [one for one in self._ranks.values() if one.fresh(now)]
+        waits = any(one.pending is not None and now - one.pending >= self.limit for one in fresh)
         still = self._moved is not None and now - self._moved >= self.limit
         idle = self._idle is not None and now - max(self._idle, self._moved or 0.0) >= self.limit
-        if (waits and still) or idle:
+        if (waits and still) or (idle and len(fresh) == len(self._ranks)):
             self._looked = now
             return True
         return False

@@ -9,9 +9,12 @@ stuck yet: it is excused until the others have waited much longer.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.doctor import flight, frames
+from ddpctl_worker.doctor import seen, sequences, words
+from ddpctl_worker.doctor.seen import DEFAULT_GROUP, Rank
+from ddpctl_worker.doctor.sequences import Difference, Side
+from ddpctl_worker.doctor.words import numbers
 
 STALL_S = 30.0  # a wait this long is worth a word, unless the job says otherwise
 SOON_S = 5.0  # a rank that is blocked for good may be named after so short a wait, where a person asks
@@ -20,58 +23,8 @@ BUSY_FACTOR = 3  # a rank that works at one place is excused for this many times
 MOVING_FACTOR = 20  # one whose place changes, or that reads and writes, for this many times
 BUSY_CPU = 10.0  # percent of a core
 BUSY_BYTES = 64 << 10  # in a second
-DEFAULT_GROUP = "0"
 
-
-class Rank(NamedTuple):
-    """What a look says of one rank, read once."""
-
-    host: str
-    rank: int
-    look: Dict[str, Any]
-    entries: List[flight.Entry]
-    pending: Optional[flight.Entry]  # the collective that it is in
-
-    @property
-    def known(self) -> bool:
-        """Whether its collectives are known."""
-        return self.look.get("groups") is not None
-
-    @property
-    def state(self) -> str:
-        return str(self.look.get("state"))
-
-    @property
-    def stack(self) -> Optional[List[Any]]:
-        return self.look.get("stack")
-
-    @property
-    def waited(self) -> float:
-        """For how many seconds it has been in its collective."""
-        now = self.look.get("now")
-        return max(0.0, float(now) - self.pending.at) if now and self.pending else 0.0
-
-    @property
-    def operation(self) -> Optional[str]:
-        """The operation that it waits in, by its record or, where that has none of it, by its stack."""
-        if self.pending is not None:
-            return self.pending.op
-        found = frames.operation(self.stack)
-        return None if self.known and found not in frames.UNRECORDED else found
-
-    @property
-    def outside(self) -> bool:
-        """Whether it is in no collective, although it has no record: by its stack, or because it does not run."""
-        idle = self.state in ("stopped", "blocked")
-        return not self.known and self.operation is None and (idle or bool(self.stack))
-
-    @property
-    def head(self) -> Dict[str, int]:
-        """group -> the highest number that it has entered."""
-        found: Dict[str, int] = {}
-        for one in self.entries:
-            found[one.group] = max(found.get(one.group, 0), one.seq)
-        return found
+__all__ = ["Diagnosis", "diagnose", "numbers"]
 
 
 class Diagnosis(NamedTuple):
@@ -80,7 +33,7 @@ class Diagnosis(NamedTuple):
     verdict: str
     stuck: bool
     suspects: List[Dict[str, Any]]  # host, rank
-    groups: List[Dict[str, Any]]  # ranks, where: by where they stand
+    groups: List[Dict[str, Any]]  # ranks, where: by where they are
     evidence: List[str]
     missing: List[str]
     waited_s: float
@@ -90,103 +43,107 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(
-    looks: Iterable[Dict[str, Any]], *, absent: Sequence[str] = (), stall: float = STALL_S, asked: bool = True
+    looks: Iterable[Dict[str, Any]],
+    *,
+    absent: Sequence[str] = (),
+    expected: Optional[Mapping[int, str]] = None,
+    stall: float = STALL_S,
+    asked: bool = True,
 ) -> Diagnosis:
     """The verdict over the looks of all nodes, each with its ``host``; ``absent``: hosts that gave none.
 
+    ``expected``: every rank of the run, and its host; one that its host did not see any more has ended.
     ``asked``: a person asks, so that a rank which is blocked for good is named before ``stall`` seconds are over.
     """
-    ranks = sorted((_read(one) for one in looks), key=lambda one: one.rank)
-    found = _Judge(ranks, stall, asked).verdict()
+    ranks = [seen.read(one) for one in looks]
+    there = {one.rank for one in ranks}
+    for rank, host in (expected or {}).items():
+        if rank not in there and host not in absent:
+            ranks.append(seen.read({"rank": rank, "host": host, "state": "ended"}))
+    ranks.sort(key=lambda one: (one.rank, one.host))
+    world = max(len(ranks), len(expected or ()))
+    found = _Judge(ranks, world, list(absent), stall, asked).verdict()
     missing = ["%s did not answer" % host for host in absent]
-    missing += _same_words((one.rank, str(what)) for one in ranks for what in one.look.get("missing") or ())
+    missing += words.same_words((one.rank, str(what)) for one in ranks for what in one.look.get("missing") or ())
     return found._replace(missing=missing)
-
-
-def where(look: Dict[str, Any]) -> str:
-    """Where one rank stands: its collective or what it does, and the line."""
-    return str(_grouped([_read(dict(look, host=look.get("host")))])[0]["where"])
-
-
-def _read(look: Dict[str, Any]) -> Rank:
-    groups = look.get("groups")
-    entries = flight.from_json(groups) if groups else []
-    return Rank(str(look.get("host")), int(look["rank"]), look, entries, _pending(entries))
-
-
-def _pending(entries: List[flight.Entry]) -> Optional[flight.Entry]:
-    """The oldest unfinished collective of the group of the newest one, if that is unfinished."""
-    if not entries or entries[-1].done:
-        return None
-    group = entries[-1].group
-    return next(one for one in entries if one.group == group and not one.done)
 
 
 class _Judge:
     """One judgement. Ranks that are excused are kept apart: with them nothing is wrong, only slow."""
 
-    def __init__(self, ranks: List[Rank], stall: float, asked: bool) -> None:
-        self._ranks, self._stall, self._asked = ranks, stall, asked
+    def __init__(self, ranks: List[Rank], world: int, absent: List[str], stall: float, asked: bool) -> None:
+        self._ranks, self._world, self._absent, self._stall, self._asked = ranks, world, absent, stall, asked
         self._by_rank = {one.rank: one for one in ranks}
+        self._heads = {one.rank: one.head for one in ranks}
+        self._places = {one.rank: one.place for one in ranks}
+        self._not_there: Dict[Tuple[str, int, Tuple[int, ...]], Set[int]] = {}
         self._waiting = [one for one in ranks if one.operation is not None]
         self._waited = max([one.waited for one in self._waiting] or [0.0])
+        self._timed = any(one.pending is not None for one in self._waiting)
+
+    @property
+    def _late(self) -> bool:
+        """Whether they wait for so long that it counts. Where no time is known, that they stand still is all there
+        is."""
+        if self._timed:
+            return self._waited >= (SOON_S if self._asked else self._stall)
+        return all(self._still(one) for one in self._waiting)
+
+    def _still(self, one: Rank) -> bool:
+        """Whether it stood on one line for all of the look. For the watcher, which has waited, one stack is enough."""
+        return bool(one.look.get("still", not self._asked))
 
     def verdict(self) -> Diagnosis:
         if not self._ranks:
-            return self._say("no rank could be looked at")
-        for judge in (self._ended, self._moving, self._differ, self._stopped, self._behind, self._nobody_behind):
+            return self._say(
+                "no rank was seen: %s did not answer" % ", ".join(self._absent) if self._absent else NOBODY
+            )
+        for judge in (self._moving, self._ended, self._differ, self._stopped, self._behind, self._nobody_behind):
             found = judge()
             if found is not None:
                 return found
         return self._outside()
 
     # --- one question after the other ------------------------------------------------------------------------------
-    def _ended(self) -> Optional[Diagnosis]:
-        gone = [one for one in self._ranks if one.state == "ended"]
-        if not gone:
-            return None
-        left = [one for one in self._ranks if one.state != "ended"]
-        if not left:
-            return self._say("every rank has ended")
-        since = min(float(one.look.get("ended_s") or 0.0) for one in gone)
-        enough = since >= (SOON_S if self._asked else self._stall)
-        if not enough or any(one.look.get("moved") or self._works(one) or _sleep(one) is not None for one in left):
-            return None
-        text = "%s ended, and %s" % (_have(gone), self._where_they_are(left))
-        return self._say(text, gone, stuck=True)
-
     def _moving(self) -> Optional[Diagnosis]:
         """Collectives are entered or left: nobody is stuck, though everybody may be slow."""
         moving = [one for one in self._ranks if one.look.get("moved")]
-        if not moving or any(one.state == "stopped" for one in self._ranks):
+        if not moving or any(one.state in ("stopped", "traced") for one in self._ranks):
             return None
-        return self._say("nobody is stuck: %s entered or left a collective within the last second" % _who(moving))
+        return self._say("nobody is stuck: %s entered or left a collective within the last second" % words.who(moving))
+
+    def _ended(self) -> Optional[Diagnosis]:
+        """Ranks without a process. That is no fault while the others work: at the end of a run they end one by one."""
+        gone = [one for one in self._ranks if one.state == "ended"]
+        left = [one for one in self._ranks if one.state != "ended"]
+        if not gone:
+            return None
+        if not left:
+            return self._say("every rank has ended" if not self._absent else self._with_absent("all others have ended"))
+        text = "%s; %s ended" % (self._where_they_are(left), words.have(gone))
+        works = not self._waiting and any(self._works(one) or one.sleep is not None for one in left)
+        just = min(float(one.look.get("ended_s", SOON_S)) for one in gone) < SOON_S
+        if works or just or not self._late:
+            return self._say("nobody is stuck yet: %s" % text, waiting_for=gone)
+        return self._say(text, gone, stuck=True)
 
     def _differ(self) -> Optional[Diagnosis]:
         """Different operations, or sizes, at one number of one group."""
         if self._waited < min(SOON_S, self._stall):
             return None
-        found = _first_difference(self._ranks)
+        found = sequences.first_difference(self._ranks)
         if found is None:
             return None
-        seq, sides = found
-        sides.sort(key=lambda side: (-len(side[1]), side[1][0].rank))
-        most = sides[0]
-        clear = len(most[1]) > max(len(side[1]) for side in sides[1:])
-        odd = [one for side in (sides[1:] if clear else sides) for one in side[1]]
-        others = ["%s in %s" % (_are(side[1]), self._at(side[1], side[0], seq)) for side in sides[1:]]
-        text = "ranks differ at collective #%d: %s, %s: a collective was skipped, repeated or called with another size"
-        return self._say(
-            text % (seq, ", ".join(others), "%s in %s" % (_are(most[1]), self._at(most[1], most[0], seq))),
-            odd,
-            stuck=True,
-        )
+        others = found.sides[1:]
+        odd = [one for side in (others if found.clear else found.sides) for one in side.ranks]
+        return self._say(_parted(found), odd, stuck=True)
 
     def _stopped(self) -> Optional[Diagnosis]:
         odd = [one for one in self._ranks if one.state in ("stopped", "traced")]
         if not odd:
             return None
-        text = "%s (by SIGSTOP, or in a debugger)" % _are(odd, "stopped")
+        place = odd[0].place if len(odd) == 1 else ""
+        text = "%s stopped%s, by SIGSTOP or a debugger" % (words.are(odd), " at %s" % place if place else "")
         return self._say(self._with_waiting(text, odd), odd, stuck=True)
 
     def _behind(self) -> Optional[Diagnosis]:
@@ -196,51 +153,60 @@ class _Judge:
             return None
         held = [one for one in odd if self._excuse(one) is None]
         if not held:
-            text = "nobody is stuck yet: %s"
-            reasons = ["%s %s" % (_are([one]), self._excuse(one)) for one in odd[:3]]
+            reasons = ["%s %s" % (words.are([one]), self._excuse(one)) for one in odd[:3]]
             more = "" if len(odd) <= 3 else " and %d more" % (len(odd) - 3)
-            return self._say(text % self._with_waiting("; ".join(reasons) + more, odd), waiting_for=odd)
-        return self._say(self._with_waiting(_standing(held), odd), held, stuck=True)
+            text = self._with_waiting("; ".join(reasons) + more, odd)
+            return self._say("nobody is stuck yet: %s" % text, waiting_for=odd)
+        return self._say(self._with_waiting(words.standing(held), odd), held, stuck=True)
 
     def _nobody_behind(self) -> Optional[Diagnosis]:
-        """Everybody who counts waits: for each other, or for the network."""
+        """Everybody who was seen waits: for each other, for a GPU, for a host that did not answer, or the network."""
         if not self._waiting or len(self._waiting) < len(self._ranks):
             return None
         cycle = self._cycle()
-        late = self._waited >= (SOON_S if self._asked else self._stall)
-        if cycle and not self._known_times():  # sends and receives: there is no record of how long
-            late = all(one.look.get("still", not self._asked) for one in cycle)
         if cycle:
-            text = "%s wait for each other: %s" % (_who(cycle), "; ".join(_doing(one) for one in cycle[:8]))
-            return self._say(text, _minority(cycle) if late else [], stuck=late)
-        where = self._where_they_are(self._waiting)
-        if self._waited < self._stall:
+            parts = ["rank %d is %s" % (one.rank, words.where(one)) for one in cycle[: words.NAMED]]
+            text = "%s wait for each other: %s" % (words.who(cycle), "; ".join(parts))
+            return self._say(text, _minority(cycle) if self._late else [], stuck=self._late)
+        where, late = self._where_they_are(self._waiting), self._waited >= self._stall
+        if not late and not (self._asked and self._waited >= SOON_S):
+            return self._say("nobody is stuck: %s" % where)
+        if self._absent:
+            return self._say(self._with_absent(where), stuck=late)
+        apart = self._apart()
+        if apart is not None:
+            return apart
+        idle = self._gpus_behind()
+        if idle:
+            text = "%s; on the GPU of %s it has not begun" % (where, words.who(idle))
+            return self._say(text, idle, stuck=True)
+        if not late:
             return self._say("nobody is stuck: %s" % where)
         text = "%s, and none is missing: their data does not get through; check the network between the nodes" % where
         return self._say(text, stuck=True)
 
     def _outside(self) -> Diagnosis:
         """Nobody waits for anybody, as far as can be seen."""
-        blocked = [one for one in self._ranks if one.state == "blocked"]
-        if len(blocked) == len(self._ranks):
-            return self._say(
-                "every rank waits in the kernel, for a disk or a network file system: %s" % _place(blocked[0])
-            )
+        if all(one.state == "blocked" for one in self._ranks):
+            many, place = words.count(len(self._ranks), self._world), self._ranks[0].place
+            verb = "waits" if len(self._ranks) == 1 else "wait"
+            text = "%s %s in the kernel for a disk or a network file system%s" % (many, verb, words.in_brackets(place))
+            return self._say(self._with_absent(text))
         if self._waiting:
-            return self._say("nobody is stuck: %s" % self._where_they_are(self._ranks))
-        return self._say("nobody waits in a collective: %s" % self._where_they_are(self._ranks))
+            return self._say(self._with_absent("nobody is stuck: %s" % self._where_they_are(self._ranks)))
+        return self._say(self._with_absent("nobody waits in a collective: %s" % self._where_they_are(self._ranks)))
 
     # --- who waits for whom ----------------------------------------------------------------------------------------
     def _roots(self) -> Set[int]:
         """Ranks that hold up others, directly or through others, and do not wait themselves."""
         found: Set[int] = set()
-        seen: Set[int] = set()
+        known: Set[int] = set()
         todo = [one.rank for one in self._waiting]
         while todo:
             rank = todo.pop()
-            if rank in seen:
+            if rank in known:
                 continue
-            seen.add(rank)
+            known.add(rank)
             for other in self._blockers(self._by_rank[rank]):
                 if self._by_rank[other].operation is None:
                     found.add(other)
@@ -251,108 +217,130 @@ class _Judge:
     def _blockers(self, one: Rank) -> Set[int]:
         """The ranks that have not come where this one waits."""
         if one.pending is None:
-            peer = self._peer(one)
-            if peer is not None:
-                return {peer} if self._comes_not(self._by_rank[peer]) else set()
-            if one.known:  # a send or receive whose other end is not known, a monitored barrier
-                return {other.rank for other in self._ranks if other.operation is None}
-            return self._elsewhere(one)
-        group, seq = one.pending.group, one.pending.seq
-        members = [other for other in self._ranks if group == DEFAULT_GROUP or group in other.head]
-        found = {other.rank for other in members if other.known and other.head.get(group, 0) < seq}
+            return self._blockers_by_stack(one)
+        key = one.pending.group, one.pending.seq, one.pending.members
+        if key not in self._not_there:
+            self._not_there[key] = self._who_is_not_there(*key)
+        return self._not_there[key] - {one.rank}
+
+    def _who_is_not_there(self, group: str, seq: int, listed: Tuple[int, ...]) -> Set[int]:
+        """The members of a group, ``listed`` where they are known, that have not come to a collective."""
+        among = set(listed)
+        members = [
+            other
+            for other in self._ranks
+            if (other.rank in among if listed else group == DEFAULT_GROUP or group in self._heads[other.rank])
+        ]
+        found = {other.rank for other in members if other.known and self._heads[other.rank].get(group, -1) < seq}
         found |= {other.rank for other in members if other.outside}
-        if not found and group != DEFAULT_GROUP:  # members that never came, so that they are not known as such
+        if not found and group != DEFAULT_GROUP and not listed:  # members that never came are not known as such
             found = {other.rank for other in self._ranks if other.operation is None}
-        return found - {one.rank}
+        return found
 
-    def _elsewhere(self, one: Rank) -> Set[int]:
-        """Without records: those who stand at another place than this one, where most others stand as well."""
-        places = Counter(frames.place(other.stack) for other in self._ranks if other.stack)
-        mine = frames.place(one.stack)
-        if not places or places.most_common(1)[0][0] != mine:
+    def _blockers_by_stack(self, one: Rank) -> Set[int]:
+        peer = self._peer(one)
+        if peer is not None:
+            return set() if self._meets(one, peer) else {peer.rank}
+        if one.known:  # a send or receive whose other end is not known, a monitored barrier
+            return {other.rank for other in self._ranks if other.operation is None}
+        mine, most = self._places[one.rank], Counter(place for place in self._places.values() if place).most_common(1)
+        if not most or most[0][0] != mine:
             return set()
-        return {other.rank for other in self._ranks if other.stack and frames.place(other.stack) != mine}
+        return {rank for rank, place in self._places.items() if place not in ("", mine)}
 
-    def _peer(self, one: Rank) -> Optional[int]:
+    def _peer(self, one: Rank) -> Optional[Rank]:
+        """The other end of the send or receive that it is in."""
         peers = one.look.get("peers") or {}
-        found = peers.get("src", peers.get("dst"))
-        return found if found in self._by_rank and found != one.rank else None
+        found = self._by_rank.get(peers.get("src", peers.get("dst", -1)))
+        return None if found is one else found
 
-    def _comes_not(self, peer: Rank) -> bool:
-        return peer.state != "ended"
+    def _meets(self, one: Rank, peer: Rank) -> bool:
+        """Whether the other end is in the matching call: then the data is on its way."""
+        mine, other = one.look.get("peers") or {}, peer.look.get("peers") or {}
+        if peer.pending is not None or peer.operation is None:
+            return False
+        return bool(other.get("dst") == one.rank if "src" in mine else other.get("src") == one.rank)
 
     def _cycle(self) -> List[Rank]:
-        """Ranks that all wait for each other; empty when there are none."""
-        reach = {one.rank: self._reach(one.rank) for one in self._waiting}
+        """Ranks that all wait for each other, directly or through others; empty when there are none."""
+        reach = {one.rank: self._reach(one) for one in self._waiting}
         for rank in sorted(reach):
             found = [other for other in sorted(reach) if other in reach[rank] and rank in reach[other]]
             if found:
                 return [self._by_rank[other] for other in found]
         return []
 
-    def _reach(self, rank: int) -> Set[int]:
-        """Those that this one waits for, directly or through others."""
+    def _reach(self, one: Rank) -> Set[int]:
+        """Those that it waits for, directly or through others."""
         found: Set[int] = set()
-        todo = [rank]
+        todo = [one.rank]
         while todo:
             new = self._blockers(self._by_rank[todo.pop()]) - found
             found |= new
             todo.extend(new)
         return found
 
-    def _known_times(self) -> bool:
-        return any(one.pending is not None for one in self._waiting)
+    def _apart(self) -> Optional[Diagnosis]:
+        """Some wait in a group whose members are not known, the others elsewhere: one of those belongs there."""
+        groups = {one.pending.group for one in self._waiting if one.pending is not None and not one.pending.members}
+        for group in sorted(groups - {DEFAULT_GROUP}):
+            here = [one for one in self._waiting if one.pending is not None and one.pending.group == group]
+            rest = [one for one in self._waiting if one not in here]
+            if rest:
+                text = "%s; %s" % (self._where_they_are(here), words.standing(rest))
+                return self._say(text, rest if len(rest) == 1 else [], stuck=True)
+        return None
+
+    def _gpus_behind(self) -> List[Rank]:
+        """Ranks whose GPU has not begun the collective in which all wait, while those of others have."""
+        pending = [one.pending for one in self._waiting if one.pending is not None]
+        if len(pending) < len(self._waiting) or len({(one.group, one.seq) for one in pending}) > 1:
+            return []
+        behind = [one for one in self._waiting if one.pending is not None and not one.pending.started]
+        return behind if len(behind) < len(pending) else []
 
     # --- what excuses a rank -----------------------------------------------------------------------------------------
     def _excuse(self, one: Rank) -> Optional[str]:
         """Why a rank that others wait for need not be stuck; None when it is."""
-        waited = self._waited if self._known_times() else self._stall
-        if not self._known_times() and not one.look.get("still", not self._asked):
-            return "at work at %s" % _place(one)
-        sleep = _sleep(one)
-        if sleep is not None and waited + sleep < self._stall * BUSY_FACTOR:
-            return "asleep for another %d s at %s" % (round(sleep), _place(one))
-        spins = one.look.get("spins") and frames.busy_in_own_code(one.stack)
-        if spins and self._asked and waited >= SPIN_S:
+        waited = self._waited if self._timed else self._stall
+        at = " at %s" % one.place if one.place else ""
+        if not self._timed and not self._still(one):
+            return "at work%s" % at
+        if one.sleep is not None and waited + one.sleep < self._stall * BUSY_FACTOR:
+            return "asleep for another %d s%s" % (round(one.sleep), at)
+        if one.spins and self._asked and waited >= SPIN_S:
             return None
         if self._works(one):
-            moving = int(one.look.get("bytes") or 0) >= BUSY_BYTES or not one.look.get("stack")
+            moving = one.bytes >= BUSY_BYTES or not one.look.get("stack")
             if waited < self._stall * (MOVING_FACTOR if moving else BUSY_FACTOR):
-                cpu = float(one.look.get("cpu") or 0.0) + float(one.look.get("below") or 0.0)
-                return "at work at %s (%d %% of a core)" % (_place(one), round(cpu))
+                return "at work%s (%d %% of a core)" % (at, round(one.cpu))
             return None
         if waited >= (SOON_S if self._asked else self._stall):
             return None
-        return "at %s" % _place(one)
+        return at.strip() or "elsewhere"
 
     def _works(self, one: Rank) -> bool:
-        cpu = float(one.look.get("cpu") or 0.0) + float(one.look.get("below") or 0.0)
-        return cpu >= BUSY_CPU or int(one.look.get("bytes") or 0) >= BUSY_BYTES
+        return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES
 
     # --- words -----------------------------------------------------------------------------------------------------
     def _with_waiting(self, text: str, odd: Sequence[Rank]) -> str:
         rest = [one for one in self._waiting if one not in odd]
         return "%s; %s" % (self._where_they_are(rest), text) if rest else text
 
+    def _with_absent(self, text: str) -> str:
+        return "%s; %s did not answer" % (text, ", ".join(self._absent)) if self._absent else text
+
     def _where_they_are(self, ranks: Sequence[Rank]) -> str:
-        """``15 of 16 ranks wait in all_reduce #1203 (train.py:88 in step)``."""
+        """``15 of 16 ranks wait in all_reduce #1203 (train.py:88 in step) for 40 s``: most of them."""
         waiting = [one for one in ranks if one.operation is not None]
         if not waiting:
-            place, count = Counter(_place(one) for one in ranks).most_common(1)[0]
-            most = "%d of %d ranks" % (count, len(self._ranks)) if count < len(self._ranks) else "all %d ranks" % count
-            return "%s %s at %s" % (most, "is" if count == 1 else "are", place)
-        labels = Counter(_label(one) for one in waiting)
-        label, count = labels.most_common(1)[0]
-        first = next(one for one in waiting if _label(one) == label)
-        where = frames.place(first.stack)
+            where, some = Counter(words.where(one) for one in ranks).most_common(1)[0]
+            return "%s %s %s" % (words.count(some, self._world), "is" if some == 1 else "are", where)
+        label, some = Counter(words.label(one) for one in waiting).most_common(1)[0]
+        first = next(one for one in waiting if words.label(one) == label)
         since = " for %d s" % round(first.waited) if first.waited >= 1 else ""
-        many = "%d of %d ranks" % (count, len(self._ranks)) if count < len(self._ranks) else "all %d ranks" % count
-        verb = "waits" if count == 1 else "wait"
-        return "%s %s in %s%s%s" % (many, verb, label, " (%s)" % where if where else "", since)
-
-    def _at(self, side: Sequence[Rank], signature: str, seq: int) -> str:
-        where = frames.place(side[0].stack)
-        return "%s #%d%s" % (signature, seq, " (%s)" % where if where else "")
+        verb = "waits" if some == 1 else "wait"
+        return "%s %s in %s%s%s" % (words.count(some, self._world), verb, label, words.in_brackets(first.place), since)
 
     def _say(
         self,
@@ -367,159 +355,76 @@ class _Judge:
             verdict=text,
             stuck=stuck,
             suspects=[{"host": one.host, "rank": one.rank} for one in suspects],
-            groups=_grouped(self._ranks),
-            evidence=[line for one in shown[:4] for line in _evidence(one)],
+            groups=words.grouped(self._ranks),
+            evidence=[line for one in shown[:4] for line in words.evidence(one)],
             missing=[],
             waited_s=round(self._waited, 1),
         )
 
 
-def _first_difference(ranks: Sequence[Rank]) -> Optional[Tuple[int, List[Tuple[str, List[Rank]]]]]:
-    """The first number of a group at which ranks are in different operations, and who is in which."""
-    for group in sorted({name for one in ranks for name in one.head}):
-        by_seq: Dict[int, Dict[str, List[Rank]]] = {}
-        for one in ranks:
-            for entry in one.entries:
-                if entry.group == group:
-                    by_seq.setdefault(entry.seq, {}).setdefault(entry.signature, []).append(one)
-        for seq in sorted(by_seq):
-            if len(by_seq[seq]) > 1:
-                return seq, list(by_seq[seq].items())
-    return None
+NOBODY = "no rank was seen"
 
 
 def _minority(cycle: List[Rank]) -> List[Rank]:
     """Those who are where the fewest are, if that is clear: they went elsewhere. All of them otherwise."""
-    count = Counter(_label(one) for one in cycle)
-    least = min(count.values())
-    few = [label for label in count if count[label] == least]
-    return [one for one in cycle if _label(one) == few[0]] if len(few) == 1 and len(count) > 1 else cycle
+    count = Counter(words.label(one) for one in cycle)
+    few = [label for label in count if count[label] == min(count.values())]
+    return [one for one in cycle if words.label(one) == few[0]] if len(few) == 1 < len(count) else cycle
 
 
-def _sleep(one: Rank) -> Optional[float]:
-    """Until when it, or one that it waits for below it, sleeps for a known time."""
-    if one.look.get("sleep_s") is not None:
-        return float(one.look["sleep_s"])
-    times = [float(child["sleep_s"]) for child in one.look.get("children") or () if child.get("sleep_s") is not None]
-    return max(times) if times else None
+def _parted(found: Difference) -> str:
+    """Who called what where the others called something else."""
+    most, others = found.sides[0], found.sides[1:]
+    if not found.clear:
+        return "%s: they do not match" % " and ".join(_in(found, side) for side in found.sides)
+    return "; ".join(_odd(found, side, most) for side in others)
 
 
-def _place(one: Rank) -> str:
-    return frames.place(one.stack) or "an unknown place"
+def _odd(found: Difference, side: Side, most: Side) -> str:
+    how, seq, theirs = found.how(side), found.seq, _op(most)
+    if how == sequences.SKIPPED:
+        place = _line(found, most)
+        skipped = words.called(theirs, seq, found.group)
+        text = "%s skipped %s, which %s called%s" % (
+            words.have(side.ranks),
+            skipped,
+            words.who(most.ranks),
+            " at %s" % place if place else "",
+        )
+        return "%s; %s" % (text, _now(side))
+    if how == sequences.REPEATED:
+        text = "%s called %s twice" % (words.have(side.ranks), words.called(_op(side), seq - 1, found.group))
+        return "%s; %s, %s" % (text, _now(side), _in(found, most))
+    if how == sequences.SIZE:
+        mine, other = side.signature.partition(" ")[2], most.signature.partition(" ")[2]
+        verb = "calls" if len(side.ranks) == 1 else "call"
+        place = words.in_brackets(_line(found, side))
+        text = "%s %s %s%s" % (words.who(side.ranks), verb, words.called(theirs, seq, found.group), place)
+        return "%s with %s, %s with %s" % (text, _elements(mine), words.who(most.ranks), other)
+    return "%s, %s: they do not match" % (_in(found, side), _in(found, most))
 
 
-def _label(one: Rank) -> str:
-    """What it is in: ``all_reduce #1203``, of a group that is not the default one with its name."""
-    if one.pending is None:
-        peers = one.look.get("peers") or {}
-        if "src" in peers:
-            return "%s from rank %d" % (one.operation, peers["src"])
-        return "%s to rank %d" % (one.operation, peers["dst"]) if "dst" in peers else str(one.operation)
-    where = one.pending
-    group = "" if where.group == DEFAULT_GROUP else " of group %s" % where.group
-    return "%s #%d%s" % (where.op, where.seq, group)
+def _now(side: Side) -> str:
+    return "it is %s" % words.where(side.ranks[0]) if len(side.ranks) == 1 else words.standing(side.ranks)
 
 
-def _standing(ranks: Sequence[Rank]) -> str:
-    """``rank 13 on node6 is in blocked_read (data.py:41), waiting for its data loader``."""
-    first = ranks[0]
-    words = [_reason(first)] if _reason(first) else []
-    child = next((one for one in first.look.get("children") or () if frames.place(one.get("stack"))), None)
-    if child is not None and "loader" in _reason(first):
-        words.append("whose worker is at %s" % frames.place(child["stack"]))
-    same = all(_place(one) == _place(first) for one in ranks)
-    text = (
-        "%s at %s" % (_are(ranks), _place(first))
-        if same
-        else "; ".join("%s at %s" % (_are([one]), _place(one)) for one in ranks[:4])
-    )
-    return ", ".join([text, *words]) if same else text
+def _op(side: Side) -> str:
+    return side.signature.partition(" ")[0]
 
 
-def _reason(one: Rank) -> str:
-    """What keeps it, by its stack or by the kernel."""
-    if one.state == "blocked":
-        return "waiting for a disk or a network file system"
-    if one.look.get("spins") and frames.busy_in_own_code(one.stack):
-        return "in a loop that takes a whole core"
-    if one.look.get("sleep_s") is not None:
-        return "asleep for another %d s" % round(float(one.look["sleep_s"]))
-    found = frames.reason(one.stack)
-    if found:
-        return found
-    waits = str(one.look.get("waits_in") or "")
-    if "pipe" in waits or "fifo" in waits or waits == "wait_for_partner":
-        return "reading from a pipe"
-    return "waiting for a lock" if waits.startswith("futex") else ""
+def _elements(text: str) -> str:
+    return "1 element" if text == "1" else "%s elements" % text
 
 
-def _doing(one: Rank) -> str:
-    return "rank %d is in %s at %s" % (one.rank, _label(one), _place(one))
+def _in(found: Difference, side: Side) -> str:
+    """``ranks 0-1 are in broadcast #7 (train.py:18)``."""
+    label = words.called(_op(side), found.seq, found.group)
+    return "%s in %s%s" % (words.are(side.ranks), label, words.in_brackets(_line(found, side)))
 
 
-def _grouped(ranks: Sequence[Rank]) -> List[Dict[str, Any]]:
-    """By where they stand, the largest group first."""
-    found: Dict[str, List[int]] = {}
-    for one in ranks:
-        where = frames.place(one.stack)
-        if one.operation is not None:
-            text = _label(one) + (" (%s)" % where if where else "")
-        else:
-            text = ", ".join(word for word in (where, _reason(one) or ("" if where else one.state)) if word)
-        found.setdefault(text, []).append(one.rank)
-    return [{"ranks": found[text], "where": text} for text in sorted(found, key=lambda text: (-len(found[text]), text))]
-
-
-def _evidence(one: Rank) -> List[str]:
-    """What was seen of a suspect."""
-    look = one.look
-    words = [one.state]
-    if look.get("cpu") is not None:
-        words.append("%d %% of a core" % round(float(look["cpu"])))
-    if look.get("below"):
-        words.append("its children %d %%" % round(float(look["below"])))
-    if look.get("waits_in"):
-        words.append("in the kernel at %s" % look["waits_in"])
-    if look.get("swap_mb"):
-        words.append("%d MB in swap" % round(float(look["swap_mb"])))
-    lines = ["rank %d on %s, pid %s: %s" % (one.rank, one.host, look.get("pid"), ", ".join(words))]
-    lines += ["    %s:%s in %s" % tuple(frame) for frame in (one.stack or [])[:8]]
-    for child in (look.get("children") or [])[:2]:
-        lines.append("  its child %s: %s" % (child.get("pid"), child.get("state")))
-        lines += ["    %s:%s in %s" % tuple(frame) for frame in (child.get("stack") or [])[:4]]
-    return lines
-
-
-def _who(ranks: Sequence[Rank]) -> str:
-    """``rank 3 on node1``, ``ranks 0-2, 5``."""
-    if len(ranks) == 1:
-        return "rank %d on %s" % (ranks[0].rank, ranks[0].host)
-    return "ranks %s" % numbers([one.rank for one in ranks])
-
-
-def _are(ranks: Sequence[Rank], word: str = "") -> str:
-    text = "%s %s" % (_who(ranks), "is" if len(ranks) == 1 else "are")
-    return "%s %s" % (text, word) if word else text
-
-
-def _have(ranks: Sequence[Rank]) -> str:
-    return "%s %s" % (_who(ranks), "has" if len(ranks) == 1 else "have")
-
-
-def numbers(ranks: Sequence[int]) -> str:
-    """``0-2, 5`` for [0, 1, 2, 5]."""
-    found: List[List[int]] = []
-    for rank in sorted(ranks):
-        if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return ", ".join(str(first) if first == last else "%d-%d" % (first, last) for first, last in found)
-
-
-def _same_words(pairs: Iterable[Tuple[int, str]]) -> List[str]:
-    """Each sentence once, with the ranks that it is about."""
-    found: Dict[str, List[int]] = {}
-    for rank, text in pairs:
-        found.setdefault(text, []).append(rank)
-    return ["rank%s %s: %s" % ("" if len(who) == 1 else "s", numbers(who), text) for text, who in found.items()]
+def _line(found: Difference, side: Side) -> str:
+    """Where a rank of this side is that waits there still; the others have come further since."""
+    for one in side.ranks:
+        if one.pending is not None and (one.pending.group, one.pending.seq) == (found.group, found.seq):
+            return one.place
+    return ""

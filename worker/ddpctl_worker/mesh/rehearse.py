@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Optional, Set
 from ddpctl_worker import proc
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, SPAWN_FAILED
-from ddpctl_worker.doctor import look, verdict
+from ddpctl_worker.doctor import look, seen, words
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.net import CONNECTED, LISTENING, tcp_sockets
 from ddpctl_worker.paths import RunPaths
@@ -142,7 +142,7 @@ class _Rehearsal:
         """Where the ranks stand that are there."""
         found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find(launcher, {})]
         looks = look.look(found, Tools(self._paths.doctor, None), interval=0.0)
-        return {str(one["rank"]): verdict.where(one) for one in looks}
+        return {str(one["rank"]): words.where(seen.read(one)) for one in looks}
 
     def _take(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")

@@ -10,7 +10,7 @@ from typing_extensions import NotRequired, TypedDict
 from ddpctl.transport.shapes.runs import SlowDict
 from ddpctl.transport.shapes.words import Count, Name, NodeState, Number, Short, Small, Whole, as_tuple, own_name
 
-_Entry = Annotated[tuple[Whole, Short, Short, bool, Number | Whole], BeforeValidator(as_tuple)]
+_Entry = Annotated[tuple[Count, Short, Whole, bool, Number | Whole, bool], BeforeValidator(as_tuple)]
 _Frame = Annotated[tuple[Short, Whole, Short], BeforeValidator(as_tuple)]
 _Stack = Annotated[list[_Frame], Field(max_length=200)]
 _Figure = Number | Whole
@@ -18,6 +18,7 @@ _Figure = Number | Whole
 
 class GroupDict(TypedDict):
     what: NotRequired[Short]
+    ranks: NotRequired[Annotated[list[Small], Field(max_length=100_000)]]
     entries: Annotated[list[_Entry], Field(max_length=4000)]
 
 
