@@ -5,6 +5,7 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     rank, local_rank, pid        who it is
     state                        running, sleeping, blocked, stopped, traced, ended; unknown where nothing was seen
     cpu, below                   percent of one core in the last second: its own, and that of all it has started
+    wants_cpu                    it, or one that it has started, was ready to run at most samples: also where it gets none
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
     stack, gil, threads, children             Python stacks
@@ -114,15 +115,16 @@ class _Looking(threading.Thread):
         )
 
     def _sample(self, begun: float) -> List[Stacks]:
-        found = []
-        for number in range(SAMPLES):
-            pause = begun + self._interval * (number + 1) / SAMPLES - time.monotonic()
+        found: List[Stacks] = []
+        ready = 0
+        count = SAMPLES if self._interval else 1
+        for number in range(count):
+            pause = begun + self._interval * (number + 1) / count - time.monotonic()
             time.sleep(max(0.0, pause))
-            found.append(stacks.by_py_spy(self._tools.py_spy, self._subject.pid))
-            if found[-1].threads is None:
-                rest = begun + self._interval - time.monotonic()
-                time.sleep(max(0.0, rest))
-                break
+            ready += process.is_ready(self._subject.pid)
+            if not found or found[-1].threads is not None:
+                found.append(stacks.by_py_spy(self._tools.py_spy, self._subject.pid))
+        self._known["wants_cpu"] = 2 * ready > count
         return found
 
     def _keep_work(

@@ -76,6 +76,12 @@ def below(pid: int) -> List[int]:
     return found
 
 
+def is_ready(pid: int) -> bool:
+    """Whether a process, or one that it has started, runs or waits for nothing but a processor."""
+    states = (proc.read_stat(one) for one in [pid, *below(pid)])
+    return any(one is not None and one.state == "R" for one in states)
+
+
 def work_of(pids: List[int]) -> Dict[int, Work]:
     """Of those that are there."""
     found = {}

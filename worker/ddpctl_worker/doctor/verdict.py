@@ -320,7 +320,7 @@ class _Judge:
         return at.strip() or "elsewhere"
 
     def _works(self, one: Rank) -> bool:
-        return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES
+        return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES or bool(one.look.get("wants_cpu"))
 
     # --- words -----------------------------------------------------------------------------------------------------
     def _with_waiting(self, text: str, odd: Sequence[Rank]) -> str:

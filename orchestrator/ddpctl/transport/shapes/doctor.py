@@ -54,6 +54,7 @@ class LookDict(TypedDict):
     stack: NotRequired[_Stack | None]
     gil: NotRequired[bool]
     spins: NotRequired[bool]
+    wants_cpu: NotRequired[bool]
     still: NotRequired[bool]
     ended_s: NotRequired[_Figure | None]
     moved: NotRequired[bool]
