@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import time
-from typing import Optional
+from typing import List, Optional
 
 ASK_S = 0.5  # an answer takes a millisecond; a stopped process gives none
 MOST_BYTES = 16 << 20
@@ -35,7 +35,8 @@ def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional
 def read(sock: socket.socket, seconds: float) -> bytes:
     """All that comes until the other side closes. Raises OSError: it takes too long, or is more than MOST_BYTES."""
     until = time.monotonic() + seconds
-    pieces, size = [], 0
+    pieces: List[bytes] = []
+    size = 0
     while size < MOST_BYTES:
         left = until - time.monotonic()
         if left <= 0:
