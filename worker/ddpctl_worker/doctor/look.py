@@ -9,7 +9,8 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
     stack, gil, spins, threads, children      Python stacks; ``spins``: at each look in one function, holding the GIL
     peers                        of a send or receive
-    groups, moved                its last collectives (flight.py), and whether there were new ones in that second
+    groups                       its last collectives (flight.py)
+    moved                        whether it entered or left a collective in that second, by its record or its stack
     now                          Unix time of this machine at the end of the look
     missing                      what could not be had, and why
 """
@@ -21,7 +22,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker.doctor import flight, process, server, stacks
+from ddpctl_worker.doctor import flight, frames, process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
 
 INTERVAL_S = 1.0
@@ -168,6 +169,8 @@ class _Looking(threading.Thread):
         if main is None:
             return
         self._known.update(stack=main.frames, gil=main.gil, peers=main.peers, spins=_spins(samples))
+        if _passes(samples, recorded="groups" in self._known):
+            self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
         self._known["children"] = self._children()
@@ -189,6 +192,17 @@ def state_of(found: Sequence[flight.Entry]) -> Tuple[Any, ...]:
         return ()
     last = found[-1]
     return last.group, last.seq, sum(one.done for one in found)
+
+
+def _passes(samples: Sequence[Stacks], recorded: bool) -> bool:
+    """Whether the samples saw it enter or leave an operation that the record, if there is one, has no entry for."""
+    found = set()
+    for one in (sample.main for sample in samples):
+        if one is not None:
+            operation = frames.operation(one.frames)
+            found.add((operation or "", frames.place(one.frames) if operation else ""))
+    unrecorded = any(operation in frames.UNRECORDED for operation, _ in found)
+    return len(found) > 1 and (unrecorded or not recorded)
 
 
 def _spins(samples: List[Stacks]) -> bool:
