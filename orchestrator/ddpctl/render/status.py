@@ -108,7 +108,7 @@ def cause_view(cause: Cause) -> RenderableType:
 
 
 def stuck_line(diagnosis: Mapping[str, Any], now: datetime | None = None) -> str:
-    """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88); rank 13 on node6 is at ...``."""
+    """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88 in step); rank 13 on node6 is at ...``."""
     return f"stuck for {ago(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
 
 

@@ -28,13 +28,26 @@ def consult(fleet: Fleet, job: str) -> Consultation:
 
     hosts = [host for host in run.hosts if host in fleet.hosts]
     answers = fleet.map(look, hosts)
-    looks = [one for answer in answers.results.values() for one in answer["looks"]]
+    looks = [one for answer in answers.results.values() for one in _looks(answer, run)]
     slow = {one["rank"]: one for answer in answers.results.values() for one in answer["slow"]}
     absent = [host for host in run.hosts if host not in answers.results]
-    found = verdict.diagnose(looks, absent=absent, stall=_stall(run, looks))
+    found = verdict.diagnose(looks, absent=absent, expected=_expected(run), stall=_stall(run, looks))
     if run.terminal:
         found = _after_the_end(run, found)
     return Consultation(run.job, run.run, run.state, found, looks, tuple(slow.values()), ended=run.terminal)
+
+
+def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
+    """The last looks of a node that has ended before the others say where its ranks were, not where they are."""
+    over = answer["ended"] and not run.terminal
+    return [{**one, "state": "ended"} if over else one for one in answer["looks"]]
+
+
+def _expected(run: RunStatus) -> dict[int, str]:
+    """Every rank, with its host. None before all nodes have started theirs, and none after the end."""
+    if run.state != contract.RUNNING:
+        return {}
+    return {rank: node.host for node in run.nodes for rank in node.ranks}
 
 
 def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
@@ -49,7 +62,7 @@ def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:
     cause = run.cause
     if run.state == contract.SUCCEEDED or cause is None:
         return found._replace(verdict=f"the run is over: {run.state}", suspects=[], stuck=False)
-    who = f"{cause.host} rank {cause.rank}" if cause.rank is not None else cause.host
+    who = f"rank {cause.rank} on {cause.host}" if cause.rank is not None else cause.host
     text = f"the run is over ({run.state}): {who}: {' '.join(cause.message.split())}"
     suspects = [] if cause.rank is None else [{"host": cause.host, "rank": cause.rank}]
     return found._replace(verdict=text, suspects=suspects)

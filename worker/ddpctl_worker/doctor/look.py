@@ -5,13 +5,14 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     rank, local_rank, pid        who it is
     state                        running, sleeping, blocked, stopped, traced, ended; unknown where nothing was seen
     cpu, below                   percent of one core in the last second: its own, and that of all it has started
-    wants_cpu                    it, or one that it has started, was ready to run at most samples: also where it gets none
+    wants_cpu                    whether it, or one that it has started, was ready to run most of the time
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
     stack, gil, threads, children             Python stacks
     still, spins                 at each look in that second on the same line; in one function, holding the GIL
     peers                        of a send or receive
-    groups, moved                its last collectives (flight.py), and whether there were new ones in that second
+    groups                       its last collectives (flight.py)
+    moved                        whether it entered or left a collective in that second, by its record or its stack
     now                          Unix time of this machine at the end of the look
     missing                      what could not be had, and why
 """
@@ -23,7 +24,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker.doctor import flight, process, server, stacks
+from ddpctl_worker.doctor import flight, frames, process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
 
 INTERVAL_S = 1.0
@@ -173,6 +174,8 @@ class _Looking(threading.Thread):
         self._known.update(stack=main.frames, gil=main.gil, peers=main.peers, spins=_spins(samples))
         if len(samples) > 1:
             self._known["still"] = len({_lines(one) for one in samples}) == 1
+        if _passes(samples, recorded="groups" in self._known):
+            self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
         self._known["children"] = self._children()
@@ -198,6 +201,17 @@ def state_of(found: Sequence[flight.Entry]) -> Tuple[Any, ...]:
 
 def _lines(one: Stacks) -> Tuple[Tuple[str, int], ...]:
     return tuple((str(frame[0]), int(frame[1])) for frame in one.main.frames) if one.main is not None else ()
+
+
+def _passes(samples: Sequence[Stacks], recorded: bool) -> bool:
+    """Whether the samples saw it enter or leave an operation that the record, if there is one, has no entry for."""
+    found = set()
+    for one in (sample.main for sample in samples):
+        if one is not None:
+            operation = frames.operation(one.frames)
+            found.add((operation or "", frames.place(one.frames) if operation else ""))
+    unrecorded = any(operation in frames.UNRECORDED for operation, _ in found)
+    return len(found) > 1 and (unrecorded or not recorded)
 
 
 def _spins(samples: List[Stacks]) -> bool:

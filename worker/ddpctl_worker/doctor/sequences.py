@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker.doctor.seen import Rank
 
-SKIPPED, REPEATED, SIZE, OTHER = "skipped", "repeated", "size", "other"
+SKIPPED, REPEATED, EITHER, SIZE, OTHER = "skipped", "repeated", "either", "size", "other"
 Signatures = Dict[int, str]  # by number
 
 
@@ -30,7 +30,10 @@ class Difference(NamedTuple):
         return len(self.sides[0].ranks) > len(self.sides[1].ranks)
 
     def how(self, side: Side) -> str:
-        """What this side did other than the majority: SKIPPED, REPEATED, SIZE, or OTHER where that is not clear."""
+        """What this side did other than the majority: OTHER where none of these is clear.
+
+        EITHER: it skipped the one, or repeated the one before.
+        """
         most = _signatures(self.sides[0].ranks, self.group)
         ways = {_shift(_signatures([one], self.group), most, self.seq) for one in side.ranks}
         if len(ways) == 1 and ways != {OTHER}:
@@ -85,9 +88,9 @@ def _shift(mine: Signatures, most: Signatures, seq: int) -> str:
             ahead[seq + 1] = after
     skipped = _matches(mine, ahead, seq, +1)
     repeated = _matches(mine, most, seq, -1)
-    if skipped == repeated:
-        return OTHER
-    return SKIPPED if skipped else REPEATED
+    if skipped and repeated:
+        return EITHER
+    return SKIPPED if skipped else REPEATED if repeated else OTHER
 
 
 def _matches(mine: Signatures, most: Signatures, seq: int, by: int) -> bool:

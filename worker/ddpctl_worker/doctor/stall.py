@@ -67,7 +67,7 @@ class Stall:
             if self._moved is not None:
                 self.longest = max(self.longest, now - self._moved)
             self._moved = now
-        if not all(one.idle and one.fresh(now) for one in self._ranks.values()):
+        if not all(one.idle for one in self._ranks.values() if one.fresh(now)):
             self._idle = None
         elif self._idle is None:
             self._idle = now
@@ -81,7 +81,7 @@ class Stall:
         waits = any(one.pending is not None and now - one.pending >= self.limit for one in fresh)
         still = self._moved is not None and now - self._moved >= self.limit
         idle = self._idle is not None and now - max(self._idle, self._moved or 0.0) >= self.limit
-        if (waits and still) or (idle and len(fresh) == len(self._ranks)):
+        if (waits and still) or (idle and fresh):
             self._looked = now
             return True
         return False

@@ -178,7 +178,12 @@ class _Judge:
             return apart
         idle = self._gpus_behind()
         if idle:
-            text = "%s; on the GPU of %s it has not begun" % (where, words.who(idle))
+            text = "%s; the GPU%s of %s %s not begun it" % (
+                where,
+                "" if len(idle) == 1 else "s",
+                words.who(idle),
+                "has" if len(idle) == 1 else "have",
+            )
             return self._say(text, idle, stuck=True)
         if not late:
             return self._say("nobody is stuck: %s" % where)
@@ -335,7 +340,8 @@ class _Judge:
         waiting = [one for one in ranks if one.operation is not None]
         if not waiting:
             where, some = Counter(words.where(one) for one in ranks).most_common(1)[0]
-            return "%s %s %s" % (words.count(some, self._world), "is" if some == 1 else "are", where)
+            verb, where = "is" if some == 1 else "are", words.of(range(some), where)
+            return "%s %s %s" % (words.count(some, self._world), verb, where)
         label, some = Counter(words.label(one) for one in waiting).most_common(1)[0]
         first = next(one for one in waiting if words.label(one) == label)
         since = " for %d s" % round(first.waited) if first.waited >= 1 else ""
@@ -392,8 +398,10 @@ def _odd(found: Difference, side: Side, most: Side) -> str:
             " at %s" % place if place else "",
         )
         return "%s; %s" % (text, _now(side))
-    if how == sequences.REPEATED:
-        text = "%s called %s twice" % (words.have(side.ranks), words.called(_op(side), seq - 1, found.group))
+    if how in (sequences.REPEATED, sequences.EITHER):
+        skipped = "skipped %s or " % words.called(theirs, seq, found.group) if how == sequences.EITHER else ""
+        twice = words.called(_op(side), seq - 1, found.group)
+        text = "%s %scalled %s twice" % (words.have(side.ranks), skipped, twice)
         return "%s; %s, %s" % (text, _now(side), _in(found, most))
     if how == sequences.SIZE:
         mine, other = side.signature.partition(" ")[2], most.signature.partition(" ")[2]

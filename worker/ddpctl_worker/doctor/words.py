@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from ddpctl_worker.doctor import frames
@@ -34,6 +35,11 @@ def are(ranks: Sequence[Rank]) -> str:
 
 def have(ranks: Sequence[Rank]) -> str:
     return "%s %s" % (who(ranks), "has" if len(ranks) == 1 else "have")
+
+
+def of(ranks: Sequence[Any], text: str) -> str:
+    """``text`` is about one rank: ``waiting for its data loader``; of more it is ``their data loaders``."""
+    return text if len(ranks) == 1 else re.sub(r"\bits (data loader|GPU|stack)\b", r"their \1s", text)
 
 
 def count(some: int, world: int) -> str:
@@ -76,7 +82,7 @@ def standing(ranks: Sequence[Rank]) -> str:
     together: Dict[str, List[Rank]] = {}
     for one in ranks:
         together.setdefault(where(one), []).append(one)
-    parts = ["%s %s" % (are(some), text) for text, some in together.items()]
+    parts = ["%s %s" % (are(some), of(some, text)) for text, some in together.items()]
     more = len(parts) - NAMED
     return "; ".join(parts[:NAMED]) + ("; and %d more elsewhere" % more if more > 0 else "")
 

@@ -1,0 +1,124 @@
+"""Subgroups, sends and receives, and GPUs: who waits for whom there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpctl_worker.doctor.verdict import diagnose
+from tests.worker.looks import (
+    GATHER,
+    LOOP,
+    MAIN,
+    ODD,
+    REDUCE,
+    STEP,
+    TRAIN,
+    Look,
+    behind,
+    group,
+    look,
+    named,
+    receives,
+    suspects,
+    waits_in,
+)
+
+
+def in_group(rank: int, seq: int = 3, ranks: Sequence[int] | None = None, seconds: float = 40.0) -> Look:
+    """Waits in group 7, after the whole loop of the default group."""
+    groups = {"0": group(LOOP), "7": group([REDUCE] * seq, waits=seconds, ranks=ranks)}
+    return look(rank, groups=groups, stack=[[TRAIN, 60, "share"], MAIN])
+
+
+def test_a_member_of_a_subgroup_that_did_not_come() -> None:
+    odd = look(1, groups={"0": group(LOOP), "7": group([REDUCE] * 2)})
+    rest = [waits_in(rank, [*LOOP, REDUCE]) for rank in (2, 3)]
+    text = "2 of 4 ranks wait in all_reduce #7 (train.py:88 in step) for 40 s; rank 1 on node0 is at data.py:41 in "
+    named([in_group(0), odd, *rest], text + "blocked_read", 1)
+
+
+def test_a_fresh_subgroup_has_members_only_where_they_are_listed() -> None:
+    idle = [look(rank, groups={"0": group(LOOP)}) for rank in (2, 3)]
+    wait = "2 of 4 ranks wait in all_reduce #1 of group 7 (train.py:60 in share) for 40 s; "
+    named([in_group(0, 1), in_group(1, 1), *idle], wait + "ranks 2-3 are at data.py:41 in blocked_read", 2, 3)
+    listed = [in_group(rank, 1, [0, 1, 3]) for rank in (0, 1)]
+    named([*listed, *idle], wait + "rank 3 on node1 is at data.py:41 in blocked_read", 3)
+
+
+def test_a_fresh_subgroup_whose_member_waits_elsewhere() -> None:
+    team = [in_group(rank, 1) for rank in (0, 1, 3)]
+    text = "3 of 4 ranks wait in all_reduce #1 of group 7 (train.py:60 in share) for 40 s; "
+    named([waits_in(2, [*LOOP, GATHER]), *team], text + "rank 2 on node1 is in all_gather #7 (train.py:88 in step)", 2)
+    two = diagnose([waits_in(2, [*LOOP, GATHER]), waits_in(3, [*LOOP, GATHER]), *team[:2]])
+    assert two.stuck
+    assert not two.suspects
+    assert "network" not in two.verdict
+
+
+def test_a_cycle_over_two_groups() -> None:
+    def cross(rank: int, enters: str, has: str) -> Look:
+        groups = {enters: group([REDUCE] * 3, waits=40.0), has: group([REDUCE] * 2), "0": group(LOOP)}
+        return look(rank, groups=groups, stack=[[TRAIN, 60 + rank, "share"], MAIN])
+
+    looks = [cross(0, "1", "2"), cross(1, "2", "1"), *(waits_in(rank, [*LOOP, GATHER]) for rank in (2, 3))]
+    text = (
+        "ranks 0-1 wait for each other: rank 0 is in all_reduce #3 of group 1 (train.py:60 in share); "
+        "rank 1 is in all_reduce #3 of group 2 (train.py:61 in share)"
+    )
+    named(looks, text, 0, 1)
+
+
+def test_a_cycle_behind_others_is_found() -> None:
+    """Each of 300 ranks waits for all that come after it, and the last two wait for each other: it takes no time."""
+    looks = [waits_in(rank, LOOP[: 2 + rank % 4]) for rank in range(298)]
+    looks += [receives(298, 299, []), receives(299, 298, [])]
+    assert suspects(diagnose(looks)) == [298, 299]
+
+
+def test_a_cycle_of_receives() -> None:
+    text = (
+        "ranks 0-1 wait for each other: rank 0 is in recv from rank 1 (train.py:50 in exchange); "
+        "rank 1 is in recv from rank 0 (train.py:50 in exchange)"
+    )
+    rest = [waits_in(rank, [*LOOP, REDUCE]) for rank in (2, 3)]
+    named([receives(0, 1), receives(1, 0), *rest], text, 0, 1)
+    found = diagnose([receives(0, 1), receives(1, 0)], asked=False)
+    assert (suspects(found), found.stuck) == ([0, 1], True)
+
+
+def test_a_send_that_is_being_received_is_no_cycle() -> None:
+    found = diagnose([receives(0, 1, op="send"), receives(1, 0)])
+    assert found.verdict == "nobody is stuck: 1 of 2 ranks waits in send to rank 1 (train.py:50 in exchange)"
+    assert not found.suspects
+
+
+def test_a_chain_of_receives_leads_to_its_end() -> None:
+    chain = [receives(1, 0), receives(2, 1), receives(3, 2)]
+    text = "1 of 4 ranks waits in recv from rank 0 (train.py:50 in exchange); rank 0 on node0 is at data.py:41 in "
+    named([behind(0), *chain], text + "blocked_read", 0)
+
+
+def test_a_receive_from_nobody_knows_whom() -> None:
+    others = [receives(rank, None) for rank in (0, 1, 3)]
+    text = "3 of 4 ranks wait in recv (train.py:50 in exchange); " + ODD
+    named([behind(2), *others], text, 2)
+    found = diagnose([receives(rank, None) for rank in range(4)])
+    assert set(suspects(found)) in ({0, 1, 2, 3}, set())
+
+
+def nccl(rank: int, *, started: bool) -> Look:
+    groups = {"0": group(LOOP, waits=40.0, ranks=range(4), started=started)}
+    return look(
+        rank,
+        groups=groups,
+        stack=[["/venv/lib/python3.11/site-packages/torch/cuda/__init__.py", 9, "synchronize"], STEP],
+    )
+
+
+def test_a_gpu_that_has_not_begun_what_the_others_have() -> None:
+    looks = [nccl(rank, started=rank != 2) for rank in range(4)]
+    text = "all 4 ranks wait in broadcast #6 (train.py:88 in step) for 40 s; "
+    text += "the GPU of rank 2 on node1 has not begun it"
+    named(looks, text, 2)
+    assert "network" in diagnose([nccl(rank, started=True) for rank in range(4)]).verdict
+    assert "network" in diagnose([nccl(rank, started=False) for rank in range(4)]).verdict
