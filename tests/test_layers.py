@@ -89,7 +89,13 @@ def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
 # The worker's base modules know none of its packages; probe answers without anything of a run.
 @pytest.mark.parametrize(
     ("folder", "allowed"),
-    [("", set()), ("facts", {"facts"}), ("gang", {"gang"}), ("store", {"store", "run"}), ("mesh", {"mesh", "run"})],
+    [
+        ("", set()),
+        ("facts", {"facts"}),
+        ("gang", {"gang"}),
+        ("store", {"store", "run"}),
+        ("mesh", {"mesh", "run", "doctor"}),
+    ],
 )
 def test_the_workers_packages_stand_on_its_base_modules(folder: str, allowed: set[str]) -> None:
     packages = {path.parent.name for path in WORKER.glob("*/__init__.py")}

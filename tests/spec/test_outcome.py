@@ -78,7 +78,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     assert document["cause"]["rank"] == 1
     assert set(document) == {
         "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause", "candidates",
-        "metrics",
+        "metrics", "slow", "diagnosis",
     }  # fmt: skip
 
 

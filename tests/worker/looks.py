@@ -43,6 +43,7 @@ def look(rank: int, **changes: Any) -> Look:
         "cpu": 0.0,
         "below": 0.0,
         "bytes": 0,
+        "still": True,
         "stack": [READ, MAIN],
         "missing": [],
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.doctor.clocks import DRIFT, SAMPLES, Clock, Sample, measured
+from ddpctl_worker.clocks import DRIFT, SAMPLES, Clock, Sample, measured
 
 START = 1_800_000_000.0  # Unix seconds, where a float resolves 0.24 us
 RESOLUTION = 1e-6

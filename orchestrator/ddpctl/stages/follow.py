@@ -263,7 +263,7 @@ def _drain(
 
 
 def _about(diagnosis: Mapping[str, Any] | None) -> Note:
-    """What to tell of a run that is stuck, or moves again (None)."""
+    """The words for a run that is stuck, or moves again (None)."""
     if diagnosis is None:
         return Note("the job moves again")
     begun, told = (datetime.fromisoformat(diagnosis[name]) for name in ("since", "time"))

@@ -9,7 +9,7 @@ from ddpctl_worker.doctor import flight, frames
 DEFAULT_GROUP = "0"
 
 
-class Rank(NamedTuple):
+class SeenRank(NamedTuple):
     """One rank; ``look`` is as look.py describes it."""
 
     host: str
@@ -89,10 +89,10 @@ class Rank(NamedTuple):
         return max((float(one["sleep_s"]) for one in children if one.get("sleep_s") is not None), default=None)
 
 
-def read(look: Dict[str, Any]) -> Rank:
+def read(look: Dict[str, Any]) -> SeenRank:
     groups = look.get("groups")
     entries = flight.from_json(groups) if groups else []
-    return Rank(str(look.get("host")), int(look["rank"]), look, entries, _pending(entries))
+    return SeenRank(str(look.get("host")), int(look["rank"]), look, entries, _pending(entries))
 
 
 def _pending(entries: List[flight.Entry]) -> Optional[flight.Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from ddpctl_worker.doctor.seen import Rank
+from ddpctl_worker.doctor.seen import SeenRank
 
 SKIPPED, REPEATED, EITHER, SIZE, OTHER = "skipped", "repeated", "either", "size", "other"
 Signatures = Dict[int, str]  # by number
@@ -14,7 +14,7 @@ class Side(NamedTuple):
     """Ranks that called the same thing."""
 
     signature: str
-    ranks: List[Rank]
+    ranks: List[SeenRank]
 
 
 class Difference(NamedTuple):
@@ -42,7 +42,7 @@ class Difference(NamedTuple):
         return SIZE if len(ops) == 1 else OTHER
 
 
-def first_difference(ranks: Sequence[Rank]) -> Optional[Difference]:
+def first_difference(ranks: Sequence[SeenRank]) -> Optional[Difference]:
     """Of a group in which somebody waits at that number or later."""
     for group in sorted({name for one in ranks for name in one.head}):
         found = _of_group(group, ranks)
@@ -53,9 +53,9 @@ def first_difference(ranks: Sequence[Rank]) -> Optional[Difference]:
     return None
 
 
-def _of_group(group: str, ranks: Sequence[Rank]) -> Optional[Difference]:
+def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
     """A number at which all are done and agree is proof that the numbers before it did no harm."""
-    by_seq: Dict[int, Dict[str, List[Rank]]] = {}
+    by_seq: Dict[int, Dict[str, List[SeenRank]]] = {}
     waiting = set()
     for one in ranks:
         for entry in one.entries:
@@ -75,7 +75,7 @@ def _of_group(group: str, ranks: Sequence[Rank]) -> Optional[Difference]:
     return found
 
 
-def _signatures(ranks: Sequence[Rank], group: str) -> Signatures:
+def _signatures(ranks: Sequence[SeenRank], group: str) -> Signatures:
     return {entry.seq: entry.signature for one in ranks for entry in one.entries if entry.group == group}
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.doctor import seen, sequences, words
-from ddpctl_worker.doctor.seen import DEFAULT_GROUP, Rank
+from ddpctl_worker.doctor.seen import DEFAULT_GROUP, SeenRank
 from ddpctl_worker.doctor.sequences import Difference, Side
 from ddpctl_worker.doctor.words import numbers
 
@@ -71,7 +71,7 @@ def diagnose(
 class _Judge:
     """One judgement. Ranks that are excused are kept apart: with them nothing is wrong, only slow."""
 
-    def __init__(self, ranks: List[Rank], world: int, absent: List[str], stall: float, asked: bool) -> None:
+    def __init__(self, ranks: List[SeenRank], world: int, absent: List[str], stall: float, asked: bool) -> None:
         self._ranks, self._world, self._absent, self._stall, self._asked = ranks, world, absent, stall, asked
         self._by_rank = {one.rank: one for one in ranks}
         self._heads = {one.rank: one.head for one in ranks}
@@ -83,13 +83,13 @@ class _Judge:
 
     @property
     def _late(self) -> bool:
-        """Whether they wait for so long that it counts. Where no time is known, that they stand still is all there
+        """Whether they wait for so long that it counts. Where no time is known, that they do not move is all there
         is."""
         if self._timed:
             return self._waited >= (SOON_S if self._asked else self._stall)
         return all(self._still(one) for one in self._waiting)
 
-    def _still(self, one: Rank) -> bool:
+    def _still(self, one: SeenRank) -> bool:
         """Whether it stood on one line for all of the look. For the watcher, which has waited, one stack is enough."""
         return bool(one.look.get("still", not self._asked))
 
@@ -219,7 +219,7 @@ class _Judge:
                     todo.append(other)
         return found
 
-    def _blockers(self, one: Rank) -> Set[int]:
+    def _blockers(self, one: SeenRank) -> Set[int]:
         """The ranks that have not come where this one waits."""
         if one.pending is None:
             return self._blockers_by_stack(one)
@@ -242,7 +242,7 @@ class _Judge:
             found = {other.rank for other in self._ranks if other.operation is None}
         return found
 
-    def _blockers_by_stack(self, one: Rank) -> Set[int]:
+    def _blockers_by_stack(self, one: SeenRank) -> Set[int]:
         peer = self._peer(one)
         if peer is not None:
             return set() if self._meets(one, peer) else {peer.rank}
@@ -253,20 +253,20 @@ class _Judge:
             return set()
         return {rank for rank, place in self._places.items() if place not in ("", mine)}
 
-    def _peer(self, one: Rank) -> Optional[Rank]:
+    def _peer(self, one: SeenRank) -> Optional[SeenRank]:
         """The other end of the send or receive that it is in."""
         peers = one.look.get("peers") or {}
         found = self._by_rank.get(peers.get("src", peers.get("dst", -1)))
         return None if found is one else found
 
-    def _meets(self, one: Rank, peer: Rank) -> bool:
+    def _meets(self, one: SeenRank, peer: SeenRank) -> bool:
         """Whether the other end is in the matching call: then the data is on its way."""
         mine, other = one.look.get("peers") or {}, peer.look.get("peers") or {}
         if peer.pending is not None or peer.operation is None:
             return False
         return bool(other.get("dst") == one.rank if "src" in mine else other.get("src") == one.rank)
 
-    def _cycle(self) -> List[Rank]:
+    def _cycle(self) -> List[SeenRank]:
         """Ranks that all wait for each other, directly or through others; empty when there are none."""
         reach = {one.rank: self._reach(one) for one in self._waiting}
         for rank in sorted(reach):
@@ -275,7 +275,7 @@ class _Judge:
                 return [self._by_rank[other] for other in found]
         return []
 
-    def _reach(self, one: Rank) -> Set[int]:
+    def _reach(self, one: SeenRank) -> Set[int]:
         """Those that it waits for, directly or through others."""
         found: Set[int] = set()
         todo = [one.rank]
@@ -296,7 +296,7 @@ class _Judge:
                 return self._say(text, rest if len(rest) == 1 else [], stuck=True)
         return None
 
-    def _gpus_behind(self) -> List[Rank]:
+    def _gpus_behind(self) -> List[SeenRank]:
         """Ranks whose GPU has not begun the collective in which all wait, while those of others have."""
         pending = [one.pending for one in self._waiting if one.pending is not None]
         if len(pending) < len(self._waiting) or len({(one.group, one.seq) for one in pending}) > 1:
@@ -305,7 +305,7 @@ class _Judge:
         return behind if len(behind) < len(pending) else []
 
     # --- what excuses a rank -----------------------------------------------------------------------------------------
-    def _excuse(self, one: Rank) -> Optional[str]:
+    def _excuse(self, one: SeenRank) -> Optional[str]:
         """Why a rank that others wait for need not be stuck; None when it is."""
         waited = self._waited if self._timed else self._stall
         at = " at %s" % one.place if one.place else ""
@@ -324,18 +324,18 @@ class _Judge:
             return None
         return at.strip() or "elsewhere"
 
-    def _works(self, one: Rank) -> bool:
+    def _works(self, one: SeenRank) -> bool:
         return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES or bool(one.look.get("wants_cpu"))
 
     # --- words -----------------------------------------------------------------------------------------------------
-    def _with_waiting(self, text: str, odd: Sequence[Rank]) -> str:
+    def _with_waiting(self, text: str, odd: Sequence[SeenRank]) -> str:
         rest = [one for one in self._waiting if one not in odd]
         return "%s; %s" % (self._where_they_are(rest), text) if rest else text
 
     def _with_absent(self, text: str) -> str:
         return "%s; %s did not answer" % (text, ", ".join(self._absent)) if self._absent else text
 
-    def _where_they_are(self, ranks: Sequence[Rank]) -> str:
+    def _where_they_are(self, ranks: Sequence[SeenRank]) -> str:
         """``15 of 16 ranks wait in all_reduce #1203 (train.py:88 in step) for 40 s``: most of them."""
         waiting = [one for one in ranks if one.operation is not None]
         if not waiting:
@@ -351,10 +351,10 @@ class _Judge:
     def _say(
         self,
         text: str,
-        suspects: Sequence[Rank] = (),
+        suspects: Sequence[SeenRank] = (),
         *,
         stuck: bool = False,
-        waiting_for: Sequence[Rank] = (),
+        waiting_for: Sequence[SeenRank] = (),
     ) -> Diagnosis:
         shown = [*suspects, *(one for one in waiting_for if one not in suspects)]
         return Diagnosis(
@@ -371,7 +371,7 @@ class _Judge:
 NOBODY = "no rank was seen"
 
 
-def _minority(cycle: List[Rank]) -> List[Rank]:
+def _minority(cycle: List[SeenRank]) -> List[SeenRank]:
     """Those who are where the fewest are, if that is clear: they went elsewhere. All of them otherwise."""
     count = Counter(words.label(one) for one in cycle)
     few = [label for label in count if count[label] == min(count.values())]

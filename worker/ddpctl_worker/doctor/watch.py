@@ -14,8 +14,8 @@ from threading import Thread
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
+from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import flight, look, process, verdict
-from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
@@ -27,7 +27,7 @@ FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the 
 Say = Callable[[Dict[str, Any]], None]
 
 
-class Watch:
+class RunWatch:
     """One node's ranks, watched. ``subjects`` lists those that live, ``gone`` those that have ended, ``ages`` when each
     last wrote something; ``say`` tells the gang's hub, or as the hub all members; ``save`` gets what belongs into the
     record; ``offset`` gives how far the clock of a host is ahead of this one's.

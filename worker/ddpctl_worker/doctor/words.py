@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from ddpctl_worker.doctor import frames
-from ddpctl_worker.doctor.seen import DEFAULT_GROUP, Rank
+from ddpctl_worker.doctor.seen import DEFAULT_GROUP, SeenRank
 
 NAMED = 4  # ranks of which each is described by itself; of the others only the count is told
 
@@ -22,18 +22,18 @@ def numbers(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else "%d-%d" % (first, last) for first, last in found)
 
 
-def who(ranks: Sequence[Rank]) -> str:
+def who(ranks: Sequence[SeenRank]) -> str:
     """``rank 3 on node1``, ``ranks 0-2, 5``."""
     if len(ranks) == 1:
         return "rank %d on %s" % (ranks[0].rank, ranks[0].host)
     return "ranks %s" % numbers([one.rank for one in ranks])
 
 
-def are(ranks: Sequence[Rank]) -> str:
+def are(ranks: Sequence[SeenRank]) -> str:
     return "%s %s" % (who(ranks), "is" if len(ranks) == 1 else "are")
 
 
-def have(ranks: Sequence[Rank]) -> str:
+def have(ranks: Sequence[SeenRank]) -> str:
     return "%s %s" % (who(ranks), "has" if len(ranks) == 1 else "have")
 
 
@@ -53,7 +53,7 @@ def in_brackets(text: str) -> str:
     return " (%s)" % text if text else ""
 
 
-def label(one: Rank) -> str:
+def label(one: SeenRank) -> str:
     """What it is in: ``all_reduce #1203``, of a group that is not the default one with its name."""
     if one.pending is None:
         peers = one.look.get("peers") or {}
@@ -68,7 +68,7 @@ def called(op: str, seq: int, group: str) -> str:
     return "%s #%d%s" % (op, seq, "" if group == DEFAULT_GROUP else " of group %s" % group)
 
 
-def where(one: Rank) -> str:
+def where(one: SeenRank) -> str:
     """``in all_reduce #7 (train.py:88 in step)``, ``at data.py:41 in read, waiting for its data loader``."""
     if one.operation is not None:
         return "in %s%s" % (label(one), in_brackets(one.place))
@@ -77,9 +77,9 @@ def where(one: Rank) -> str:
     return ", ".join(words) or "elsewhere (its stack could not be read)"
 
 
-def standing(ranks: Sequence[Rank]) -> str:
+def standing(ranks: Sequence[SeenRank]) -> str:
     """``rank 13 on node6 is at data.py:41 in blocked_read, waiting for its data loader``; equal ones together."""
-    together: Dict[str, List[Rank]] = {}
+    together: Dict[str, List[SeenRank]] = {}
     for one in ranks:
         together.setdefault(where(one), []).append(one)
     parts = ["%s %s" % (are(some), of(some, text)) for text, some in together.items()]
@@ -87,7 +87,7 @@ def standing(ranks: Sequence[Rank]) -> str:
     return "; ".join(parts[:NAMED]) + ("; and %d more elsewhere" % more if more > 0 else "")
 
 
-def reason(one: Rank) -> str:
+def reason(one: SeenRank) -> str:
     """What keeps it, by its stack or by the kernel."""
     if one.state == "blocked":
         return "waiting for a disk or a network file system"
@@ -104,7 +104,7 @@ def reason(one: Rank) -> str:
     return "waiting for a lock" if waits.startswith("futex") else ""
 
 
-def _worker(one: Rank) -> str:
+def _worker(one: SeenRank) -> str:
     """Where the worker of its data loader is, if it waits for that."""
     if "loader" not in reason(one):
         return ""
@@ -113,7 +113,7 @@ def _worker(one: Rank) -> str:
     return "whose worker is at %s" % found if found else ""
 
 
-def grouped(ranks: Sequence[Rank]) -> List[Dict[str, Any]]:
+def grouped(ranks: Sequence[SeenRank]) -> List[Dict[str, Any]]:
     """By where they are, the largest group first."""
     found: Dict[str, List[int]] = {}
     for one in ranks:
@@ -125,7 +125,7 @@ def grouped(ranks: Sequence[Rank]) -> List[Dict[str, Any]]:
     return [{"ranks": found[text], "where": text} for text in sorted(found, key=lambda text: (-len(found[text]), text))]
 
 
-def evidence(one: Rank) -> List[str]:
+def evidence(one: SeenRank) -> List[str]:
     """What was seen of a suspect."""
     look = one.look
     words = [one.state]

@@ -9,8 +9,8 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SUPERVISOR_LOST
-from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.gang.council import SILENT_S, STILL_S
 from ddpctl_worker.gang.cutwatch import CutWatch
 from ddpctl_worker.notes import boottime, note, trace

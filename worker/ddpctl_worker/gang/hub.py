@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import net
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.clocks import Clock, Offset, Sample
 from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
-from ddpctl_worker.doctor.clocks import Clock, Offset, Sample
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, Stranger, from_wire, to_wire

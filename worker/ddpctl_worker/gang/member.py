@@ -154,7 +154,7 @@ class MemberGang(Gang):
             self._hear(message)
 
     def _beat(self) -> Dict[str, Any]:
-        """Answers the hub's last beat too, so that the hub knows how far this clock is off (doctor/clocks.py)."""
+        """Answers the hub's last beat too, so that the hub knows how far this clock is off (clocks.py)."""
         known, self._hub_clock = self._hub_clock, None
         return dict(super()._beat(), clock=[*known, time.time()] if known else None)
 

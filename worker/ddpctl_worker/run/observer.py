@@ -7,11 +7,11 @@ from threading import Thread
 from typing import Any, Callable, Dict, List, Optional
 
 from ddpctl_worker import notes
+from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
-from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.service import Desk
-from ddpctl_worker.doctor.watch import Watch, shortened
+from ddpctl_worker.doctor.watch import RunWatch, shortened
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.output.drain import Drain
 from ddpctl_worker.paths import RunPaths
@@ -39,7 +39,7 @@ class Observer:
         self._changed = changed
         alone = int(run.get("nnodes") or 1) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
-        self._watch = Watch(
+        self._watch = RunWatch(
             run["host"],
             hosts,
             float(settings["stall"]),
