@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import threading
 import time
@@ -51,6 +52,9 @@ def site_in(lab: Lab, folder: Path) -> Iterator[Site]:
         ddpctl.stop()
 
 
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
 def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], jobs: int) -> None:
     """Play every task, `jobs` at once; `play` gets the task and the time at which it began (monotonic seconds).
 
@@ -58,8 +62,11 @@ def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], job
     left out. No `Thread.join` here: one that an exception interrupts takes its thread for ended (CPython 3.11).
     """
     with ThreadPoolExecutor(jobs) as pool:
+        # An exception in the middle of a submit would leave a thread that the pool does not know, and not wait for it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         futures = [pool.submit(lambda task: play(task, time.monotonic()), task) for task in tasks]
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for future in as_completed(futures):
                 future.result()
         except BaseException:
