@@ -17,6 +17,7 @@ from tests.lab import Lab, LabError, interpreters
 from tests.lab.command import Ddpctl
 
 TROUBLE = (LabError, AssertionError, OSError, KeyError, subprocess.SubprocessError)  # a round's, not the campaign's
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
 Task = TypeVar("Task")
 
 
@@ -50,9 +51,6 @@ def site_in(lab: Lab, folder: Path) -> Iterator[Site]:
         yield Site(lab, ddpctl, folder / "site", str(interpreters.python213()))
     finally:
         ddpctl.stop()
-
-
-SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], jobs: int) -> None:
