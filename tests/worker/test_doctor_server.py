@@ -207,7 +207,12 @@ def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) 
         assert time.monotonic() - begin < 2.0
 
 
-ASK = "import sys\nsys.path.insert(0, sys.argv[1])\nfrom ddpctl_worker.doctor import service\nprint(service.ask(sys.argv[2]))"
+ASK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ddpctl_worker.doctor import service
+print(service.ask(sys.argv[2]))
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")

@@ -35,7 +35,7 @@ def read(*threads: dict[str, Any]) -> list[frames.Thread]:
 @pytest.mark.parametrize("name", ["asleep", "skipped", "loader", "receive_cycle", "subgroup"])
 def test_what_py_spy_said_of_real_ranks(name: str) -> None:
     for rank in json.loads((RECORDS / f"{name}.json").read_text())["ranks"]:
-        (thread,) = from_py_spy(json.dumps(rank["py_spy"]), rank["pid"]) or ()
+        (thread,) = from_py_spy(json.dumps(rank["py_spy"]), rank["pid"]) or []
         assert (thread.main, thread.name) == (True, "MainThread")
         assert thread.frames[-1][0] == TRAIN
         assert frames.place(thread.frames).startswith("train.py:")
