@@ -1,0 +1,233 @@
+"""The questions over Unix sockets: to torch's server in a rank, and to the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl_worker.doctor import server, service
+from ddpctl_worker.doctor.service import Desk
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@contextlib.contextmanager
+def answering(path: Path, pieces: Sequence[bytes], pause: float = 0.0, *, closes: bool = True) -> Iterator[list[bytes]]:
+    """A server that says this to who asks, and what it heard."""
+    heard: list[bytes] = []
+    over = threading.Event()
+    with short(path) as name, socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(name)
+        sock.listen(4)
+
+        def serve() -> None:
+            line, _ = sock.accept()
+            with line, contextlib.suppress(OSError):
+                heard.append(line.recv(4096) if closes else b"")
+                for piece in pieces:
+                    line.sendall(piece)
+                    if over.wait(pause):
+                        return
+                if not closes:
+                    over.wait(10)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield heard
+        finally:
+            over.set()
+            thread.join(5)
+
+
+@contextlib.contextmanager
+def short(path: Path) -> Iterator[str]:
+    place = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{place}/{path.name}"
+    finally:
+        os.close(place)
+
+
+def ask(folder: Path, pieces: Sequence[bytes], pause: float = 0.0, **how: bool) -> bytes | None:
+    with answering(folder / "7.sock", pieces, pause, **how):
+        return server.ask(str(folder), 7, "fr_trace_json", 0.3)
+
+
+def test_an_answer(tmp_path: Path) -> None:
+    with answering(tmp_path / "7.sock", [OK[:9], OK[9:30], OK[30:]], 0.01) as heard:
+        assert server.ask(str(tmp_path), 7, "fr_trace_json") == b"{}"
+    assert heard[0].startswith(b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\n")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b""],
+        [b"junk"],
+        [b"\r\n\r\n{}"],
+        [b"HTTP/1.1\r\n\r\n{}"],
+        [b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"],
+        [b"HTTP/1.1 500 Oops\r\n\r\n{}"],
+        [OK[:-1]],
+        [OK + b"x"],
+        [OK.replace(b"2\r\n\r\n", b"two\r\n\r\n")],
+        [OK.replace(b"2\r\n\r\n", b"\r\n\r\n")],
+        [OK.replace(b"2\r\n\r\n", b"9" * 5000 + b"\r\n\r\n")],
+    ],
+)
+def test_what_is_no_answer(tmp_path: Path, pieces: list[bytes]) -> None:
+    assert ask(tmp_path, pieces) is None
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_junk_is_no_answer_or_its_body(head: bytes, body: bytes) -> None:
+    for text in (head + body, OK[:17] + head + b"\r\n\r\n" + body):
+        found = server._body(text)
+        assert found is None or text.endswith(found)
+
+
+@pytest.mark.parametrize("pieces", [[], [OK[:20]], [b"x"] * 10_000])
+def test_a_server_that_is_slow_is_left_alone_in_time(tmp_path: Path, pieces: list[bytes]) -> None:
+    """Also one that keeps on saying a little."""
+    begin = time.monotonic()
+    assert ask(tmp_path, pieces, 0.003, closes=False) is None
+    assert time.monotonic() - begin < 2.0
+
+
+def test_a_huge_answer_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_BYTES", 1 << 20)
+    assert ask(tmp_path, [b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * (1 << 16)] * 40]) is None
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    assert server.ask(str(tmp_path / "none"), 7, "ping") is None
+    assert server.ask(str(tmp_path), 7, "ping") is None
+    (tmp_path / "7.sock").write_text("no socket")
+    assert server.ask(str(tmp_path), 7, "ping") is None
+    with short(tmp_path / "8.sock") as name, socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(name)  # and does not listen: its process has ended
+    assert server.ask(str(tmp_path), 8, "ping") is None
+
+
+def long_folder(place: Path) -> Path:
+    folder = place / ("x" * 120)
+    folder.mkdir()
+    return folder
+
+
+def test_a_path_over_107_bytes(tmp_path: Path) -> None:
+    assert ask(long_folder(tmp_path), [OK]) == b"{}"
+
+
+# --- the supervisor's desk -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def desk(path: Path, tell: Callable[[], dict[str, object]]) -> Iterator[None]:
+    made = Desk(str(path), tell)
+    made.open()
+    try:
+        yield
+    finally:
+        if made._socket is not None:
+            made._socket.shutdown(socket.SHUT_RDWR)
+            made._socket.close()
+
+
+def test_the_desk_answers_each_who_asks(tmp_path: Path) -> None:
+    path = long_folder(tmp_path) / "desk.sock"
+    with desk(path, lambda: {"looks": [{"rank": 1, "state": "\udcff"}]}):
+        for _ in range(3):
+            assert service.ask(str(path)) == {"looks": [{"rank": 1, "state": "\udcff"}]}
+
+
+def test_some_ask_at_once_and_none_waits_for_another(tmp_path: Path) -> None:
+    path = tmp_path / "desk.sock"
+
+    def slow() -> dict[str, object]:
+        time.sleep(0.5)
+        return {"looks": []}
+
+    found: list[object] = []
+    with desk(path, slow):
+        threads = [threading.Thread(target=lambda: found.append(service.ask(str(path)))) for _ in range(8)]
+        begin = time.monotonic()
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert time.monotonic() - begin < 3.0
+    assert found == [{"looks": []}] * 8
+
+
+def test_a_desk_that_cannot_tell_says_nothing(tmp_path: Path) -> None:
+    def broken() -> dict[str, object]:
+        raise RuntimeError("no look")
+
+    with desk(tmp_path / "desk.sock", broken):
+        assert service.ask(str(tmp_path / "desk.sock")) is None
+
+
+def test_a_desk_where_no_socket_can_be(tmp_path: Path) -> None:
+    (tmp_path / "desk.sock").write_text("taken")
+    with desk(tmp_path / "desk.sock", dict):
+        assert service.ask(str(tmp_path / "desk.sock")) is None
+    Desk(str(tmp_path / "none" / "desk.sock"), dict).open()
+    assert service.ask(str(tmp_path / "none" / "desk.sock")) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 200_000, b'{"a": ' * 100_000])
+def test_junk_from_a_desk_is_no_answer(tmp_path: Path, text: bytes) -> None:
+    with answering(tmp_path / "desk.sock", [text], closes=False):
+        assert service.ask(str(tmp_path / "desk.sock"), 0.2) is None
+
+
+def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) -> None:
+    text = json.dumps({"looks": []}).encode()
+    path = tmp_path / "desk.sock"
+    with answering(path, [text, b" " * 10], 0.005, closes=False):
+        begin = time.monotonic()
+        assert service.ask(str(path), 0.3) is None
+        assert time.monotonic() - begin < 2.0
+
+
+ASK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ddpctl_worker.doctor import service
+print(service.ask(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_another_user_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody has opened the folder: the desk looks at who asks."""
+    worker = Path(service.__file__).parents[2]
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        desk(path := Path(folder) / "desk.sock", lambda: {"looks": []}),
+    ):
+        Path(folder).chmod(0o755)
+        path.chmod(0o777)
+        argv = [sys.executable, "-c", ASK, str(worker), str(path)]
+        assert subprocess.check_output(argv, text=True).strip() == "{'looks': []}"
+        other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *argv]
+        assert subprocess.check_output(other, text=True).strip() == "None"
+        monkeypatch.setattr(service, "_same_user", lambda line: True)  # it is this that refuses
+        assert subprocess.check_output(other, text=True).strip() == "{'looks': []}"

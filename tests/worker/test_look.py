@@ -1,0 +1,237 @@
+"""Looks at real processes: what is seen of each, in time, and that nothing happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.doctor import look as looking
+from ddpctl_worker.doctor import process as processes
+from ddpctl_worker.doctor import stacks
+from ddpctl_worker.doctor.frames import Thread as PythonThread
+from ddpctl_worker.doctor.look import DEADLINE_S, INTERVAL_S, Subject, Tools, look
+from ddpctl_worker.doctor.stacks import Stacks
+from tests.worker.looks import C10D, MAIN, STEP
+
+PY_SPY = str(Path(sys.executable).with_name("py-spy"))
+HERE = "print('here', flush=True)\n"
+SLEEPS = "import time\n" + HERE + "def wait(): time.sleep(300)\nwait()"
+SPINS = HERE + "def spin():\n    while True: pass\nspin()"
+READS = "import sys\n" + HERE + "def read():\n    open(sys.argv[1]).read()\nread()"
+PARENT = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {SLEEPS!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+{HERE}
+child.wait()
+"""
+STACKS = """
+import faulthandler, os, sys, time
+faulthandler.register(40, open(os.path.join(sys.argv[1], f"{os.getpid()}.stack"), "a"), all_threads=False)
+begin = time.monotonic()
+print("here", flush=True)
+time.sleep(4)
+print(time.monotonic() - begin, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def program(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            time.sleep(0.2)  # into the call that it is in from now on
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+
+
+def of(tools: Tools, *pids: int, interval: float = 0.4) -> list[dict[str, Any]]:
+    return look([Subject(rank, rank, pid) for rank, pid in enumerate(pids)], tools, interval)
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    return Tools(str(tmp_path), PY_SPY, may_signal=False)
+
+
+def own(one: dict[str, Any]) -> list[Any]:
+    """The innermost frame: the function's name."""
+    return [frame[2] for frame in one["stack"]]
+
+
+def test_asleep(tools: Tools) -> None:
+    with program(SLEEPS) as process:
+        (found,) = of(tools, process.pid)
+    assert (found["rank"], found["local_rank"], found["pid"], found["state"]) == (0, 0, process.pid, "sleeping")
+    assert 200 < found["sleep_s"] <= 300
+    assert own(found)[:2] == ["wait", "<module>"]
+    assert found["cpu"] < 20
+    assert not found["spins"]
+    assert found["missing"] == ["no record of its collectives"]
+    assert abs(found["now"] - time.time()) < 60
+
+
+def test_blocked_on_a_fifo(tools: Tools, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with program(READS, str(fifo)) as process:
+        (found,) = of(tools, process.pid)
+    assert found["state"] == "sleeping"
+    assert found["sleep_s"] is None
+    assert own(found)[0] == "read"
+    assert found["waits_in"] in ("", "wait_for_partner", "fifo_open")  # the kernel may hide it
+
+
+def test_stopped(tools: Tools) -> None:
+    with program(SLEEPS) as process:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)  # until it has taken it
+        (found,) = of(tools, process.pid)
+    assert found["state"] == "stopped"
+    assert own(found)[0] == "wait"
+    assert found["missing"] == []
+
+
+def test_spinning(tools: Tools) -> None:
+    with program(SPINS) as process:
+        found = [of(tools, process.pid, interval=1.0)[0] for _ in range(2)]
+    assert any(one["spins"] for one in found)
+    assert found[0]["state"] == "running"
+    assert found[0]["cpu"] > 1
+    assert own(found[0])[0] == "spin"
+
+
+def test_children(tools: Tools) -> None:
+    with program(PARENT) as process:
+        (found,) = of(tools, process.pid)
+        (child,) = found["children"]
+        os.kill(child["pid"], signal.SIGKILL)
+    assert child["state"] == "sleeping"
+    assert 200 < child["sleep_s"] <= 300
+    assert child["stack"][0][2] == "wait"
+
+
+def test_ended(tools: Tools) -> None:
+    with program(SLEEPS) as process:
+        threading.Timer(0.2, process.kill).start()
+        (meanwhile,) = of(tools, process.pid, interval=1.0)
+        process.wait()
+        (before,) = of(tools, process.pid)
+    assert meanwhile["state"] == "ended"
+    assert (before["state"], before["missing"]) == ("ended", [])
+
+
+def test_where_py_spy_is_missing_and_no_signal_may_be_sent(tmp_path: Path) -> None:
+    with program(SLEEPS) as process:
+        (found,) = of(Tools(str(tmp_path), None, may_signal=False), process.pid)
+    assert "stack" not in found
+    assert found["missing"][-1] == "no stack: py-spy is not on this host"
+
+
+def test_one_of_eight_is_stopped_and_no_look_takes_longer(tools: Tools) -> None:
+    with contextlib.ExitStack() as all_of_them:
+        pids = [all_of_them.enter_context(program(SLEEPS)).pid for _ in range(8)]
+        os.kill(pids[3], signal.SIGSTOP)
+        begin = time.monotonic()
+        found = of(tools, *pids, interval=INTERVAL_S)
+        took = time.monotonic() - begin
+    assert took < INTERVAL_S + DEADLINE_S + 0.5
+    assert [one["state"] for one in found] == ["stopped" if rank == 3 else "sleeping" for rank in range(8)]
+
+
+def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hangs(folder: str, pid: int) -> None:
+        over.wait(20)
+
+    monkeypatch.setattr(looking, "record_of", hangs)
+    monkeypatch.setattr(looking, "DEADLINE_S", 0.3)
+    with program(SLEEPS) as process:
+        begin = time.monotonic()
+        (found,) = of(tools, process.pid, interval=0.2)
+        assert time.monotonic() - begin < 5.0
+        over.set()
+    assert found["state"] == "sleeping"
+    assert found["missing"] == ["the look at it was not over within 0.3 s"]
+
+
+def test_what_was_not_seen_is_not_called_ended(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pid: int) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(processes, "vital", broken)
+    (found,) = of(tools, os.getpid())
+    assert found["state"] == "unknown"
+    assert found["missing"] == ["the look at it failed: PermissionError('no')"]
+
+
+def test_nothing_happens_to_the_process(tools: Tools) -> None:
+    """Neither its sleep nor its signals: by py-spy nothing, by the signal nothing that Python code would notice."""
+    folder = tools.folder
+    with program(STACKS, folder) as process:
+        assert process.stdout is not None
+        before = Path(f"/proc/{process.pid}/status").read_text()
+        by_py_spy = of(tools, process.pid)[0]
+        by_signal = of(Tools(folder, None), process.pid)[0]
+        after = Path(f"/proc/{process.pid}/status").read_text()
+        ready, _, _ = select.select([process.stdout], [], [], 30)
+        assert ready
+        slept = float(process.stdout.readline())
+        assert process.wait() == 0
+    assert [own(one)[0] for one in (by_py_spy, by_signal)] == ["<module>"] * 2
+    assert slept >= 4.0
+    for name in ("SigCgt", "SigBlk", "SigIgn", "TracerPid"):
+        assert [line for line in before.splitlines() if line.startswith(name)] == [
+            line for line in after.splitlines() if line.startswith(name)
+        ]
+
+
+def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:
+    """It would die of it."""
+    with program(SLEEPS) as process:
+        assert stacks.by_signal(str(tmp_path), process.pid).threads is None
+        (found,) = of(Tools(str(tmp_path), None), process.pid)
+        assert process.poll() is None
+    assert "does not answer the signal" in found["missing"][-1]
+
+
+# --- entering and leaving operations, by stacks alone ----------------------------------------------------------------
+
+
+def samples(*mains: list[Any]) -> list[Stacks]:
+    return [Stacks([PythonThread("MainThread", True, False, frames, {})]) for frames in mains]
+
+
+INSIDE, RECEIVES, OUTSIDE = [[C10D, 5, "all_reduce"], STEP, MAIN], [[C10D, 5, "recv"], STEP, MAIN], [STEP, MAIN]
+
+
+@pytest.mark.parametrize(
+    ("seen", "recorded", "moved"),
+    [
+        ((INSIDE, INSIDE), False, False),
+        ((INSIDE, OUTSIDE), False, True),
+        ((OUTSIDE, [["/job/code/train.py", 89, "step"], MAIN]), False, False),  # a loop of its own
+        ((INSIDE, [[C10D, 5, "all_reduce"], MAIN]), False, True),
+        ((INSIDE, OUTSIDE), True, False),  # the record tells better
+        ((RECEIVES, OUTSIDE), True, True),  # the record has no entry for it
+        ((RECEIVES, RECEIVES), True, False),
+    ],
+)
+def test_moving_by_stacks(seen: tuple[list[Any], ...], recorded: bool, moved: bool) -> None:
+    assert looking._passes(samples(*seen), recorded) == moved
+    assert not looking._passes([Stacks(None, "nothing was read")], recorded)

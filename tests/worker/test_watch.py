@@ -1,0 +1,216 @@
+"""The supervisor's doctor: a hub and a member in one process, which watch real small processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.doctor import look, watch
+from ddpctl_worker.doctor.clocks import Offset
+from ddpctl_worker.doctor.flight import Entry
+from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.watch import Watch, shortened
+from tests.worker.looks import LOOP, group
+from tests.worker.looks import look as a_look
+
+STALL = 0.5
+HOSTS = ["node0", "node1"]
+
+
+class Records:
+    """The flight records of ranks: instead of torch's server in each of them."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, tuple[int, bool]] = {}  # pid -> collectives, and whether the last one is done
+
+    def of(self, folder: str, pid: int, seconds: float = 0.0) -> list[Entry] | None:
+        if pid not in self.made:
+            return None
+        count, done = self.made[pid]
+        now = time.time()
+        return [
+            Entry("0", seq, "all_reduce", 4, done or seq < count, now - 60.0 if seq == count else now - 90.0 + seq, "")
+            for seq in range(1, count + 1)
+        ]
+
+
+class Node:
+    """A watch with one rank, and what it said and saved."""
+
+    def __init__(self, host: str, rank: int, pid: int) -> None:
+        self.host, self.rank, self.pid = host, rank, pid
+        self.said: list[dict[str, Any]] = []
+        self.saved: list[dict[str, Any]] = []
+        self.to: list[Node] = []  # who hears what it says
+        self.subjects = [Subject(rank, 0, pid)]
+        tools = Tools("/nonexistent", None, may_signal=False)
+        self.watch = Watch(
+            host,
+            HOSTS,
+            STALL,
+            tools,
+            lambda: self.subjects,
+            dict,
+            self.say,
+            self.saved.append,
+            lambda host: Offset(0.0, 0.0),
+        )
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.said.append(message)
+        for other in self.to:
+            other.watch.hear(self.host, message)
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> Records:
+    """Everything in a hurry."""
+    made = Records()
+    monkeypatch.setattr(look, "record_of", made.of)
+    monkeypatch.setattr(watch, "GLANCE_S", 0.1)
+    monkeypatch.setattr(watch, "PATIENCE_S", 1.5)
+    monkeypatch.setattr("ddpctl_worker.doctor.stall.AGAIN_S", 0.2)
+    return made
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+    monkeypatch.setattr(watch, "note", made.append)
+    return made
+
+
+@pytest.fixture
+def nodes(records: Records) -> Iterator[list[Node]]:
+    processes = [subprocess.Popen(["sleep", "300"]) for _ in HOSTS]
+    made = [Node(host, rank, processes[rank].pid) for rank, host in enumerate(HOSTS)]
+    made[0].to, made[1].to = [made[1]], [made[0]]
+    try:
+        yield made
+    finally:
+        for node in made:
+            node.watch.stop()
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def begin(records: Records, nodes: list[Node]) -> None:
+    """Both ranks have done their first steps; then rank 1 does not come to the next collective."""
+    for node in nodes:
+        records.made[node.pid] = (3, True)
+        node.watch.start()
+    until(lambda: nodes[0].watch._stall.since is not None)
+    records.made[nodes[0].pid] = (4, False)
+
+
+def test_a_stall_is_told_once_and_cleared_when_the_run_moves(
+    records: Records, nodes: list[Node], notes: list[str]
+) -> None:
+    hub, member = nodes
+    begin(records, nodes)
+    until(lambda: hub.watch.diagnosis and member.watch.diagnosis)
+    for node in nodes:
+        assert node.watch.diagnosis is not None
+        assert node.watch.diagnosis["suspects"] == [{"host": "node1", "rank": 1}]
+        assert node.watch.diagnosis["stuck"]
+    first = hub.saved[-1]["diagnosis"]["time"]
+    count = len(hub.saved)
+    until(lambda: len(hub.saved) > count + 1)  # looked at again, and again
+    assert [note.partition(":")[0] for note in notes].count("doctor") == 2  # once by each node
+    assert hub.saved[-1]["diagnosis"]["time"] == first
+    records.made.update({node.pid: (5, True) for node in nodes})
+    until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
+    assert hub.saved[-1]["diagnosis"]["over"]
+    assert notes[2:] == ["doctor: the run moves again"] * 2
+
+
+def test_what_the_nodes_say_to_each_other(records: Records, nodes: list[Node]) -> None:
+    begin(records, nodes)
+    until(lambda: nodes[1].watch.diagnosis)
+    assert {one["what"] for one in nodes[0].said} == {"look", "report"}
+    assert {one["what"] for one in nodes[1].said} == {"glance", "looked"}
+    first = next(one for one in nodes[1].said if one["what"] == "looked")
+    assert (first["round"], first["look"]["rank"], first["look"]["host"]) == (1, 1, "node1")
+
+
+def test_a_member_that_never_answers_is_absent(records: Records, nodes: list[Node]) -> None:
+    hub, member = nodes
+    member.to = []
+    begin(records, nodes)
+    member.to = [hub]  # its glances come, and no look of it
+    member.watch.look = lambda interval=0.1: time.sleep(3.0) or []  # type: ignore[method-assign, func-returns-value]
+    until(lambda: hub.watch.diagnosis)
+    assert hub.watch.diagnosis is not None
+    assert hub.watch.diagnosis["missing"][0] == "node1 did not answer"
+    assert hub.watch.diagnosis["suspects"] == []
+    assert "node1 did not answer" in hub.watch.diagnosis["verdict"]
+
+
+def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Records, nodes: list[Node]) -> None:
+    hub, member = nodes
+    begin(records, nodes)
+    until(lambda: 1 in hub.watch._host_of)
+    member.subjects = []
+    until(lambda: hub.watch.diagnosis)
+    assert hub.watch.diagnosis is not None
+    assert hub.watch.diagnosis["suspects"] == [{"host": "node1", "rank": 1}]
+    assert hub.watch.diagnosis["verdict"].endswith("rank 1 on node1 has ended")
+    assert not any("did not answer" in text for text in hub.watch.diagnosis["missing"])
+
+
+def test_a_stopped_process_is_named(records: Records, nodes: list[Node]) -> None:
+    begin(records, nodes)
+    os.kill(nodes[1].pid, signal.SIGSTOP)
+    until(lambda: nodes[0].watch.diagnosis)
+    assert nodes[0].watch.diagnosis is not None
+    assert "rank 1 on node1 is stopped" in nodes[0].watch.diagnosis["verdict"]
+
+
+def test_words_that_make_no_sense_do_no_harm(records: Records, nodes: list[Node], notes: list[str]) -> None:
+    hub, member = nodes
+    junk: list[Any] = [{}, {"what": 7}, {"what": "look", "round": "x"}, {"what": "glance", "ranks": {"x": 1}}]
+    junk += [
+        {"what": "glance", "ranks": 7},
+        {"what": "looked", "round": 1, "look": 7},
+        {"what": "report", "diagnosis": 7},
+    ]
+    begin(records, nodes)
+    for one in junk:
+        hub.watch.hear("node1", one)
+        member.watch.hear("node0", one)
+    until(lambda: hub.watch.diagnosis and member.watch.diagnosis, 40.0)
+
+
+def test_the_inbox_is_bounded_and_nobody_waits_for_it(nodes: list[Node]) -> None:
+    begun = time.monotonic()
+    for _ in range(5000):
+        nodes[0].watch.hear("node1", {"what": "glance", "ranks": {}})
+    assert time.monotonic() - begun < 5.0
+
+
+def test_a_watch_that_does_not_decide_looks_all_the_same(nodes: list[Node]) -> None:
+    (found,) = nodes[1].watch.look(0.1)
+    assert (found["host"], found["rank"], found["output_age_s"], found["pause_s"]) == ("node1", 1, None, 0.0)
+
+
+def test_a_look_for_the_record_is_short() -> None:
+    one = a_look(0, groups={"0": group(LOOP * 50)}, stack=[["x.py", 1, "f"]] * 60, threads=[{"name": "", "stack": []}])
+    made = shortened(one)
+    assert len(made["groups"]["0"]["entries"]) == watch.ENTRIES
+    assert made["groups"]["0"]["entries"][-1] == one["groups"]["0"]["entries"][-1]
+    assert len(made["stack"]) == watch.FRAMES
+    assert shortened(a_look(0, stack=None, groups=None))["stack"] is None
