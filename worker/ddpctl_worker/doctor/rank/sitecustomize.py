@@ -8,39 +8,42 @@ Once torch.distributed is imported, torch's own debug server is started on a Uni
 2.4 and newer). It is never shut down and never destroyed: both can hang a process in its exit.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
-TYPE_CHECKING = False  # as mypy knows it: typing is not imported, for its import takes time
+TYPE_CHECKING = False  # as mypy knows it: an import more takes time, and stays in sys.modules
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Tuple
 
 _SELF, _FOLDER, _WATCHER = "DDPCTL_LOOK_PID", "DDPCTL_LOOK", "DDPCTL_LOOK_BY"
+_HAD_PATH = "DDPCTL_LOOK_PATH"  # not empty where the user has set PYTHONPATH
 _TORCH = "torch.distributed.distributed_c10d"
 _STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
 _ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
 _PR_SET_PTRACER = 0x59616D61
 
 
-def _leave_no_trace() -> Optional[Tuple[str, str]]:
+def _leave_no_trace() -> "Optional[Tuple[str, str]]":
     """The folder for this rank, and the pid of the supervisor; None in any process but the rank itself."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [one for one in sys.path if one != here]
-    rest = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != here]
-    if any(rest):
+    sys.path_importer_cache.pop(here, None)
+    pid, folder, watcher, had_path = (os.environ.pop(name, "") for name in (_SELF, _FOLDER, _WATCHER, _HAD_PATH))
+    rest = [one for one in os.environ.get("PYTHONPATH", here).split(os.pathsep) if one != here]
+    if rest or had_path:
         os.environ["PYTHONPATH"] = os.pathsep.join(rest)
     else:
         os.environ.pop("PYTHONPATH", None)
-    pid, folder, watcher = (os.environ.pop(name, "") for name in (_SELF, _FOLDER, _WATCHER))
     return (folder, watcher) if folder and pid == str(os.getpid()) else None
 
 
 def _stack_on_signal(folder: str) -> None:
     """Where no other process may read this one's memory, it writes its stack down itself when it is asked to."""
+    known = "faulthandler" in sys.modules
     import faulthandler
 
+    if not known:
+        del sys.modules["faulthandler"]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     fd = os.open(os.path.join(folder, "%d.stack" % os.getpid()), flags, 0o600)
     # Not of all threads: that can crash a process whose other threads run Python at that moment.
@@ -50,14 +53,14 @@ def _stack_on_signal(folder: str) -> None:
 class _AfterImport:
     """A finder that calls ``then`` once the module ``name`` has been imported, and is gone by then."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    def __init__(self, name: str, then: "Callable[[], None]") -> None:
         self._name, self._then = name, then
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != self._name:
             return None
         sys.meta_path[:] = [one for one in sys.meta_path if one is not self]
-        spec: Any = None
+        spec: "Any" = None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
@@ -65,7 +68,7 @@ class _AfterImport:
         if spec is not None and spec.loader is not None:
             run, then = spec.loader.exec_module, self._then
 
-            def run_then_tell(module: Any) -> None:
+            def run_then_tell(module: "Any") -> None:
                 run(module)
                 then()
 
@@ -131,7 +134,7 @@ def _begin() -> None:
         _stack_on_signal(folder)
     except Exception:  # no descriptor left, a disk that is away
         pass
-    finder: Any = _AfterImport(_TORCH, lambda: _when_torch_is_there(folder, watcher))
+    finder: "Any" = _AfterImport(_TORCH, lambda: _when_torch_is_there(folder, watcher))
     sys.meta_path.insert(0, finder)
 
 
