@@ -24,17 +24,20 @@ _F_SETPIPE_SZ = 1031
 
 # The ranks' interpreter, as the launcher sees it: connects the rank to its own pipes and becomes the real one, with
 # the very arguments it was given. It must not fail where the pipes are missing: then the rank keeps the launcher's.
-# Each rank gets a file of its own for its metrics, so that no two write to one.
+# Each rank gets a file of its own for its metrics, so that no two write to one. No shell variable of its own: one that
+# the user has in the environment would change there.
 _SHIM = """#!/bin/sh
 unset PYTHON_EXEC
 export DDPCTL_METRICS={metrics}/rank-"$RANK".jsonl
-{doctor}p={pipes}/"$LOCAL_RANK"
-if [ -p "$p.out" ] && [ -p "$p.err" ]; then exec {python} "$@" >"$p.out" 2>"$p.err"; fi
+{doctor}if [ -p {pipes}/"$LOCAL_RANK.out" ] && [ -p {pipes}/"$LOCAL_RANK.err" ]; then
+exec {python} "$@" >{pipes}/"$LOCAL_RANK.out" 2>{pipes}/"$LOCAL_RANK.err"
+fi
 exec {python} "$@"
 """
 
 # doctor/rank/sitecustomize.py runs first in the rank, and only there: `$$` stays its pid.
-_DOCTOR = """export DDPCTL_LOOK_PID=$$ DDPCTL_LOOK={doctor} PYTHONPATH={boot}"${{PYTHONPATH:+:$PYTHONPATH}}"
+_DOCTOR = """export DDPCTL_LOOK_PID=$$ DDPCTL_LOOK={doctor} DDPCTL_LOOK_PATH="${{PYTHONPATH+set}}"
+export PYTHONPATH={boot}"${{PYTHONPATH:+:$PYTHONPATH}}"
 """
 ENV_WATCHER = "DDPCTL_LOOK_BY"  # the supervisor's pid
 
@@ -133,9 +136,12 @@ def _way_in(paths: RunPaths) -> str:
     from ddpctl_worker.doctor import rank
 
     os.mkdir(paths.doctor, 0o700)
-    os.mkdir(paths.doctor_boot, 0o700)
-    shutil.copy(os.path.join(os.path.dirname(rank.__file__), "sitecustomize.py"), paths.doctor_boot)
-    return _DOCTOR.format(doctor=shlex.quote(paths.doctor), boot=shlex.quote(paths.doctor_boot))
+    boot = os.path.abspath(paths.doctor_boot)  # as the interpreter names it; it is looked for, to be removed
+    if os.pathsep in boot:  # in PYTHONPATH it would be two other folders
+        return "unset %s\n" % ENV_WATCHER
+    os.mkdir(boot, 0o700)
+    shutil.copy(os.path.join(os.path.dirname(rank.__file__), "sitecustomize.py"), boot)
+    return _DOCTOR.format(doctor=shlex.quote(paths.doctor), boot=shlex.quote(boot))
 
 
 def enlarge(fd: int) -> None:

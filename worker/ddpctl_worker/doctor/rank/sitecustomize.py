@@ -8,69 +8,93 @@ Once torch.distributed is imported, torch's own debug server is started on a Uni
 2.4 and newer). It is never shut down and never destroyed: both can hang a process in its exit.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
-TYPE_CHECKING = False  # as mypy knows it: typing is not imported, for its import takes time
+TYPE_CHECKING = False  # as mypy knows it: an import more takes time, and stays in sys.modules
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Tuple
 
 _SELF, _FOLDER, _WATCHER = "DDPCTL_LOOK_PID", "DDPCTL_LOOK", "DDPCTL_LOOK_BY"
+_HAD_PATH = "DDPCTL_LOOK_PATH"  # not empty where the user has set PYTHONPATH
 _TORCH = "torch.distributed.distributed_c10d"
 _STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
 _ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
 _PR_SET_PTRACER = 0x59616D61
+_HIGH = 250  # a descriptor that no program expects to get: it expects 3 for the first file it opens
 
 
-def _leave_no_trace() -> Optional[Tuple[str, str]]:
+def _leave_no_trace() -> "Optional[Tuple[str, str]]":
     """The folder for this rank, and the pid of the supervisor; None in any process but the rank itself."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [one for one in sys.path if one != here]
-    rest = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != here]
-    if any(rest):
+    sys.path_importer_cache.pop(here, None)
+    pid, folder, watcher, had_path = (os.environ.pop(name, "") for name in (_SELF, _FOLDER, _WATCHER, _HAD_PATH))
+    rest = [one for one in os.environ.get("PYTHONPATH", here).split(os.pathsep) if one != here]
+    if rest or had_path:
         os.environ["PYTHONPATH"] = os.pathsep.join(rest)
     else:
         os.environ.pop("PYTHONPATH", None)
-    pid, folder, watcher = (os.environ.pop(name, "") for name in (_SELF, _FOLDER, _WATCHER))
     return (folder, watcher) if folder and pid == str(os.getpid()) else None
 
 
 def _stack_on_signal(folder: str) -> None:
     """Where no other process may read this one's memory, it writes its stack down itself when it is asked to."""
+    known = "faulthandler" in sys.modules
     import faulthandler
 
+    if not known:
+        del sys.modules["faulthandler"]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-    fd = os.open(os.path.join(folder, "%d.stack" % os.getpid()), flags, 0o600)
+    fd = _moved_up(os.open(os.path.join(folder, "%d.stack" % os.getpid()), flags, 0o600))
     # Not of all threads: that can crash a process whose other threads run Python at that moment.
     faulthandler.register(_STACK_SIGNAL, fd, all_threads=False, chain=False)
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(_STACK_SIGNAL))
+
+
+def _moved_up(fd: int) -> int:
+    """The descriptor under a high number; as it is where that number is in use or above the limit."""
+    try:
+        os.fstat(_HIGH)
+    except OSError:
+        try:
+            high = os.dup2(fd, _HIGH, inheritable=False)
+        except OSError:
+            return fd
+        os.close(fd)
+        return high
+    return fd
 
 
 class _AfterImport:
     """A finder that calls ``then`` once the module ``name`` has been imported, and is gone by then."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    def __init__(self, name: str, then: "Callable[[], None]") -> None:
         self._name, self._then = name, then
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != self._name:
             return None
         sys.meta_path[:] = [one for one in sys.meta_path if one is not self]
-        spec: Any = None
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+        spec: "Any" = None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)  # Python 3.11 and older take finders without it
+            spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 break
         if spec is not None and spec.loader is not None:
-            run, then = spec.loader.exec_module, self._then
+            loader, then = spec.loader, self._then
+            run = loader.exec_module
 
-            def run_then_tell(module: Any) -> None:
+            def run_then_tell(module: "Any") -> None:
+                del loader.exec_module  # the one of its class is back
                 run(module)
                 then()
 
+            # Should the import fail: importlib leaves frames of its own out of the traceback, and so this one.
+            run_then_tell.__code__ = run_then_tell.__code__.replace(co_filename="<frozen importlib._bootstrap>")
             try:
-                spec.loader.exec_module = run_then_tell
+                loader.exec_module = run_then_tell
             except AttributeError:
                 pass
         return spec
@@ -80,10 +104,10 @@ def _keep_a_record() -> None:
     """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays."""
     from torch.torch_version import __version__ as version
 
-    newest = "TORCH_FR_BUFFER_SIZE"  # 2.8 and later; before that NCCL only, by another name
-    name = newest if tuple(int(part) for part in version.split(".")[:2]) >= (2, 8) else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-    if newest not in os.environ and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
-        os.environ[name] = _ENTRIES
+    newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"  # from 2.8; from 2.2, of NCCL only
+    number = tuple(int(part) for part in version.split(".")[:2])
+    if number >= (2, 2) and newest not in os.environ and older not in os.environ:
+        os.environ[newest if number >= (2, 8) else older] = _ENTRIES
 
 
 def _serve(folder: str) -> None:
@@ -114,7 +138,9 @@ def _let_read(watcher: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(watcher)), 0, 0, 0)
 
 
-def _when_torch_is_there(folder: str, watcher: str) -> None:
+def _when_torch_is_there(folder: str, watcher: str, pid: int) -> None:
+    if os.getpid() != pid:  # a child that was forked before the import
+        return
     for step in (_keep_a_record, lambda: _serve(folder), lambda: _let_read(watcher)):
         try:
             step()
@@ -126,12 +152,12 @@ def _begin() -> None:
     found = _leave_no_trace()
     if found is None:
         return
-    folder, watcher = found
+    (folder, watcher), pid = found, os.getpid()
     try:
         _stack_on_signal(folder)
     except Exception:  # no descriptor left, a disk that is away
         pass
-    finder: Any = _AfterImport(_TORCH, lambda: _when_torch_is_there(folder, watcher))
+    finder: "Any" = _AfterImport(_TORCH, lambda: _when_torch_is_there(folder, watcher, pid))
     sys.meta_path.insert(0, finder)
 
 

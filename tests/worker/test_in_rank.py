@@ -1,0 +1,448 @@
+"""A rank that the doctor can see behaves as one without it: same output byte by byte, same environment, same children.
+
+``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py has the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.doctor import stacks
+from tests.worker.rank import Ended, Start
+
+PY_SPY = str(Path(sys.prefix) / "bin" / "py-spy")
+DEBIAN = "/usr/bin/python3"
+# All that a program can see of how it was started.
+REPORT = """
+import os, sys
+def report():
+    first = os.open(os.devnull, os.O_RDONLY)
+    os.close(first)
+    import json, signal
+    names = sorted(set(sys.modules) - {"sitecustomize"})
+    print(json.dumps({
+        "environment": sorted(os.environ.items()), "path": sys.path, "argv": sys.argv, "modules": names,
+        "flags": list(sys.flags), "first free descriptor": first, "loaders": list(sys.path_importer_cache),
+        "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    }, indent=1), flush=True)
+"""
+FAKE_TORCH = {
+    "torch/__init__.py": "",
+    "torch/torch_version.py": "__version__ = '2.13.0+cpu'",
+    "torch/_C/__init__.py": "",
+    "torch/_C/_distributed_c10d.py": """
+import os
+class _WorkerServer:
+    def __init__(self, path):
+        os.write(2, b"the server's own line")
+        with open(os.path.join(os.environ["SERVERS"], str(os.getpid())), "x"):
+            pass
+""",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/distributed_c10d.py": "print('imported')",
+}
+
+
+class Both:
+    """The same rank twice: with the doctor and without."""
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.doctor = Start(folder / "one", python, doctor=True)
+        self.plain = Start(folder / "two", python, doctor=False)
+
+    def run(self, *args: str, **options: Any) -> Ended:
+        """Fails where they differ in anything but the names of their folders."""
+        mine, theirs = (self._anonymous(one, one.run(*args, **options)) for one in (self.doctor, self.plain))
+        assert mine == theirs
+        return mine
+
+    @staticmethod
+    def _anonymous(start: Start, ended: Ended) -> Ended:
+        """Without the names of folders, and the addresses of threads."""
+        texts = (text.replace(start.paths.node, "RUN") for text in (ended.out, ended.err))
+        out, err = (re.sub("0x[0-9a-f]{8,}", "0x0", text) for text in texts)
+        return Ended(ended.code, out, err, ended.seconds)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Both:
+    return Both(tmp_path / "runs")
+
+
+def program(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def fake_torch(folder: Path) -> str:
+    for name, text in FAKE_TORCH.items():
+        program(folder, text, name)
+    return str(folder)
+
+
+def reported(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+# --- what is left in the rank ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", [None, "", "/a", "/a:relative", ":", "a::b:"])
+def test_a_rank_sees_what_the_user_has_set(both: Both, path: str | None) -> None:
+    found = reported(both.run("-c", REPORT + "report()", env={"PYTHONPATH": path}))
+    environment = dict(found["environment"])
+    assert environment.get("PYTHONPATH") == path
+    assert not [name for name in environment if name.startswith("DDPCTL_LOOK")]
+    assert "RUN/doctor" not in json.dumps(found)
+
+
+def test_the_shim_has_no_variable_of_its_own(both: Both) -> None:
+    """A shell exports again what it found in the environment, with the value it has by then."""
+    user = {name: f"the user's {name}" for name in ("p", "b", "python", "doctor", "boot", "pipes", "rank")}
+    found = dict(reported(both.run("-c", REPORT + "report()", env=user))["environment"])
+    assert {name: found[name] for name in user} == user
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'say "$HOME"', "ünï", "double//slash", "up/../here"])
+def test_a_run_may_lie_in_any_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "up").mkdir()
+    start = Start(Path(f"{tmp_path}/{name}"), sys.executable, doctor=True)
+    start.paths.__init__(f"{tmp_path}/{name}")  # type: ignore[misc]  # as it is spelt, double slashes and all
+    ended = start.run("-c", REPORT + "report()")
+    assert dict(reported(ended)["environment"]).keys().isdisjoint({"PYTHONPATH", "DDPCTL_LOOK"})
+    assert [one for one in start.files() if one.endswith(".stack")]
+
+
+def test_a_folder_that_cannot_be_in_pythonpath_is_not_put_there(tmp_path: Path) -> None:
+    """A colon separates two folders there: the second would be relative to the working folder."""
+    both = Both(tmp_path / "a:b")
+    assert "PYTHONPATH" not in dict(reported(both.run("-c", REPORT + "report()"))["environment"])
+
+
+# --- its children ------------------------------------------------------------------------------------------------
+CHILDREN = {
+    "subprocess": "subprocess.run([sys.executable, __file__, 'child'], check=True)",
+    "a bare environment": "subprocess.run([sys.executable, __file__, 'child'], env={}, check=True)",
+    "all descriptors": "subprocess.run([sys.executable, __file__, 'child'], close_fds=False, check=True)",
+    "exec": "os.execv(sys.executable, [sys.executable, __file__, 'child'])",
+    "exec into the environment": "os.execvpe(sys.executable, [sys.executable, __file__, 'child'], os.environ)",
+    "spawn": "start('spawn')",
+    "fork": "start('fork')",
+    "forkserver": "start('forkserver')",
+    "os.fork": "os.fork() and os.wait() or report()",
+}
+PARENT = """
+import subprocess, multiprocessing, os
+def start(how):
+    child = multiprocessing.get_context(how).Process(target=report)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+if __name__ == "__main__":
+    if sys.argv[1:] == ["child"]:
+        report()
+    else:
+        {then}
+"""
+
+
+@pytest.mark.parametrize("how", CHILDREN)
+@pytest.mark.parametrize("path", [None, "", "/a"])
+def test_its_children_see_nothing(both: Both, tmp_path: Path, how: str, path: str | None) -> None:
+    script = program(tmp_path, REPORT + PARENT.format(then=CHILDREN[how]))
+    found = reported(both.run(script, env={"PYTHONPATH": path}))
+    if how != "a bare environment":
+        assert dict(found["environment"]).get("PYTHONPATH") == path
+    if how not in ("fork", "os.fork"):
+        assert found["first free descriptor"] < 10
+    assert len(both.doctor.files()) == 1  # the rank's own
+
+
+# --- the user's own sitecustomize --------------------------------------------------------------------------------
+OWN = {
+    "quiet": "import sys; sys.from_user = __name__, __file__, __spec__.origin",
+    "raises": "raise ValueError('boom')",
+    "lacks a module": "import no_such_module",
+    "syntax": "def (",
+    "exits at once": "import os; os._exit(8)",
+    "prints": "import sys; print('out'); print('err', file=sys.stderr)",
+    "changes the path": "import sys, os; sys.path.insert(0, '/mine'); os.environ['PYTHONPATH'] = '/yours'",
+    "restarts": "import os, sys; 'X' in os.environ or os.execve(sys.executable, sys.orig_argv, os.environ | {'X': ''})",
+}
+SEEN = """
+import sys
+one = sys.modules.get("sitecustomize")
+print(getattr(sys, "from_user", None), getattr(one, "__file__", None), sorted(vars(one)) if one else None)
+import sitecustomize, usercustomize
+"""
+# Without a sitecustomize of the user's own, the module in its place is ours.
+UNSEEN = SEEN.replace("import sitecustomize, usercustomize", "").replace("one = ", "one = None #")
+
+
+@pytest.mark.parametrize("text", OWN.values(), ids=OWN.keys())
+@pytest.mark.parametrize("name", ["sitecustomize.py", "sitecustomize/__init__.py"])
+def test_a_sitecustomize_on_pythonpath(both: Both, tmp_path: Path, name: str, text: str) -> None:
+    program(tmp_path / "own", text, name)
+    script = SEEN if text in (OWN["quiet"], OWN["prints"]) else UNSEEN
+    both.run("-c", REPORT + "report()" + script, env={"PYTHONPATH": f"/none:{tmp_path}/own"})
+
+
+def test_a_sitecustomize_that_no_interpreter_survives(both: Both, tmp_path: Path) -> None:
+    """The one difference: its traceback has our frames as well."""
+    program(tmp_path / "own", "raise SystemExit(7)", "sitecustomize.py")
+    starts = (both.doctor, both.plain)
+    mine, theirs = (one.run("-c", "", env={"PYTHONPATH": f"{tmp_path}/own"}) for one in starts)
+    assert (mine.code, mine.out, mine.err.split("\n")[:1]) == (theirs.code, theirs.out, theirs.err.split("\n")[:1])
+    assert mine.err.split("\n")[-3:] == theirs.err.split("\n")[-3:]
+
+
+def test_a_folder_of_that_name_is_no_module(both: Both, tmp_path: Path) -> None:
+    (tmp_path / "own" / "sitecustomize").mkdir(parents=True)
+    both.run("-c", UNSEEN, env={"PYTHONPATH": f"{tmp_path}/own"})
+
+
+@pytest.mark.parametrize("text", OWN.values(), ids=OWN.keys())
+def test_a_sitecustomize_in_site_packages(tmp_path: Path, text: str) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    program(packages, text, "sitecustomize.py")
+    both = Both(tmp_path / "runs", str(tmp_path / "venv" / "bin" / "python"))
+    both.run("-c", UNSEEN)
+
+
+@pytest.mark.parametrize("text", [None, OWN["quiet"], OWN["raises"]])
+def test_debians_sitecustomize(tmp_path: Path, text: str | None) -> None:
+    if not any(Path("/usr/lib").glob("python3*/sitecustomize.py")):
+        pytest.skip("this system has none")
+    both = Both(tmp_path / "runs", DEBIAN)
+    if text is not None:
+        program(tmp_path / "own", text, "sitecustomize.py")
+    ended = both.run("-c", SEEN, env={"PYTHONPATH": f"{tmp_path}/own"})
+    assert ("/usr/lib/python3" in ended.out) == (text is None)
+
+
+@pytest.mark.parametrize("text", OWN.values(), ids=OWN.keys())
+@pytest.mark.parametrize("flag", ["-B", "-s", "-E"])
+def test_a_usercustomize(tmp_path: Path, text: str, flag: str) -> None:
+    python = wrapper(tmp_path, f'exec {getattr(sys, "_base_executable", sys.executable)} {flag} "$@"')
+    home = tmp_path / "home"
+    program(home / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages", text, "usercustomize.py")
+    both = Both(tmp_path / "runs", python)
+    both.run("-c", UNSEEN, env={"PYTHONUSERBASE": str(home)})
+
+
+# --- interpreters that are started in another way ----------------------------------------------------------------
+WRAPPERS = {
+    "plain": 'exec {python} "$@"',
+    "-s": 'exec {python} -s "$@"',
+    "-P": 'PYTHONSAFEPATH=1 exec {python} "$@"',
+    "adds to PYTHONPATH": 'PYTHONPATH=/first${{PYTHONPATH:+:$PYTHONPATH}} exec {python} "$@"',
+    "helper": '{python} -c "import os; print(os.environ.get(\\"PYTHONPATH\\"))"; exec {python} "$@"',
+    "child": '{python} "$@"; exit $?',
+}
+DEAF = {"-I": 'exec {python} -I "$@"', "-E": 'exec {python} -E "$@"', "-S": 'exec {python} -S "$@"'}
+
+
+def wrapper(folder: Path, line: str) -> str:
+    path = folder / "wrapped-python"
+    path.write_text(f"#!/bin/sh\n{line.format(python=sys.executable)}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+@pytest.mark.parametrize("path", [None, "/a"])
+def test_a_wrapper_around_python(tmp_path: Path, how: str, path: str | None) -> None:
+    both = Both(tmp_path / "runs", wrapper(tmp_path, WRAPPERS[how]))
+    both.run("-c", REPORT + "report(); sys.exit(5)", env={"PYTHONPATH": path})
+    assert bool(both.doctor.files()) == (how != "child")
+
+
+@pytest.mark.parametrize("how", DEAF)
+def test_an_interpreter_that_ignores_pythonpath_runs_as_ever(tmp_path: Path, how: str) -> None:
+    """Nothing of ours runs there, so its environment keeps our variables; its children lose them again."""
+    both = Both(tmp_path / "runs", wrapper(tmp_path, DEAF[how]))
+    script = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]]); print(sys.flags); sys.exit(5)"
+    )
+    ended = both.run("-c", script, REPORT + "report()")
+    assert ended.code == 5
+    assert not both.doctor.files()
+
+
+# --- how it ends -------------------------------------------------------------------------------------------------
+ENDS = {
+    "well": ("print('done')", 0),
+    "sys.exit": ("import sys; sys.exit(3)", 3),
+    "a word": ("import sys; sys.exit('a word')", 1),
+    "an exception": ("def f():\n    raise ValueError('boom')\nf()", 1),
+    "a chain": ("try:\n    1/0\nexcept Exception as e:\n    raise KeyError('x') from e", 1),
+    "os._exit": ("import os; os._exit(4)", 4),
+    "SIGTERM": ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "SIGKILL": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "Ctrl-C": ("import signal; signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "a fault of memory": ("import signal; signal.raise_signal(signal.SIGSEGV)", -signal.SIGSEGV),
+    "faulthandler": ("import faulthandler; faulthandler.enable(); faulthandler._sigsegv()", -signal.SIGSEGV),
+    "no import": ("import no_such_module", 1),
+    "syntax": ("def (", 1),
+    "a warning": ("import warnings; warnings.warn('careful')", 0),
+    "atexit": ("import atexit, sys; atexit.register(print, 'bye'); sys.exit(9)", 9),
+    "a thread": ("import threading; threading.Thread(target=lambda: print('t')).start()", 0),
+    "finders": ("import importlib.metadata as m, pkgutil; [*m.distributions(), *pkgutil.iter_modules()]", 0),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_it_ends_as_without_the_doctor(both: Both, tmp_path: Path, how: str) -> None:
+    text, code = ENDS[how]
+    assert both.run(program(tmp_path, text)).code == code
+
+
+@pytest.mark.parametrize("name", ["PYTHONFAULTHANDLER", "PYTHONDEVMODE", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE"])
+def test_a_variable_of_pythons(both: Both, name: str) -> None:
+    script = REPORT + "import faulthandler; print(faulthandler.is_enabled()); report()"
+    both.run("-W", "error", "-c", script, env={name: "1"})
+
+
+# --- its stack ---------------------------------------------------------------------------------------------------
+WAITS = """
+import os, sys, threading, time
+def other():
+    while True:
+        time.sleep(0.01)
+def stands_here():
+    begun = time.monotonic()
+    time.sleep(2.0)
+    return time.monotonic() - begun
+threading.Thread(target=other, daemon=True).start()
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(child, flush=True)
+print(stands_here() >= 2.0, flush=True)
+os.kill(child, 9)
+print(os.waitpid(child, 0)[1])
+if len(sys.argv) < 2:
+    os.execv(sys.executable, [sys.executable, "-c", "import time; print('image', flush=True); time.sleep(60)"])
+"""
+
+
+@pytest.mark.slow
+def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(tmp_path: Path) -> None:
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    with start.living(WAITS) as rank:
+        time.sleep(0.2)
+        found = [stacks.by_signal(start.folder, rank.pid) for _ in range(5)]
+        assert [one.main.frames[0][2] for one in found if one.main] == ["stands_here"] * 5, found
+        assert [len(one.threads or ()) for one in found] == [1] * 5
+        caught = [stacks.catches(pid, stacks.STACK_SIGNAL) for pid in (rank.pid, int(rank.first))]
+        assert caught == [True, False]  # not in its child
+        assert [rank.line() for _ in range(3)] == ["True", "9", "image"]
+        assert not stacks.catches(rank.pid, stacks.STACK_SIGNAL)  # it is another program by now
+        assert stacks.by_signal(start.folder, rank.pid).threads is None
+        rank.signal(signal.SIGKILL)
+        assert rank.end().err == ""
+    assert start.files() == {f"{rank.pid}.stack"}
+
+
+@pytest.mark.slow
+def test_py_spy_reads_it(tmp_path: Path) -> None:
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    with start.living(WAITS) as rank:
+        time.sleep(0.2)
+        main = stacks.by_py_spy(PY_SPY, rank.pid, 20.0).main
+        assert main is not None
+        assert "stands_here" in [frame[2] for frame in main.frames]
+        assert rank.line() == "True"
+
+
+def test_a_rank_without_room_for_files_runs_as_ever(both: Both) -> None:
+    """Where no file can be opened for its stack, or the number for its descriptor is too high, it gets none."""
+    for limit in (4, 6, 64):
+        both.run("-c", "print('here')", before=["prlimit", f"--nofile={limit}"])
+
+
+# --- the import of torch -----------------------------------------------------------------------------------------
+IMPORT = "import torch.distributed.distributed_c10d as c, os; "
+
+
+@pytest.fixture
+def torch_env(tmp_path: Path) -> dict[str, str | None]:
+    servers = tmp_path / "servers"
+    servers.mkdir()
+    return {"PYTHONPATH": fake_torch(tmp_path / "lib"), "SERVERS": str(servers)}
+
+
+def servers_of(env: dict[str, str | None]) -> list[str]:
+    return os.listdir(str(env["SERVERS"]))
+
+
+def test_the_import_of_torch_starts_the_server_and_leaves_no_trace(
+    both: Both, torch_env: dict[str, str | None]
+) -> None:
+    script = IMPORT + "import sys; print(vars(c.__spec__.loader), [type(one).__name__ for one in sys.meta_path])"
+    assert both.run("-c", script, env=torch_env).out.startswith("imported\n{'name': ")
+    assert len(servers_of(torch_env)) == 1
+
+
+def test_a_child_that_imports_torch_itself_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
+    script = "import os; os.fork() and os.wait() or __import__('torch.distributed.distributed_c10d')"
+    script += "; print(os.environ.get('TORCH_FR_BUFFER_SIZE'))"
+    both.run("-c", script, env=torch_env)
+    assert servers_of(torch_env) == []
+
+
+def test_a_finder_of_the_old_kind_does_no_harm(both: Both, torch_env: dict[str, str | None]) -> None:
+    """Up to Python 3.11 a finder could have find_module alone."""
+    script = (
+        "import sys; sys.meta_path.insert(1, type('Old', (), {'find_module': lambda self, name, path=None: None})()); "
+    )
+    both.run("-W", "ignore", "-c", script + IMPORT, env=torch_env)
+    assert len(servers_of(torch_env)) == 1
+
+
+def test_an_import_of_torch_that_fails(both: Both, torch_env: dict[str, str | None]) -> None:
+    program(Path(str(torch_env["PYTHONPATH"])), "raise RuntimeError('broken')", "torch/distributed/distributed_c10d.py")
+    assert both.run("-c", IMPORT, env=torch_env).code == 1
+    assert servers_of(torch_env) == []
+
+
+@pytest.mark.parametrize("part", ["torch/_C/_distributed_c10d.py", "torch/torch_version.py"])
+@pytest.mark.parametrize("text", ["raise ImportError('other')", "raise RuntimeError('other')", "__version__ = 'x.y'"])
+def test_another_torch_than_expected(both: Both, torch_env: dict[str, str | None], part: str, text: str) -> None:
+    program(Path(str(torch_env["PYTHONPATH"])), text, part)
+    assert both.run("-c", IMPORT, env=torch_env).out == "imported\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "user", "expected"),
+    [
+        ("2.13.0+cpu", {}, "300 None"),
+        ("2.8.0", {}, "300 None"),
+        ("2.7.1", {}, "None 300"),
+        ("2.1.2", {}, "None None"),
+        ("1.13.0a0", {}, "None None"),
+        ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "7"}, "7 None"),
+        ("2.13.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "8"}, "None 8"),
+        ("2.7.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "None 0"),
+    ],
+)
+def test_the_size_of_the_record(
+    tmp_path: Path, torch_env: dict[str, str | None], version: str, user: dict[str, str], expected: str
+) -> None:
+    program(Path(str(torch_env["PYTHONPATH"])), f"__version__ = {version!r}", "torch/torch_version.py")
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    script = IMPORT + "g = os.environ.get; print(g('TORCH_FR_BUFFER_SIZE'), g('TORCH_NCCL_TRACE_BUFFER_SIZE'))"
+    assert start.run("-c", script, env={**torch_env, **user}).out.split("\n")[1] == expected
