@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import look, watch
-from ddpctl_worker.doctor.clocks import Offset
 from ddpctl_worker.doctor.flight import Entry
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.watch import Watch, shortened
+from ddpctl_worker.doctor.watch import RunWatch, shortened
 from tests.worker.looks import LOOP, group
 from tests.worker.looks import look as a_look
 
@@ -49,13 +49,15 @@ class Node:
         self.saved: list[dict[str, Any]] = []
         self.to: list[Node] = []  # who hears what it says
         self.subjects = [Subject(rank, 0, pid)]
+        self.gone: list[dict[str, Any]] = []
         tools = Tools("/nonexistent", None, may_signal=False)
-        self.watch = Watch(
+        self.watch = RunWatch(
             host,
             HOSTS,
             STALL,
             tools,
             lambda: self.subjects,
+            lambda: self.gone,
             dict,
             self.say,
             self.saved.append,
@@ -164,7 +166,8 @@ def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Recor
     hub, member = nodes
     begin(records, nodes)
     until(lambda: 1 in hub.watch._host_of)
-    member.subjects = []
+    member.subjects, gone = [], member.subjects[0]
+    member.gone = [dict(gone._asdict(), state="ended", ended_s=9.0)]
     until(lambda: hub.watch.diagnosis)
     assert hub.watch.diagnosis is not None
     assert hub.watch.diagnosis["suspects"] == [{"host": "node1", "rank": 1}]

@@ -57,7 +57,6 @@ class RunWatch:
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
         self._host_of: Dict[int, str] = {}  # rank -> its host
-        self._seen_at: Dict[int, float] = {}  # rank -> when it was last glanced at
         self._stall = Stall(stall)
         self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
@@ -154,7 +153,6 @@ class RunWatch:
         now = time.monotonic()
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
         self._host_of.update((int(rank), host) for rank in ranks)
-        self._seen_at.update((int(rank), now) for rank in ranks)
         slow = self._judge_speed(host, ranks)
         if any(moved) and self.diagnosis is not None:
             self._tell(self._ended_now(), slow)
@@ -194,16 +192,9 @@ class RunWatch:
         silent = set(others)
         looks = self.look() + self._others(silent)
         absent = [host for host in others if host in silent]
-        found = verdict.diagnose(looks, absent=absent, expected=self._expected(), stall=self._stall.limit, asked=False)
+        found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         if found.stuck:
             self._tell(self._diagnosis_of(found), self.slow)
-
-    def _expected(self) -> Dict[int, str]:
-        """The ranks that were there when the run last moved: one that is not there any more has ended. After an elastic
-        restart with fewer ranks the others are no loss."""
-        since = self._stall.since
-        begin = 0.0 if since is None else since - 2 * GLANCE_S
-        return {rank: host for rank, host in self._host_of.items() if self._seen_at[rank] >= begin}
 
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
