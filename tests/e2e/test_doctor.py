@@ -44,6 +44,18 @@ for step in range(30):
     dist.all_reduce(loss)
     time.sleep(0.1)
 """
+# Rank 1 needs more time for its part of each step, so that every rank's step takes that long.
+SLOW = """\
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+loss = torch.ones(3)
+for step in range(10_000):
+    time.sleep(0.15 if dist.get_rank() == 1 else 0.1)
+    dist.all_reduce(loss)
+"""
 
 
 def line(program: str, mark: str) -> int:
@@ -127,3 +139,15 @@ def test_without_the_doctor_a_job_runs_as_it_always_did(site: Site) -> None:
     assert found["suspects"] == []
     assert {one["state"] for one in found["ranks"]} == {"sleeping"}
     site("kill", "plain").ok()
+
+
+def test_a_slow_rank_is_named(site: Site) -> None:
+    site.job("slow", SLOW, timeouts={"stop": 2})
+    site.up("slow")
+    (slow,) = until(lambda: site.status("slow")["slow"], 120, "no rank is slow", pause=1.0)
+    assert (slow["host"], slow["rank"]) == ("node1", 1)
+    assert 20 < slow["lag_ms"] < 80
+    assert slow["last_share"] > 0.5
+    assert site("doctor", "slow", "--json").ok().json()["slow"][0]["rank"] == 1
+    assert "slow: rank 1 on node1" in site("status", "slow").ok().stdout
+    site("kill", "slow").ok()

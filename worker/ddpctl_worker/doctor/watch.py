@@ -23,6 +23,7 @@ from ddpctl_worker.notes import note, trace
 
 GLANCE_S = 5.0
 PATIENCE_S = 4.0  # for the looks of the other nodes
+SHARE = 200  # of the time to the next judgement of speed, against what the last one took
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
@@ -56,6 +57,8 @@ class RunWatch:
         self._offset = offset
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
+        self._unjudged: Dict[int, Dict[str, List[Tuple[int, float]]]] = {}  # arrivals that were not judged yet
+        self._judge_at = 0.0
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._stall = Stall(stall)
         self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
@@ -105,6 +108,8 @@ class RunWatch:
         if now >= self._glance_at:
             self._glance_at = now + GLANCE_S
             self._glance(now)
+        if self._decides and now >= self._judge_at:
+            self._judge_speed(now)
         if self._decides and self._stall.due(time.monotonic()):
             self._examine()
         try:
@@ -153,34 +158,32 @@ class RunWatch:
         now = time.monotonic()
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
         self._host_of.update((int(rank), host) for rank in ranks)
-        slow = self._judge_speed(host, ranks)
+        self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:
-            self._tell(self._ended_now(), slow)
-        elif [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:
-            self._tell(self.diagnosis, slow)
+            self._tell(self._ended_now(), self.slow)
 
-    def _judge_speed(self, host: str, ranks: Dict[str, Any]) -> List[Dict[str, Any]]:
-        """The ranks that are slow now, with the arrivals of this host's ranks taken in."""
+    def _take_arrivals(self, host: str, ranks: Dict[str, Any]) -> None:
+        """By the clock of this node."""
         clock = self._offset(host)
         if clock is None:
-            return self.slow
-        reports = {
-            int(rank): {
-                name: [(int(seq), float(at) - clock.seconds) for seq, at in new] for name, new in groups.items()
-            }
-            for rank, groups in ((rank, glance.get("new") or {}) for rank, glance in ranks.items())
-        }
-        offsets = {rank: self._offset(other) for rank, other in self._host_of.items()}
+            return
+        for rank, glance in ranks.items():
+            groups = self._unjudged.setdefault(int(rank), {})
+            for name, new in (glance.get("new") or {}).items():
+                groups.setdefault(name, []).extend((int(seq), float(at) - clock.seconds) for seq, at in new)
+
+    def _judge_speed(self, now: float) -> None:
+        """Who is slow. Seldom where there are many ranks: at most one part in SHARE of a core."""
+        cost = time.thread_time()
+        reports, self._unjudged = self._unjudged, {}
+        offsets = {rank: self._offset(host) for rank, host in self._host_of.items()}
         errors = {rank: one.error for rank, one in offsets.items() if one is not None}
-        return [
-            dict(
-                one,
-                host=self._host_of[one["rank"]],
-                lag_ms=round(one["lag_ms"], 1),
-                last_share=round(one["last_share"], 2),
-            )
-            for one in self._slow.feed(reports, errors)
-        ]
+        slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(reports, errors)]
+        for one in slow:
+            one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
+        self._judge_at = now + max(GLANCE_S, SHARE * (time.thread_time() - cost))
+        if [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:
+            self._tell(self.diagnosis, slow)
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
