@@ -80,7 +80,6 @@ class Campaign:
     def __init__(self, said: Said, folder: Path) -> None:
         self._said, self._folder = said, folder
         self.refused = 0  # cases in which `b` was found out
-        self.refused = 0  # cases in which `b` has an error
         with impatient():
             self._usual = {scene: play(scene, said, self._place(scene), None) for scene in SCENES}
         assert not any(played.errors for played in self._usual.values()), self._usual

@@ -33,6 +33,7 @@ from ddpctl.transport.pipe import FrameReader
 from ddpctl_worker.contract import BANNER, READY, TERMINAL
 from tests.environment.support import BytesSource
 from tests.garble.replay import NoneWaits
+from tests.worker.looks import recorded
 
 HOSTS = ("a", "b", "c")
 RUN = "20260102T030405Z-abcdef"
@@ -119,6 +120,7 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     run_preflight(Launch(where, None, where.hosts), fleet, quiet, options=Options(skip=("torch", "gpu")))
     ask_platforms(fleet, HOSTS)
     start(plan_of(where), fleet, quiet)
+    _note_looks(recorders)
     until = time.monotonic() + 60
     while (run := find_run(fleet, RUN)).state not in TERMINAL:
         assert time.monotonic() < until, run
@@ -136,6 +138,14 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     collect(where, where.hosts, fleet, quiet, delete=False, days=0)
     fleet.close()
     return {name: one.said for name, one in recorders.items()}
+
+
+def _note_looks(recorders: Mapping[str, Recorder]) -> None:
+    """What the doctor sees of a rank that has a record of its collectives, which takes torch."""
+    for host, one in recorders.items():
+        looks = [{**look, "host": host} for look in recorded("loader")[:2]]
+        answer = {"state": "running", "ended": False, "looks": looks, "slow": []}
+        one.said["doctor"] = [Frame({"ok": True, "result": answer})]
 
 
 def _rehearsal() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ddpctl.environment.spread import Addresses, bring
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import make_console
+from ddpctl.render.doctor import consultation_view
 from ddpctl.render.errors import error_lines
 from ddpctl.render.html import preflight_html
 from ddpctl.render.lines import LinePrinter
@@ -26,6 +27,7 @@ from ddpctl.spec.event import Line, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts
 from ddpctl.stages.bench import MetricsReader
+from ddpctl.stages.doctor import consult
 from ddpctl.stages.fetch import fetch_run
 from ddpctl.stages.follow import follow
 from ddpctl.stages.gc import collect
@@ -79,6 +81,14 @@ def _run(run: RunStatus, played: Played) -> None:
     played.show(status_view(run, candidates=True))
     nodes = {node.host: node for node in run.nodes}
     played.served |= {host: (nodes[host].state, nodes[host].exit_code, nodes[host].ranks) for host in GOOD}
+
+
+def _doctor(fleet: SSHFleet, played: Played) -> None:
+    found = consult(fleet, "train")
+    found.to_json()
+    played.show(consultation_view(found, stacks=True))
+    played.failed(found.errors)
+    played.served = {host: [look for look in found.looks if look["host"] == host] for host in GOOD}
 
 
 def _tail(fleet: SSHFleet, played: Played) -> None:
@@ -200,6 +210,7 @@ def _start(fleet: SSHFleet, played: Played) -> None:
 
 SCENES: Mapping[str, Callable[[SSHFleet, Played], None]] = {
     "status": _status,
+    "doctor": _doctor,
     "tail": _tail,
     "stop": _stop,
     "fetch": _fetch,

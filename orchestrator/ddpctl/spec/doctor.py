@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.errors import DdpctlError
 from ddpctl_worker import contract
 from ddpctl_worker.doctor import flight, frames
 from ddpctl_worker.doctor.verdict import Diagnosis
@@ -22,6 +23,7 @@ class Consultation:
     looks: Sequence[Mapping[str, Any]] = ()
     slow: Sequence[Mapping[str, Any]] = field(default=())
     ended: bool = False  # the looks are from right before the run's end
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)  # why a host did not answer
 
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.doctor import Consultation
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.status import find_run
@@ -31,10 +33,19 @@ def consult(fleet: Fleet, job: str) -> Consultation:
     looks = [one for answer in answers.results.values() for one in _looks(answer, run)]
     slow = {one["rank"]: one for answer in answers.results.values() for one in answer["slow"]}
     absent = [host for host in run.hosts if host not in answers.results]
-    found = verdict.diagnose(looks, absent=absent, expected=_expected(run), stall=_stall(run, looks))
+    found = verdict.diagnose(looks, absent=absent, expected=_expected(run, absent), stall=_stall(run, looks))
     if run.terminal:
         found = _after_the_end(run, found)
-    return Consultation(run.job, run.run, run.state, found, looks, tuple(slow.values()), ended=run.terminal)
+    found = found._replace(missing=[_why(line, answers.errors) for line in found.missing])
+    return Consultation(
+        run.job, run.run, run.state, found, looks, tuple(slow.values()), ended=run.terminal, errors=answers.errors
+    )
+
+
+def _why(line: str, errors: Mapping[str, DdpctlError]) -> str:
+    """``node3 did not answer``, with the reason."""
+    error = errors.get(line.partition(" ")[0])
+    return line if error is None else f"{line}: {' '.join(error.message.split())}"
 
 
 def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
@@ -43,11 +54,12 @@ def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
     return [{**one, "state": "ended"} if over else one for one in answer["looks"]]
 
 
-def _expected(run: RunStatus) -> dict[int, str]:
+def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
     """Every rank, with its host. None before all nodes have started theirs, and none after the end."""
-    if run.state != contract.RUNNING:
+    if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.nodes):
         return {}
-    return {rank: node.host for node in run.nodes for rank in node.ranks}
+    known = {rank: node.host for node in run.nodes for rank in node.ranks}
+    return {**dict.fromkeys(range(run.world_size), absent[0]), **known} if absent else known
 
 
 def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
