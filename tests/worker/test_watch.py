@@ -149,12 +149,14 @@ def test_what_the_nodes_say_to_each_other(records: Records, nodes: list[Node]) -
     assert (first["round"], first["look"]["rank"], first["look"]["host"]) == (1, 1, "node1")
 
 
-def test_a_member_that_never_answers_is_absent(records: Records, nodes: list[Node]) -> None:
+def test_a_member_that_never_answers_is_absent(
+    records: Records, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub, member = nodes
     member.to = []
     begin(records, nodes)
     member.to = [hub]  # its glances come, and no look of it
-    member.watch.look = lambda interval=0.1: time.sleep(3.0) or []  # type: ignore[method-assign, func-returns-value]
+    monkeypatch.setattr(member.watch, "look", lambda: time.sleep(3.0) or [])
     until(lambda: hub.watch.diagnosis)
     assert hub.watch.diagnosis is not None
     assert hub.watch.diagnosis["missing"][0] == "node1 did not answer"

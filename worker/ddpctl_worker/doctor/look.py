@@ -8,6 +8,7 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     wants_cpu                    whether it, or one that it has started, was ready to run most of the time
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
+    gpu, gpu_mb                  percent of its GPU's time, memory that it has there; see gpu.py
     stack, gil, threads, children             Python stacks
     still, spins                 at each look in that second on the same line; in one function, holding the GIL
     peers                        of a send or receive
@@ -24,7 +25,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker.doctor import flight, frames, process, server, stacks
+from ddpctl_worker.doctor import flight, frames, gpu, process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
 
 INTERVAL_S = 1.0
@@ -49,22 +50,41 @@ class Tools(NamedTuple):
     folder: str
     py_spy: Optional[str]
     may_signal: bool = True
+    nccl: bool = False  # ask for NCCL's record too: see record_of_nccl
 
 
 def look(subjects: Sequence[Subject], tools: Tools, interval: float = INTERVAL_S) -> List[Dict[str, Any]]:
     """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, DEADLINE_S more."""
+    use: Dict[int, gpu.Use] = {}
+    ask = threading.Thread(target=lambda: use.update(gpu.by_pid()), name="gpu", daemon=True)
+    if interval:
+        ask.start()
     looks = [_Looking(one, tools, interval) for one in subjects]
     for one in looks:
         one.start()
     until = time.monotonic() + interval + DEADLINE_S
     for one in looks:
         one.join(max(0.0, until - time.monotonic()))
-    return [one.told() for one in looks]
+    if interval:
+        ask.join(max(0.0, until - time.monotonic()))
+    known = dict(use)
+    return [dict(one, **_on_gpu(known.get(int(one["pid"])))) for one in (each.told() for each in looks)]
+
+
+def _on_gpu(use: Optional[gpu.Use]) -> Dict[str, Any]:
+    return {} if use is None else {"gpu": use.percent, "gpu_mb": use.memory_mb}
 
 
 def record_of(folder: str, pid: int, seconds: float = server.ASK_S) -> Optional[List[flight.Entry]]:
     """A rank's last collectives; None where it has no server, or does not answer."""
     answer = server.ask(folder, pid, "fr_trace_json", seconds)
+    return None if answer is None else flight.entries(answer)
+
+
+def record_of_nccl(folder: str, pid: int) -> Optional[List[flight.Entry]]:
+    """The same of NCCL's collectives. To be asked only where a person wants to know, of a rank that does not move: it
+    queries CUDA events under a lock, and can break a CUDA graph that is being captured."""
+    answer = server.ask(folder, pid, "dump_nccl_trace_json?includestacktraces=false&onlyactive=false")
     return None if answer is None else flight.entries(answer)
 
 
@@ -108,6 +128,10 @@ class _Looking(threading.Thread):
         self._keep_work(before.work, after.work, work_before, work_after, seconds)
         self._keep_record(record_before, None if stopped else record_of(self._tools.folder, pid), stopped)
         self._keep_stacks(samples)
+        if self._tools.nccl and self._known.get("still") and not self._known.get("groups"):
+            found = record_of_nccl(self._tools.folder, pid)
+            if found:
+                self._known["groups"] = flight.to_json(found)
         self._known["now"] = time.time()
 
     def _keep(self, one: process.Vital) -> None:

@@ -83,9 +83,9 @@ class RunWatch:
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait((host, message))
 
-    def look(self, interval: float = look.INTERVAL_S) -> List[Dict[str, Any]]:
-        """A close look at this node's ranks, now. From any thread."""
-        found = [*look.look(self._subjects(), self._tools, interval), *self._gone()]
+    def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
+        """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
+        found = [*look.look(self._subjects(), self._tools._replace(nccl=asked), interval), *self._gone()]
         ages = self._ages()
         return [
             dict(one, host=self._host, output_age_s=ages.get(int(one["local_rank"])), pause_s=self._stall.longest)

@@ -53,7 +53,9 @@ class Observer:
         )
         if gang is not None:
             gang.on_word(self._watch.hear)
-        self._desk = Desk(paths.doctor_socket, lambda: {"looks": self._watch.look(), "slow": self._watch.slow})
+        self._desk = Desk(
+            paths.doctor_socket, lambda: {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
+        )
         self._last_until: Optional[float] = None
         self._last_done = False
 
@@ -65,6 +67,10 @@ class Observer:
     def start(self) -> None:
         self._watch.start()
         self._desk.open()
+
+    def _answer(self) -> Dict[str, Any]:
+        """For the doctor verb."""
+        return {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
         """Whether the ranks may be stopped: where they stand has been seen, or that takes too long. Asked again and

@@ -44,6 +44,7 @@ class LookDict(TypedDict):
     cpu: NotRequired[_Figure | None]
     below: NotRequired[_Figure | None]
     gpu: NotRequired[_Figure | None]
+    gpu_mb: NotRequired[_Figure | None]
     bytes: NotRequired[Count | None]
     rss_mb: NotRequired[_Figure | None]
     swap_mb: NotRequired[_Figure | None]
