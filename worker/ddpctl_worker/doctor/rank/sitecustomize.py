@@ -21,6 +21,7 @@ _TORCH = "torch.distributed.distributed_c10d"
 _STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
 _ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
 _PR_SET_PTRACER = 0x59616D61
+_SPARE = 32  # threads that must be left to the rank, and to the other ranks that start at this moment
 _HIGH = 250  # a descriptor that no program expects to get: it expects 3 for the first file it opens
 
 
@@ -111,7 +112,43 @@ def _keep_a_record() -> None:
 
 
 def _serve(folder: str) -> None:
-    """torch's own server. It is bound through the folder's descriptor: a socket's path ends at 107 bytes."""
+    """torch's own server, whose threads leave all signals to the user's."""
+    import signal
+
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # a thread's own
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+    try:
+        if _may_start(max(8, (os.cpu_count() or 1) - 1) + 1 + _SPARE):  # its pool, and the thread that listens
+            _start_server(folder)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _may_start(threads: int) -> bool:
+    """Whether this number of threads can be started: where one of its own cannot, the server aborts the process.
+
+    Each waits at a semaphore until all are there, then ends: no Python runs in them.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    gate = ctypes.create_string_buffer(64)  # a sem_t has 32 bytes
+    libc.sem_init(gate, 0, 0)
+    started = []
+    for _ in range(threads):
+        thread = ctypes.c_ulong()
+        if libc.pthread_create(ctypes.byref(thread), None, libc.sem_wait, gate) != 0:
+            break
+        started.append(thread)
+    for _ in started:
+        libc.sem_post(gate)
+    for thread in started:
+        libc.pthread_join(thread, None)
+    return len(started) == threads
+
+
+def _start_server(folder: str) -> None:
+    """It is bound through the folder's descriptor: a socket's path ends at 107 bytes."""
     import ctypes
 
     from torch._C._distributed_c10d import _WorkerServer
@@ -119,14 +156,17 @@ def _serve(folder: str) -> None:
     name = "%d.sock" % os.getpid()
     if os.path.exists(os.path.join(folder, name)):  # a pid that was used before; the server refuses an existing file
         os.unlink(os.path.join(folder, name))
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(null, 2)  # it announces itself on stderr
+    opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
-        server = _WorkerServer("/proc/self/fd/%d/%s" % (place, name))
+        opened += [os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)]
+        place, keep, null = opened
+        os.dup2(null, 2)  # it announces itself on stderr
+        try:
+            server = _WorkerServer("/proc/self/fd/%d/%s" % (place, name))
+        finally:
+            os.dup2(keep, 2)
     finally:
-        os.dup2(keep, 2)
-        for fd in (keep, null, place):
+        for fd in opened:
             os.close(fd)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
