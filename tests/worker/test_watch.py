@@ -156,7 +156,12 @@ def test_a_member_that_never_answers_is_absent(
     member.to = []
     begin(records, nodes)
     member.to = [hub]  # its glances come, and no look of it
-    monkeypatch.setattr(member.watch, "look", lambda: [time.sleep(3.0)][:0])
+
+    def late() -> list[dict[str, Any]]:
+        time.sleep(3.0)
+        return []
+
+    monkeypatch.setattr(member.watch, "look", late)
     until(lambda: hub.watch.diagnosis)
     assert hub.watch.diagnosis is not None
     assert hub.watch.diagnosis["missing"][0] == "node1 did not answer"
