@@ -115,7 +115,8 @@ def stuck_line(diagnosis: Mapping[str, Any], now: datetime | None = None) -> str
 def slow_line(slow: Mapping[str, Any]) -> str:
     """``slow: rank 2 on node1 is the last one in 94 % of the steps, 22.0 ms after the others``."""
     who, share = f"rank {slow['rank']} on {slow['host']}", round(100 * slow["last_share"])
-    return f"slow: {who} is the last one in {share} % of the steps, {slow['lag_ms']} ms after the others"
+    line = f"slow: {who} is the last one in {share} % of the steps, {slow['lag_ms']} ms after the others"
+    return "; ".join((line, *slow.get("why", ())))
 
 
 def cause_line(cause: Cause) -> str:

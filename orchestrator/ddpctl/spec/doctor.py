@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.outcome import SLOW
 from ddpctl_worker import contract
 from ddpctl_worker.doctor import flight, frames
 from ddpctl_worker.doctor.verdict import Diagnosis
@@ -35,7 +36,7 @@ class Consultation:
             "suspects": self.diagnosis.suspects,
             "ranks": [rank_json(one) for one in sorted(self.looks, key=lambda one: int(one["rank"]))],
             "groups": self.diagnosis.groups,
-            "slow": [dict(one) for one in self.slow],
+            "slow": [{name: one[name] for name in SLOW} for one in self.slow],
         }
 
 

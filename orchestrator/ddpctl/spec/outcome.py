@@ -11,6 +11,8 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.metrics import Values, of_job
 from ddpctl_worker import contract
 
+SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -238,7 +240,7 @@ class RunStatus:
             "cause": asdict(cause) if cause else None,
             "candidates": [asdict(one) for one in self.candidates],
             "metrics": self.metrics,
-            "slow": [dict(one) for one in self.slow],
+            "slow": [{name: one[name] for name in SLOW} for one in self.slow],
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
         }
 

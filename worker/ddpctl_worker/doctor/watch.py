@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import flight, look, process, verdict
+from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
@@ -55,6 +56,8 @@ class RunWatch:
         self._subjects, self._gone, self._ages = subjects, gone, ages
         self._say, self._save = say, save
         self._offset = offset
+        self._facts = HostFacts()
+        self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> what it told last
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
         self._unjudged: Dict[int, Dict[str, List[Tuple[int, float]]]] = {}  # arrivals that were not judged yet
@@ -121,6 +124,7 @@ class RunWatch:
     def _take(self, host: str, message: Dict[str, Any]) -> None:
         what = message.get("what")
         if what == "glance" and self._decides:
+            self._facts_of[host] = message.get("host") or {}
             self._feed(host, message.get("ranks") or {})
         elif what == "look":
             self._answer(int(message.get("round") or 0))
@@ -131,10 +135,12 @@ class RunWatch:
     def _glance(self, now: float) -> None:
         found = {str(one.rank): self._at(one, now) for one in self._subjects()}
         found.update((str(one["rank"]), {}) for one in self._gone())
+        facts = self._facts.look(now)
         if self._decides:
+            self._facts_of[self._host] = facts
             self._feed(self._host, found)
         elif found and self._hosts:
-            self._say({"what": "glance", "ranks": found})
+            self._say({"what": "glance", "ranks": found, "host": facts})
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
         """What a rank shows at little cost: whether it has come further, and whether it works."""
@@ -180,6 +186,8 @@ class RunWatch:
         errors = {rank: one.error for rank, one in offsets.items() if one is not None}
         slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(reports, errors)]
         for one in slow:
+            others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
+            one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
         self._judge_at = now + max(GLANCE_S, SHARE * (time.thread_time() - cost))
         if [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:

@@ -85,6 +85,7 @@ class SlowDict(TypedDict):
     rank: Small
     lag_ms: Number | Whole
     last_share: Number | Whole
+    why: NotRequired[list[Short]]
 
 
 class StatusDict(TypedDict):

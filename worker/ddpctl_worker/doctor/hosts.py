@@ -1,0 +1,121 @@
+"""What differs about the host of a slow rank: busy processors, a low clock, little memory, swap, a hot GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker import fs, tool
+from ddpctl_worker.doctor.steps import median
+
+BUSIER = 25.0  # percent of all processors, more than on the others
+SLOWER = 0.85  # of the others' clock
+LITTLE = 0.05  # of the memory
+PAGES = 50.0  # swapped in or out in a second
+HOTTER = 10.0  # degrees
+GPU_EVERY = 12  # glances: nvidia-smi takes a second of a processor
+_GPU = ["nvidia-smi", "--query-gpu=temperature.gpu,clocks_throttle_reasons.active", "--format=csv,noheader,nounits"]
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, software and hardware thermal, power brake (NVML's bits)
+Facts = Mapping[str, Any]
+
+
+class _Counted(NamedTuple):
+    busy: int
+    total: int
+    pages: int
+    at: float
+
+
+class HostFacts:
+    """Asked at each glance; ``now`` in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._before: Optional[_Counted] = None
+        self._glances = 0
+        self._gpu: Dict[str, float] = {}
+
+    def look(self, now: float) -> Dict[str, float]:
+        """``busy``: percent of all processors since the last look; ``mhz``; ``free``: share of the memory; ``pages``
+        swapped in a second; ``gpu_c``: the hottest GPU; ``gpu_slowed``: 1.0 where a GPU is slowed down by heat or
+        power. What is not known is left out."""
+        busy, total = processors(fs.read_text("/proc/stat"))
+        after = _Counted(busy, total, swapped(fs.read_text("/proc/vmstat")), now)
+        before, self._before = self._before or after, after
+        found: Dict[str, float] = {}
+        if after.total > before.total and now > before.at:
+            found["busy"] = 100.0 * (after.busy - before.busy) / (after.total - before.total)
+            found["pages"] = (after.pages - before.pages) / (now - before.at)
+        found.update(memory(fs.read_text("/proc/meminfo")), **clock(fs.read_text("/proc/cpuinfo")))
+        if self._glances % GPU_EVERY == 0 and os.path.exists("/dev/nvidiactl"):
+            said = tool.tool(_GPU, 2.0)
+            self._gpu = gpus(said["stdout"]) if said is not None and said["code"] == 0 else {}
+        self._glances += 1
+        return {name: round(value, 3) for name, value in {**found, **self._gpu}.items()}
+
+
+def processors(text: str) -> Tuple[int, int]:
+    """Busy and all ticks, from /proc/stat (proc(5)): user nice system idle iowait irq softirq steal."""
+    for line in text.splitlines():
+        if line.startswith("cpu "):
+            ticks = [int(word) for word in line.split()[1:9]]
+            return sum(ticks) - sum(ticks[3:5]), sum(ticks)
+    return 0, 0
+
+
+def swapped(text: str) -> int:
+    """Pages swapped in and out since boot, from /proc/vmstat."""
+    pairs = (line.split() for line in text.splitlines() if line.startswith(("pswpin ", "pswpout ")))
+    return sum(int(pair[1]) for pair in pairs)
+
+
+def memory(text: str) -> Dict[str, float]:
+    """``free``, from /proc/meminfo."""
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    try:
+        return {"free": int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])}
+    except (KeyError, ValueError, IndexError, ZeroDivisionError):
+        return {}
+
+
+def clock(text: str) -> Dict[str, float]:
+    """``mhz``: the median of all processors, from /proc/cpuinfo; other machine types than x86 do not tell."""
+    found = [float(line.split(":")[1]) for line in text.splitlines() if line.startswith("cpu MHz")]
+    return {"mhz": median(found)} if found else {}
+
+
+def gpus(text: str) -> Dict[str, float]:
+    """``gpu_c`` and ``gpu_slowed``, from nvidia-smi's table."""
+    degrees, slowed = [], False
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if words[0].isdigit():
+            degrees.append(float(words[0]))
+        if len(words) == 2 and words[1].startswith("0x"):
+            slowed = slowed or bool(int(words[1], 16) & _SLOWED)
+    return {"gpu_c": max(degrees), "gpu_slowed": float(slowed)} if degrees else {}
+
+
+def differences(own: Facts, others: Sequence[Facts]) -> List[str]:
+    """What may make a host slower than the others, for a person; empty where nothing stands out."""
+    words = []
+    busy, usual = own.get("busy"), _usual("busy", others)
+    if busy is not None and usual is not None and busy - usual >= BUSIER:
+        words.append("its processors are %d %% busy, those of the other hosts %d %%" % (round(busy), round(usual)))
+    mhz, usual = own.get("mhz"), _usual("mhz", others)
+    if mhz is not None and usual and mhz < SLOWER * usual:
+        words.append("its processors run at %d MHz, those of the other hosts at %d" % (round(mhz), round(usual)))
+    if own.get("free", 1.0) < LITTLE:
+        words.append("%d %% of its memory is free" % round(100 * own["free"]))
+    if own.get("pages", 0.0) >= PAGES:
+        words.append("it swaps %d pages a second" % round(own["pages"]))
+    degrees, usual = own.get("gpu_c"), _usual("gpu_c", others)
+    if own.get("gpu_slowed"):
+        words.append("a GPU is slowed down by heat or power (%d degrees)" % round(degrees or 0.0))
+    elif degrees is not None and usual is not None and degrees - usual >= HOTTER:
+        words.append("a GPU has %d degrees, those of the other hosts %d" % (round(degrees), round(usual)))
+    return words
+
+
+def _usual(name: str, others: Sequence[Facts]) -> Optional[float]:
+    found = [float(one[name]) for one in others if one.get(name) is not None]
+    return median(found) if found else None
