@@ -76,6 +76,9 @@ class _Judge:
         self._by_rank = {one.rank: one for one in ranks}
         self._heads = {one.rank: one.head for one in ranks}
         self._places = {one.rank: one.place for one in ranks}
+        places = Counter(place for place in self._places.values() if place).most_common(1)
+        self._crowded = places[0][0] if places else None  # where most are
+        self._elsewhere: Optional[Set[int]] = None  # who is not there
         self._not_there: Dict[Tuple[str, int, Tuple[int, ...]], Set[int]] = {}
         self._waiting = [one for one in ranks if one.operation is not None]
         self._waited = max([one.waited for one in self._waiting] or [0.0])
@@ -240,10 +243,11 @@ class _Judge:
             return set() if self._meets(one, peer) else {peer.rank}
         if one.known:  # a send or receive whose other end is not known, a monitored barrier
             return {other.rank for other in self._ranks if other.operation is None}
-        mine, most = self._places[one.rank], Counter(place for place in self._places.values() if place).most_common(1)
-        if not most or most[0][0] != mine:
+        if self._places[one.rank] != self._crowded:
             return set()
-        return {rank for rank, place in self._places.items() if place not in ("", mine)}
+        if self._elsewhere is None:
+            self._elsewhere = {rank for rank, place in self._places.items() if place not in ("", self._crowded)}
+        return self._elsewhere - {one.rank}
 
     def _peer(self, one: Rank) -> Optional[Rank]:
         """The other end of the send or receive that it is in."""

@@ -126,7 +126,7 @@ class Watch:
         found = {str(one.rank): self._at(one, now) for one in self._subjects()}
         if self._decides:
             self._feed(self._host, found)
-        elif found and self._hosts:
+        elif self._hosts:  # also when all ranks of this node have ended
             self._say({"what": "glance", "ranks": found})
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
@@ -150,6 +150,8 @@ class Watch:
     def _feed(self, host: str, ranks: Dict[str, Any]) -> None:
         now = time.monotonic()
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
+        for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
+            self._stall.left(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
         self._seen_at.update((int(rank), now) for rank in ranks)
         slow = self._judge_speed(host, ranks)
