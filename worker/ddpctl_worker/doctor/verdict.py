@@ -160,8 +160,7 @@ class _Judge:
             return None
         cycle = self._cycle()
         if cycle:
-            parts = ["rank %d is %s" % (one.rank, words.where(one)) for one in cycle[: words.NAMED]]
-            text = "%s wait for each other: %s" % (words.who(cycle), "; ".join(parts))
+            text = "%s wait for each other: %s" % (words.who(cycle), words.standing(cycle))
             return self._say(text, cycle if self._late else [], stuck=self._late)
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
         if not late and not (self._asked and self._waited >= SOON_S):
@@ -263,7 +262,7 @@ class _Judge:
         return bool(other.get("dst") == one.rank if "src" in mine else other.get("src") == one.rank)
 
     def _cycle(self) -> List[Rank]:
-        """Ranks of which each waits for the next one, and the last for the first; empty when there are none."""
+        """Ranks that all wait for each other, directly or through others of them; empty when there are none."""
         done: Set[int] = set()
         for start in self._waiting:
             path, ahead = [start.rank], [iter(sorted(self._blockers(start)))]
@@ -273,11 +272,28 @@ class _Judge:
                     ahead.pop()
                     done.add(path.pop())
                 elif rank in path:
-                    return [self._by_rank[one] for one in path[path.index(rank) :]]
+                    return self._all_around(rank)
                 elif rank not in done:
                     path.append(rank)
                     ahead.append(iter(sorted(self._blockers(self._by_rank[rank]))))
         return []
+
+    def _all_around(self, rank: int) -> List[Rank]:
+        """All ranks of the cycles through this one: it waits for each of them, and each of them for it."""
+        ahead: Dict[int, Set[int]] = {}
+        todo = [rank]
+        while todo:
+            one = todo.pop()
+            if one not in ahead:
+                ahead[one] = self._blockers(self._by_rank[one])
+                todo += ahead[one]
+        back = {rank}
+        more = True
+        while more:
+            found = {one for one in ahead if one not in back and not back.isdisjoint(ahead[one])}
+            back |= found
+            more = bool(found)
+        return [self._by_rank[one] for one in sorted(back)]
 
     def _apart(self) -> Optional[Diagnosis]:
         """Some wait in a group whose members are not known, the others elsewhere: one of those belongs there."""
