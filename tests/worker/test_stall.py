@@ -91,6 +91,16 @@ def test_a_rank_that_falls_silent_says_nothing_any_more() -> None:
     assert run.pause(60, IDLE)[0] == 30.0 + EVERY  # the one that is left does no work
 
 
+def test_a_rank_that_has_ended_is_not_waited_for() -> None:
+    """The last that was seen of it is work, and would count for another while."""
+    run = Run()
+    run.steps(30)
+    run.ranks = [1]
+    run.stall.left(0)
+    run.stall.left(7)
+    assert run.pause(60, IDLE)[0] == 30.0 + EVERY
+
+
 def test_nothing_is_due_when_all_are_silent() -> None:
     run = Run()
     run.steps(30)

@@ -267,8 +267,8 @@ def test_what_could_not_be_had_is_said_once_for_all_ranks() -> None:
             "receive_cycle",
             [0, 1],
             (
-                "ranks 0-1 wait for each other: rank 0 is in recv from rank 1 (train.py:18); "
-                "rank 1 is in recv from rank 0 (train.py:18)"
+                "ranks 0-1 wait for each other: rank 0 on node0 is in recv from rank 1 (train.py:18); "
+                "rank 1 on node1 is in recv from rank 0 (train.py:18)"
             ),
         ),
         (

@@ -62,10 +62,20 @@ def test_a_cycle_over_two_groups() -> None:
 
     looks = [cross(0, "1", "2"), cross(1, "2", "1"), *(waits_in(rank, [*LOOP, GATHER]) for rank in (2, 3))]
     text = (
-        "ranks 0-1 wait for each other: rank 0 is in all_reduce #3 of group 1 (train.py:60 in share); "
-        "rank 1 is in all_reduce #3 of group 2 (train.py:61 in share)"
+        "ranks 0-1 wait for each other: rank 0 on node0 is in all_reduce #3 of group 1 (train.py:60 in share); "
+        "rank 1 on node0 is in all_reduce #3 of group 2 (train.py:61 in share)"
     )
     named(looks, text, 0, 1)
+
+
+def test_a_member_that_went_on_without_its_team() -> None:
+    """It waits for the team in a collective of all, and the team for it: it is alone where it is."""
+    team = [in_group(rank) for rank in (2, 3)]
+    odd = waits_in(1, [*LOOP, GATHER])
+    odd["groups"]["7"] = group([REDUCE] * 2)
+    text = "ranks 1-3 wait for each other: rank 1 on node0 is in all_gather #7 (train.py:88 in step); "
+    text += "ranks 2-3 are in all_reduce #3 of group 7 (train.py:60 in share)"
+    named([waits_in(0, [*LOOP, GATHER]), odd, *team], text, 1)
 
 
 def test_a_cycle_behind_others_is_found() -> None:
@@ -77,8 +87,8 @@ def test_a_cycle_behind_others_is_found() -> None:
 
 def test_a_cycle_of_receives() -> None:
     text = (
-        "ranks 0-1 wait for each other: rank 0 is in recv from rank 1 (train.py:50 in exchange); "
-        "rank 1 is in recv from rank 0 (train.py:50 in exchange)"
+        "ranks 0-1 wait for each other: rank 0 on node0 is in recv from rank 1 (train.py:50 in exchange); "
+        "rank 1 on node0 is in recv from rank 0 (train.py:50 in exchange)"
     )
     rest = [waits_in(rank, [*LOOP, REDUCE]) for rank in (2, 3)]
     named([receives(0, 1), receives(1, 0), *rest], text, 0, 1)

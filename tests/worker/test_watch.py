@@ -176,6 +176,7 @@ def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Recor
     member.subjects, gone = [], member.subjects[0]
     member.gone = [dict(gone._asdict(), state="ended", ended_s=9.0)]
     until(lambda: hub.watch.diagnosis)
+    assert 1 not in hub.watch._stall._ranks
     assert hub.watch.diagnosis is not None
     assert hub.watch.diagnosis["suspects"] == [{"host": "node1", "rank": 1}]
     assert hub.watch.diagnosis["verdict"].endswith("rank 1 on node1 has ended")

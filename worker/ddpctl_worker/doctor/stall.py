@@ -73,6 +73,10 @@ class Stall:
             self._idle = now
         return moved
 
+    def left(self, rank: int) -> None:
+        """The rank has ended: what it showed last says nothing any more."""
+        self._ranks.pop(rank, None)
+
     def due(self, now: float) -> bool:
         """Whether to look closely now."""
         if not self._ranks or now - self._looked < AGAIN_S:

@@ -76,6 +76,9 @@ class _Judge:
         self._by_rank = {one.rank: one for one in ranks}
         self._heads = {one.rank: one.head for one in ranks}
         self._places = {one.rank: one.place for one in ranks}
+        places = Counter(place for place in self._places.values() if place).most_common(1)
+        self._crowded = places[0][0] if places else None  # where most are
+        self._elsewhere: Optional[Set[int]] = None  # who is not there
         self._not_there: Dict[Tuple[str, int, Tuple[int, ...]], Set[int]] = {}
         self._waiting = [one for one in ranks if one.operation is not None]
         self._waited = max([one.waited for one in self._waiting] or [0.0])
@@ -165,8 +168,7 @@ class _Judge:
             return None
         cycle = self._cycle()
         if cycle:
-            parts = ["rank %d is %s" % (one.rank, words.where(one)) for one in cycle[: words.NAMED]]
-            text = "%s wait for each other: %s" % (words.who(cycle), "; ".join(parts))
+            text = "%s wait for each other: %s" % (words.who(cycle), words.standing(cycle))
             return self._say(text, _minority(cycle) if self._late else [], stuck=self._late)
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
         if not late and not (self._asked and self._waited >= SOON_S):
@@ -248,10 +250,11 @@ class _Judge:
             return set() if self._meets(one, peer) else {peer.rank}
         if one.known:  # a send or receive whose other end is not known, a monitored barrier
             return {other.rank for other in self._ranks if other.operation is None}
-        mine, most = self._places[one.rank], Counter(place for place in self._places.values() if place).most_common(1)
-        if not most or most[0][0] != mine:
+        if self._places[one.rank] != self._crowded:
             return set()
-        return {rank for rank, place in self._places.items() if place not in ("", mine)}
+        if self._elsewhere is None:
+            self._elsewhere = {rank for rank, place in self._places.items() if place not in ("", self._crowded)}
+        return self._elsewhere - {one.rank}
 
     def _peer(self, one: SeenRank) -> Optional[SeenRank]:
         """The other end of the send or receive that it is in."""
@@ -267,23 +270,38 @@ class _Judge:
         return bool(other.get("dst") == one.rank if "src" in mine else other.get("src") == one.rank)
 
     def _cycle(self) -> List[SeenRank]:
-        """Ranks that all wait for each other, directly or through others; empty when there are none."""
-        reach = {one.rank: self._reach(one) for one in self._waiting}
-        for rank in sorted(reach):
-            found = [other for other in sorted(reach) if other in reach[rank] and rank in reach[other]]
-            if found:
-                return [self._by_rank[other] for other in found]
+        """Ranks that all wait for each other, directly or through others of them; empty when there are none."""
+        done: Set[int] = set()
+        for start in self._waiting:
+            path, ahead = [start.rank], [iter(sorted(self._blockers(start)))]
+            while path:
+                rank = next(ahead[-1], None)
+                if rank is None:
+                    ahead.pop()
+                    done.add(path.pop())
+                elif rank in path:
+                    return self._all_around(rank)
+                elif rank not in done:
+                    path.append(rank)
+                    ahead.append(iter(sorted(self._blockers(self._by_rank[rank]))))
         return []
 
-    def _reach(self, one: SeenRank) -> Set[int]:
-        """Those that it waits for, directly or through others."""
-        found: Set[int] = set()
-        todo = [one.rank]
+    def _all_around(self, rank: int) -> List[SeenRank]:
+        """All ranks of the cycles through this one: it waits for each of them, and each of them for it."""
+        ahead: Dict[int, Set[int]] = {}
+        todo = [rank]
         while todo:
-            new = self._blockers(self._by_rank[todo.pop()]) - found
-            found |= new
-            todo.extend(new)
-        return found
+            one = todo.pop()
+            if one not in ahead:
+                ahead[one] = self._blockers(self._by_rank[one])
+                todo += ahead[one]
+        back = {rank}
+        more = True
+        while more:
+            found = {one for one in ahead if one not in back and not back.isdisjoint(ahead[one])}
+            back |= found
+            more = bool(found)
+        return [self._by_rank[one] for one in sorted(back)]
 
     def _apart(self) -> Optional[Diagnosis]:
         """Some wait in a group whose members are not known, the others elsewhere: one of those belongs there."""

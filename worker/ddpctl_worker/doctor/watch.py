@@ -134,12 +134,11 @@ class RunWatch:
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
         found = {str(one.rank): self._at(one, now) for one in self._subjects()}
-        found.update((str(one["rank"]), {}) for one in self._gone())
         facts = self._facts.look(now)
         if self._decides:
             self._facts_of[self._host] = facts
             self._feed(self._host, found)
-        elif found and self._hosts:
+        elif self._hosts:  # also when all ranks of this node have ended
             self._say({"what": "glance", "ranks": found, "host": facts})
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
@@ -163,6 +162,8 @@ class RunWatch:
     def _feed(self, host: str, ranks: Dict[str, Any]) -> None:
         now = time.monotonic()
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
+        for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
+            self._stall.left(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
         self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:
