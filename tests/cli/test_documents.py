@@ -84,7 +84,7 @@ NODE = {
 STATUS = {
     "schema": "int", "job": "str", "run": "str", "cluster": "str", "state": "str", "started": "str", "ended": "str",
     "world_size": "int", "nodes": [NODE], "cause": "null",
-    "candidates": [], "metrics": {"step": "int", "loss": "float"},
+    "candidates": [], "metrics": {"step": "int", "loss": "float"}, "diagnosis": "null", "slow": [],
 }  # fmt: skip
 CAUSE = {
     "host": "str", "rank": "int", "exit_code": "int", "signal": "null", "reason": "str", "message": "str",
