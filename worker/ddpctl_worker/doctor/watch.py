@@ -22,9 +22,9 @@ from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
 from ddpctl_worker.notes import note, trace
 
-GLANCE_S = 5.0
+GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
 PATIENCE_S = 4.0  # for the looks of the other nodes
-SHARE = 200  # of the time to the next judgement of speed, against what the last one took
+SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
@@ -109,8 +109,9 @@ class RunWatch:
     def _turn(self) -> None:
         now = time.monotonic()
         if now >= self._glance_at:
-            self._glance_at = now + GLANCE_S
+            cost = time.thread_time()
             self._glance(now)
+            self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at:
             self._judge_speed(now)
         if self._decides and self._stall.due(time.monotonic()):
