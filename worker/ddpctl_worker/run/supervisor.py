@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, Optional
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from ddpctl_worker import notes, proc
 from ddpctl_worker import outcome as outcomes
@@ -27,11 +28,13 @@ from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.launcher import Launching
-from ddpctl_worker.run.observer import Observer
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
+
+if TYPE_CHECKING:
+    from ddpctl_worker.run.observer import Observer
 
 LEFTOVER_S = 10.0  # what a launcher that has ended left running may continue for so long, unless the job says otherwise
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
@@ -78,9 +81,6 @@ class Supervisor:
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
-        if self.order.get("shim") and self.run.get("doctor"):
-            parts = (self._roster, self._drain, self._recorder, self._gang, self._wakeup.wake)
-            self._observer = Observer(order, self.paths, *parts)
 
     def start(self) -> None:
         """Spawn the launcher, and the threads that must be there before it says a word."""
@@ -101,8 +101,6 @@ class Supervisor:
         self._writer.start()
         self._save_state()
         self._recorder.start()
-        if self._observer:
-            self._observer.start()
         if self._gang:
             self._gang.start()
         if refused is not None:
@@ -214,10 +212,24 @@ class Supervisor:
         if self._roster.any and self.state == STARTING:
             self.state = RUNNING
             self._save_state()
+            if self.order.get("shim") and self.run.get("doctor"):
+                Thread(target=self._observe, name="doctor-start", daemon=True).start()
         if self.state != STARTING:
             listed = self._roster.changed([os.getpid(), *self._deputy.pids()])
             if listed is not None:
                 self._recorder.put(self.paths.processes, listed, durable=False)
+
+    def _observe(self) -> None:
+        """Begin to watch the ranks, once there are any. In a thread: the import reads from a disk and takes 20 ms."""
+        try:
+            from ddpctl_worker.run.observer import Observer
+
+            parts = (self._roster, self._drain, self._recorder, self._gang, self._wakeup.wake)
+            observer = Observer(self.order, self.paths, *parts)
+            observer.start()
+            self._observer = observer
+        except Exception as error:
+            notes.note("doctor: %s" % notes.trace(error))
 
     def _decide(self) -> None:
         """What must end, and why."""
