@@ -113,7 +113,7 @@ def check_environment(planned: dict[str, str], real: dict[str, str], tokens: dic
         assert name == "TOKEN" or real[name] == want, name
     others = set(real) - set(planned)
     login = {"HOME", "LANG", "LOGNAME", "MAIL", "PATH", "PWD", "SHELL", "SHLVL", "USER", "_", "OLDPWD", "MOTD_SHOWN"}
-    own = {"DDPCTL_COOKIE", "PYTHON_EXEC", "TORCHELASTIC_ERROR_FILE"}
+    own = {"DDPCTL_COOKIE", "DDPCTL_LOOK_BY", "PYTHON_EXEC", "TORCHELASTIC_ERROR_FILE"}
     old_torch = {"PET_REDIRECTS", "PET_TEE"}  # depends on the torch of the nodes, which a dry run does not ask
     assert others <= login | own | old_torch, others - login - own
 
