@@ -20,6 +20,7 @@ from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
 from ddpctl_worker.notes import note, trace
+from ddpctl_worker.run import processes
 
 GLANCE_S = 5.0
 PATIENCE_S = 4.0  # for the looks of the other nodes
@@ -88,6 +89,7 @@ class Watch:
         ]
 
     def _run(self) -> None:
+        processes.set_name("doctor")
         told = ""
         while not self._over:
             try:
