@@ -21,6 +21,7 @@ from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
 from ddpctl_worker.notes import note, trace
+from ddpctl_worker.run import processes
 
 GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
 PATIENCE_S = 4.0  # for the looks of the other nodes
@@ -96,6 +97,7 @@ class RunWatch:
         ]
 
     def _run(self) -> None:
+        processes.set_name("doctor")
         told = ""
         while not self._over:
             try:

@@ -162,7 +162,7 @@ def become_subreaper() -> None:
 
 
 def set_name(name: str) -> None:
-    """What ``ps`` and ``top`` show for this process (15 bytes)."""
+    """What ``ps`` and ``top`` show for this process (15 bytes); called in another thread, for that thread."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode("ascii")))
 
 
