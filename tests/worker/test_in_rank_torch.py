@@ -21,7 +21,8 @@ from ddpctl_worker.doctor import flight, stacks
 from tests.lab import interpreters
 from tests.worker.rank import Ended, Start
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+LONG = pytest.mark.skipif(not os.environ.get("DDPCTL_RANKS"), reason="imports torch a hundred times: `make ranks`")
+pytestmark = [pytest.mark.torch, pytest.mark.slow, LONG]
 
 PY_SPY = str(Path(sys.prefix) / "bin" / "py-spy")
 NOBODY = 65534
