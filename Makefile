@@ -12,7 +12,7 @@ N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test unit lint format system interpreters bench chaos garble hangs clean
+.PHONY: help venv demo test unit lint format system interpreters bench chaos garble hangs ranks clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ chaos: venv system interpreters ## as root: random faults on hosts in network na
 
 hangs: venv system interpreters ## as root: jobs that hang, and what `ddpctl doctor` says of each: make hangs SEED=1 N=60
 	$(BIN)/python -m tests.hangs --seed $(SEED) --number $(N) $(ARGS)
+
+ranks: venv ## ranks with the real torch under the doctor: they must not notice it
+	DDPCTL_RANKS=1 $(BIN)/pytest tests/worker/test_in_rank_torch.py $(ARGS)
 
 garble: venv ## thousands of garbled answers from a node: make garble SEED=1 N=5000
 	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)
