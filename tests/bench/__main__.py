@@ -17,6 +17,7 @@ BENCHES = {
     "main": ("tests.bench.main_job", "The main job"),
     "fleet": ("tests.bench.fleet", "Many hosts"),
     "node": ("tests.bench.node", "On a node"),
+    "doctor": ("tests.bench.doctor", "The doctor"),
     "preflight": ("tests.bench.preflight", "Preflight"),
     "scale": ("tests.bench.scale", "Hundreds of hosts"),
     "spread": ("tests.bench.spread", "Spreading files"),

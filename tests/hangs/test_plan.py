@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hangs import pauses
+from tests.hangs import pauses, stragglers
 from tests.hangs.judge import Expected
 from tests.hangs.kinds import KINDS, Kind, team
 from tests.hangs.plan import plan
@@ -85,3 +85,22 @@ def test_a_marked_line_is_found_by_its_text() -> None:
 def test_a_subgroup_is_more_than_half_of_all_and_has_the_odd_rank() -> None:
     assert team(frozenset({3}), 4) == {3, 0, 1}
     assert team(frozenset({6}), 8) == {6, 7, 0, 1, 2}
+
+
+def test_a_plan_of_slow_ranks_has_all_phases_and_ranks() -> None:
+    runs = stragglers.plan(1, 30, balanced=False)
+    assert {run.phase for run in runs} == set(stragglers.PHASES)
+    assert {run.rank for run in runs} == {0, 1, 2, 3}
+    assert {run.extra_s for run in stragglers.plan(1, 30, balanced=True)} == {0.0}
+    ast.parse(stragglers.PROGRAM)
+
+
+def test_a_slow_rank_is_to_be_named_alone_and_soon() -> None:
+    slow, balanced = stragglers.plan(1, 1, balanced=False)[0], stragglers.plan(1, 1, balanced=True)[0]
+    named = [{"rank": slow.rank, "lag_ms": 20.0}]
+    assert stragglers.wrong(stragglers.Seen(slow, 50, named)) == []
+    assert stragglers.wrong(stragglers.Seen(slow, 51, named)) != []
+    assert stragglers.wrong(stragglers.Seen(slow, 100, [])) != []
+    assert stragglers.wrong(stragglers.Seen(slow, 40, [*named, {"rank": (slow.rank + 1) % 4, "lag_ms": 9.0}])) != []
+    assert stragglers.wrong(stragglers.Seen(balanced, 200, [])) == []
+    assert stragglers.wrong(stragglers.Seen(balanced, 40, named)) != []
