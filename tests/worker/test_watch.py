@@ -183,6 +183,35 @@ def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Recor
     assert not any("did not answer" in text for text in hub.watch.diagnosis["missing"])
 
 
+class Speed:
+    """In place of the judgement of speed: what it was fed."""
+
+    def __init__(self) -> None:
+        self.fed: list[dict[int, Any]] = []
+
+    def feed(self, reports: dict[int, Any], errors: dict[int, float]) -> list[dict[str, Any]]:
+        self.fed.append(reports)
+        return []
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_speed_is_judged_once_every_host_has_said_what_is_new(
+    records: Records, nodes: list[Node], monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    monkeypatch.setattr(watch, "GLANCE_S", 1.0)
+    hub, member = nodes
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    for node in nodes:
+        records.made[node.pid] = (3, True)
+    if not heard:
+        member.to = []
+    hub.watch.start()
+    time.sleep(0.3)
+    member.watch.start()
+    until(lambda: speed.fed)
+    assert set(speed.fed[0]) == ({0, 1} if heard else {0})
+
+
 def test_a_stopped_process_is_named(records: Records, nodes: list[Node]) -> None:
     begin(records, nodes)
     os.kill(nodes[1].pid, signal.SIGSTOP)

@@ -62,7 +62,8 @@ class RunWatch:
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
         self._unjudged: Dict[int, Dict[str, List[Tuple[int, float]]]] = {}  # arrivals that were not judged yet
-        self._judge_at = 0.0
+        self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
+        self._judge_at = time.monotonic()
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._stall = Stall(stall)
         self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
@@ -114,7 +115,7 @@ class RunWatch:
             cost = time.thread_time()
             self._glance(now)
             self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
-        if self._decides and now >= self._judge_at:
+        if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
         if self._decides and self._stall.due(time.monotonic()):
             self._examine()
@@ -164,6 +165,7 @@ class RunWatch:
 
     def _feed(self, host: str, ranks: Dict[str, Any]) -> None:
         now = time.monotonic()
+        self._unheard.discard(host)
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
             self._stall.left(rank)
@@ -183,8 +185,12 @@ class RunWatch:
                 groups.setdefault(name, []).extend((int(seq), float(at) - clock.seconds) for seq, at in new)
 
     def _judge_speed(self, now: float) -> None:
-        """Who is slow. Seldom where there are many ranks: at most one part in SHARE of a core."""
+        """Who is slow, once every host has said what is new, and GLANCE_S later where one has not.
+
+        Seldom where there are many ranks: it takes at most one part in SHARE of a core.
+        """
         cost = time.thread_time()
+        self._unheard = set(self._hosts)
         reports, self._unjudged = self._unjudged, {}
         offsets = {rank: self._offset(host) for rank, host in self._host_of.items()}
         errors = {rank: one.error for rank, one in offsets.items() if one is not None}
@@ -193,7 +199,7 @@ class RunWatch:
             others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
             one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
-        self._judge_at = now + max(GLANCE_S, SHARE * (time.thread_time() - cost))
+        self._judge_at = now + SHARE * (time.thread_time() - cost)
         if [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:
             self._tell(self.diagnosis, slow)
 
