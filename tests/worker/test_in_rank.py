@@ -488,5 +488,5 @@ def test_a_dump_can_be_written_in_a_deep_folder_and_an_earlier_one_stays(
     for attempt in ("first", "second"):
         assert start.run("-c", script, env={**torch_env, "ATTEMPT": attempt}).code == 0
     folder = Path(start.paths.dumps)
-    assert {one.name: one.read_text() for one in folder.iterdir()} == {"earlier_rank_0": "first", "rank_0": "second"}
+    assert {one.name: one.read_text() for one in folder.iterdir()} == {"earlier_0": "first", "rank_0": "second"}
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -133,8 +133,8 @@ def _place_its_dump(folder: str) -> None:
         os.environ[newest] = stem
     if number < (2, 10):
         os.environ[older] = stem
-    if os.path.exists(stem + rank):  # of an earlier attempt
-        os.replace(stem + rank, os.path.join(folder, _DUMPS, "earlier_rank_" + rank))
+    if os.path.exists(stem + rank):  # of an earlier attempt; torchfrtrace takes every name with rank_ in it
+        os.replace(stem + rank, os.path.join(folder, _DUMPS, "earlier_" + rank))
 
 
 def _serve(folder: str) -> None:
