@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from ddpctl_worker.doctor.verdict import diagnose
 from tests.worker.looks import (
     GATHER,
+    HERE,
     LOOP,
     MAIN,
+    NOW,
     ODD,
     REDUCE,
     STEP,
     TRAIN,
+    Call,
     Look,
     behind,
     group,
@@ -53,6 +59,40 @@ def test_a_fresh_subgroup_whose_member_waits_elsewhere() -> None:
     assert two.stuck
     assert not two.suspects
     assert "network" not in two.verdict
+
+
+def again(rank: int, **changes: Any) -> Look:
+    """In the first collective after a second init_process_group; the look before may have ended up to 3 s earlier."""
+    one = waits_in(rank, [GATHER], **changes)
+    one["groups"]["0"]["since"] = NOW - 40.0
+    return one
+
+
+@pytest.mark.parametrize(
+    ("calls", "age"),
+    [([("barrier", 0)], 41.0), (LOOP, 41.0), (LOOP, 900.0), (LOOP, 38.0)],
+    ids=["one", "more", "earlier", "looked-at-earlier"],
+)
+def test_a_rank_that_does_not_come_after_a_second_init(calls: Sequence[Call], age: float) -> None:
+    """All that its record has is of the first group, whose numbers are at least as high."""
+    record = group(calls)
+    record["entries"] = [[*entry[:4], NOW - age, entry[5]] for entry in record["entries"]]
+    rest = [again(rank) for rank in (0, 1, 3)]
+    text = "3 of 4 ranks wait in all_gather #1 (train.py:88 in step) for 40 s; "
+    named([look(2, groups={"0": record}), *rest], text + ODD, 2)
+    busy = diagnose([look(2, groups={"0": record}, cpu=90.0), *rest])
+    assert busy.verdict == f"nobody is stuck yet: {text}rank 2 on node1 is at work at {HERE} (90 % of a core)"
+
+
+def test_what_a_rank_has_entered_since_a_second_init_counts() -> None:
+    """Its record may begin after the second init."""
+    newer = group([GATHER])
+    newer["entries"][0][4] = NOW - 36.0
+    found = diagnose([look(2, groups={"0": newer}), *(again(rank) for rank in (0, 1, 3))])
+    assert not found.suspects
+    looks = [again(rank) for rank in range(4)]
+    looks[2]["groups"]["0"].pop("since")
+    assert "network" in diagnose(looks).verdict
 
 
 def test_a_cycle_over_two_groups() -> None:

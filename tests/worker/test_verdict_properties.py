@@ -25,7 +25,8 @@ OP = st.sampled_from(["all_reduce", "broadcast", "barrier", "all_to_all"]) | TEX
 AT = st.sampled_from([NOW, NOW - 40.0, NOW - 4.0]) | FIGURE
 ENTRY = st.tuples(st.integers(0, 5), OP, st.integers(-2, 9), st.booleans(), AT, st.booleans()).map(list)
 GROUP = st.fixed_dictionaries(
-    {"entries": st.lists(ENTRY, max_size=4)}, optional={"what": TEXT, "ranks": st.lists(st.integers(0, 6), max_size=5)}
+    {"entries": st.lists(ENTRY, max_size=4)},
+    optional={"what": TEXT, "ranks": st.lists(st.integers(0, 6), max_size=5), "since": AT},
 )
 GROUPS = st.none() | st.dictionaries(st.sampled_from(["0", "1", "[x]"]) | TEXT, GROUP, max_size=2)
 CHILD = st.fixed_dictionaries({"pid": st.integers(0, 9), "state": TEXT, "stack": STACK}, optional={"sleep_s": FIGURE})

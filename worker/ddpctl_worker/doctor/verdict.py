@@ -60,7 +60,7 @@ def diagnose(
     for rank, host in (expected or {}).items():
         if rank not in there and host not in absent:
             ranks.append(seen.read({"rank": rank, "host": host, "state": "ended"}))
-    ranks.sort(key=lambda one: (one.rank, one.host))
+    ranks = sorted(seen.present(ranks), key=lambda one: (one.rank, one.host))
     world = max(len(ranks), len(expected or ()))
     found = _Judge(ranks, world, list(absent), stall, asked).verdict()
     missing = ["%s did not answer" % host for host in absent]
