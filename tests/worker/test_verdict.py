@@ -110,8 +110,9 @@ def test_two_that_are_behind() -> None:
     ("odd", "excused_s", "text"),
     [
         ({"sleep_s": 20.0}, 60.0, "asleep for another 20 s at data.py:41 in blocked_read"),
-        ({"cpu": 90.0}, 80.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
-        ({"below": 90.0}, 80.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
+        ({"cpu": 90.0}, 590.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
+        ({"cpu": 90.0, "still": False}, 590.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
+        ({"below": 90.0}, 590.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
         ({"bytes": 1 << 20}, 590.0, "at work at data.py:41 in blocked_read (0 % of a core)"),
         ({"cpu": 90.0, "stack": None}, 590.0, "at work (90 % of a core)"),
     ],
@@ -121,6 +122,16 @@ def test_what_excuses_a_rank_for_a_while(odd: Look, excused_s: float, text: str)
     named(three_wait(behind(2, **odd), excused_s), wait % excused_s + text)
     found = diagnose(three_wait(behind(2, **odd), excused_s + 31.0))
     assert suspects(found) == [2]
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_loop_of_pure_python_is_excused_for_less_than_other_work(still: bool) -> None:
+    """Every sample of an evaluation may be on one line, and those of a loop on several."""
+    for seconds, stuck in ((85.0, []), (95.0, [2])):
+        spins = behind(2, spins=True, still=still, cpu=99.0)
+        assert suspects(diagnose(three_wait(spins, seconds), asked=False)) == stuck
+    reads = behind(2, spins=True, still=still, cpu=99.0, bytes=1 << 20)
+    assert not suspects(diagnose(three_wait(reads, 590.0), asked=False))
 
 
 def test_a_person_is_told_soon_and_the_record_not_before_the_stall() -> None:

@@ -19,8 +19,8 @@ from ddpctl_worker.doctor.words import numbers
 STALL_S = 30.0  # a wait this long is worth a word, unless the job says otherwise
 SOON_S = 5.0  # a rank that is blocked for good may be named after so short a wait, where a person asks
 SPIN_S = 10.0  # the same for a loop of pure Python that never leaves its function
-BUSY_FACTOR = 3  # a rank that works at one place is excused for this many times the stall
-MOVING_FACTOR = 20  # one whose place changes, or that reads and writes, for this many times
+BUSY_FACTOR = 3  # a rank in a loop of pure Python, in one function, is excused for this many times the stall
+MOVING_FACTOR = 20  # one that works in another way, for this many times: an evaluation may stay on one line for long
 BUSY_CPU = 10.0  # percent of a core
 BUSY_BYTES = 64 << 10  # in a second
 
@@ -334,8 +334,8 @@ class _Judge:
         if one.spins and self._asked and waited >= SPIN_S:
             return None
         if self._works(one):
-            moving = one.bytes >= BUSY_BYTES or not one.look.get("stack")
-            if waited < self._stall * (MOVING_FACTOR if moving else BUSY_FACTOR):
+            loops = one.spins and one.bytes < BUSY_BYTES
+            if waited < self._stall * (BUSY_FACTOR if loops else MOVING_FACTOR):
                 return "at work%s (%d %% of a core)" % (at, round(one.cpu))
             return None
         if waited >= (SOON_S if self._asked else self._stall):
