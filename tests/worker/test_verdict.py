@@ -197,6 +197,25 @@ def test_everybody_waits_and_none_is_missing() -> None:
     )
 
 
+@pytest.mark.parametrize("work", [{"bytes": 100 << 20, "cpu": 80.0}, {"bytes": 1 << 17}, {"cpu": 80.0}])
+def test_a_long_transfer_is_no_fault_of_the_network(work: Look) -> None:
+    """Also where only one rank has work, as in the first step of a broadcast."""
+    rest = [waits_in(rank, seconds=590.0) for rank in (1, 2)]
+    text = "all 4 ranks wait in broadcast #6 (train.py:88 in step) for 590 s; ranks 0, 3 are at work"
+    busy = [waits_in(rank, seconds=590.0, **work) for rank in (0, 3)]
+    named([*busy, *rest], "nobody is stuck yet: " + text)
+    looks = [waits_in(rank, seconds=610.0, **work) for rank in range(4)]
+    assert diagnose(looks).stuck
+    absent = diagnose([waits_in(rank, seconds=590.0, **work) for rank in range(2)], absent=["node1"], expected=ALL)
+    assert not absent.stuck
+
+
+def test_on_one_host_there_is_no_network_to_check() -> None:
+    found = diagnose([waits_in(rank, host="node0") for rank in range(4)])
+    assert found.verdict.endswith(" for 40 s, and none is missing: their data does not get through on node0 itself")
+    assert found.stuck
+
+
 def test_one_that_moved_within_the_second() -> None:
     looks = three_wait(behind(2, moved=True))
     named(looks, "nobody is stuck: rank 2 on node1 entered or left a collective within the last second")

@@ -156,12 +156,13 @@ def test_a_receive_from_nobody_knows_whom() -> None:
     assert set(suspects(found)) in ({0, 1, 2, 3}, set())
 
 
-def nccl(rank: int, *, started: bool) -> Look:
+def nccl(rank: int, *, started: bool, **changes: Any) -> Look:
     groups = {"0": group(LOOP, waits=40.0, ranks=range(4), started=started)}
     return look(
         rank,
         groups=groups,
         stack=[["/venv/lib/python3.11/site-packages/torch/cuda/__init__.py", 9, "synchronize"], STEP],
+        **changes,
     )
 
 
@@ -170,5 +171,5 @@ def test_a_gpu_that_has_not_begun_what_the_others_have() -> None:
     text = "all 4 ranks wait in broadcast #6 (train.py:88 in step) for 40 s; "
     text += "the GPU of rank 2 on node1 has not begun it"
     named(looks, text, 2)
-    assert "network" in diagnose([nccl(rank, started=True) for rank in range(4)]).verdict
+    assert "network" in diagnose([nccl(rank, started=True, cpu=100.0) for rank in range(4)]).verdict
     assert "network" in diagnose([nccl(rank, started=False) for rank in range(4)]).verdict

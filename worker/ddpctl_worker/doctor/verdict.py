@@ -173,6 +173,9 @@ class _Judge:
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
         if not late and not (self._asked and self._waited >= SOON_S):
             return self._say("nobody is stuck: %s" % where)
+        busy = [one for one in self._waiting if self._transfers(one)]
+        if busy and self._waited < self._stall * MOVING_FACTOR:
+            return self._say("nobody is stuck yet: %s; %s at work" % (where, words.are(busy)))
         if self._absent:
             return self._say(self._with_absent(where), stuck=late)
         apart = self._apart()
@@ -189,8 +192,10 @@ class _Judge:
             return self._say(text, idle, stuck=True)
         if not late:
             return self._say("nobody is stuck: %s" % where)
-        text = "%s, and none is missing: their data does not get through; check the network between the nodes" % where
-        return self._say(text, stuck=True)
+        text = "%s, and none is missing: their data does not get through" % where
+        hosts = {one.host for one in self._ranks}
+        more = "; check the network between the nodes" if len(hosts) > 1 else " on %s itself" % hosts.pop()
+        return self._say(text + more, stuck=True)
 
     def _outside(self) -> Diagnosis:
         """Nobody waits for anybody, as far as can be seen."""
@@ -344,6 +349,12 @@ class _Judge:
 
     def _works(self, one: SeenRank) -> bool:
         return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES or bool(one.look.get("wants_cpu"))
+
+    def _transfers(self, one: SeenRank) -> bool:
+        """Whether the collective that it waits in is at work. With NCCL a rank may use a core to wait; of its groups
+        the members are known."""
+        gloo = one.pending is not None and not one.pending.members
+        return one.bytes >= BUSY_BYTES or (gloo and self._works(one))
 
     # --- words -----------------------------------------------------------------------------------------------------
     def _with_waiting(self, text: str, odd: Sequence[SeenRank]) -> str:
