@@ -59,8 +59,11 @@ def test_a_thread() -> None:
     ("values", "peers"),
     [
         ({"src": "3"}, {"src": 3}),
-        ({"src": "None", "group_src": "2"}, {"src": 2}),
-        ({"dst": "0", "group_dst": "5"}, {"dst": 0}),
+        ({"src": "None", "group": "None", "group_src": "2"}, {"src": 2}),
+        ({"src": "None", "group": "<ProcessGroup at 0x7>", "group_src": "2"}, {}),  # a rank of the group
+        ({"src": "None", "group_src": "2"}, {}),
+        ({"dst": "0", "group": "<ProcessGroup at 0x7>", "group_dst": "5"}, {"dst": 0}),
+        ({"group_dst": "5", "group": "None", "dst": "0"}, {"dst": 0}),
         ({"src": "\u00b2"}, {}),
         ({"src": "-1"}, {}),
         ({"src": "9" * 5000}, {}),

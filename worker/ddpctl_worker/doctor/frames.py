@@ -76,15 +76,19 @@ def _line(number: Any) -> int:
 
 
 def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
-    """The other end of a send or receive, from torch's own arguments. No other local value is looked at."""
+    """The other end of a send or receive, from torch's own arguments. No other local value is looked at.
+
+    ``group_src`` and ``group_dst`` count the ranks of a group: they are of use only without one.
+    """
     for frame in frames:
         if not _COLLECTIVES.search(str(frame["filename"])) or str(frame["name"]) not in POINT_TO_POINT:
             continue
+        values = {str(local["name"]): str(local["repr"]) for local in frame.get("locals") or ()}
         found = {}
-        for local in frame.get("locals") or ():
-            name = {"src": "src", "dst": "dst", "group_src": "src", "group_dst": "dst"}.get(local["name"])
-            if name and name not in found and _RANK.match(str(local["repr"])):
-                found[name] = int(local["repr"])
+        for end in ("src", "dst"):
+            names = [end, "group_" + end] if values.get("group") == "None" else [end]
+            ranks = [int(values[name]) for name in names if _RANK.match(values.get(name, ""))]
+            found.update({end: ranks[0]} if ranks else {})
         if found:
             return found
     return {}
