@@ -15,12 +15,14 @@ from tests.worker.looks import (
     MAIN,
     NOW,
     ODD,
+    READ,
     REDUCE,
     STEP,
     TRAIN,
     Call,
     Look,
     behind,
+    by_stack,
     group,
     look,
     named,
@@ -173,3 +175,41 @@ def test_a_gpu_that_has_not_begun_what_the_others_have() -> None:
     named(looks, text, 2)
     assert "network" in diagnose([nccl(rank, started=True, cpu=100.0) for rank in range(4)]).verdict
     assert "network" in diagnose([nccl(rank, started=False) for rank in range(4)]).verdict
+
+
+def test_where_the_record_is_empty_the_stack_tells() -> None:
+    """With NCCL, while the job is healthy: what gloo would write is empty."""
+    looks = [by_stack(rank, "barrier", groups={}, cpu=100.0) for rank in (0, 1, 3)]
+    text = "3 of 4 ranks wait in barrier (train.py:88 in step); "
+    named([look(2, groups={}), *looks], text + ODD, 2)
+    everybody = diagnose([*looks, by_stack(2, "barrier", groups={}, cpu=100.0)])
+    assert everybody.verdict == "nobody is stuck: all 4 ranks wait in barrier (train.py:88 in step)"
+
+
+def test_an_empty_record_of_gloo_is_one() -> None:
+    """A rank that has not come to the first collective, or is in one that has no entry."""
+    rest = [waits_in(rank, [REDUCE]) for rank in (0, 1, 3)]
+    wait = "3 of 4 ranks wait in all_reduce #1 (train.py:88 in step) for 40 s; "
+    named([look(2, groups={}), *rest], wait + ODD, 2)
+    receiver = receives(2, 0)
+    receiver["groups"] = {}
+    assert diagnose([receiver, *rest]).verdict.startswith("ranks 0, 2 wait for each other")
+
+
+def both(rank: int, calls: Sequence[Call], seconds: float | None) -> Look:
+    """Gloo's record and that of NCCL, which count the same group: the last collective of gloo is over."""
+    groups = {"0": group(LOOP), "nccl:0": group(calls, waits=seconds, ranks=range(4))}
+    return look(rank, groups=groups, stack=[STEP, MAIN] if seconds else [READ, MAIN])
+
+
+@pytest.mark.parametrize("seconds", [40.0, 998.0], ids=["nccl-last", "gloo-last"])
+def test_gloo_and_nccl_count_apart(seconds: float) -> None:
+    looks = [both(2, [REDUCE], None), *(both(rank, [REDUCE, GATHER], seconds) for rank in (0, 1, 3))]
+    wait = f"3 of 4 ranks wait in all_gather #2 (train.py:88 in step) for {seconds:.0f} s; "
+    named(looks, wait + ODD, 2)
+
+
+def test_what_waits_in_gloo_does_not_wait_for_nccl() -> None:
+    waits = [waits_in(rank, [*LOOP, REDUCE]) for rank in (0, 1, 3)]
+    looks = [look(2, groups={"nccl:0": group([REDUCE] * 50, ranks=range(4))}), *waits]
+    named(looks, "3 of 4 ranks wait in all_reduce #7 (train.py:88 in step) for 40 s; " + ODD, 2)

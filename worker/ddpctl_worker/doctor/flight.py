@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+NCCL = "nccl:"  # before the names of its groups: gloo counts the collectives of the same group by itself
 MOST = 300  # entries that are kept of one rank
 # In a correct program these have as many elements on every rank. Shapes may differ: only elements are sent.
 SAME_SIZES = frozenset(
@@ -52,6 +53,11 @@ def entries(text: bytes) -> Optional[List[Entry]]:
     members = _members(made.get("pg_config"))
     read = ((each, _entry(each, members)) for each in found[-MOST:])
     return _joined(_present([(each.get("pg_id"), one) for each, one in read if one is not None]))
+
+
+def of_nccl(found: Sequence[Entry]) -> List[Entry]:
+    """The same beside gloo's."""
+    return [one._replace(group=NCCL + one.group) for one in found]
 
 
 def _entry(one: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker.doctor import flight, frames
 
-DEFAULT_GROUP = "0"
+DEFAULT_GROUPS = frozenset({"0", flight.NCCL + "0"})
 APART_S = 3.0  # looks of one round end at most so far apart
 
 
@@ -21,8 +21,9 @@ class SeenRank(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether its collectives are known."""
-        return self.look.get("groups") is not None
+        """Whether its collectives are known. An empty record is none where the stack shows one: NCCL has its own."""
+        groups = self.look.get("groups")
+        return bool(groups) or (groups is not None and frames.operation(self.stack) in (None, *frames.UNRECORDED))
 
     @property
     def state(self) -> str:
@@ -121,8 +122,9 @@ def _is_old(one: SeenRank, entry: flight.Entry, ages: Dict[str, float]) -> bool:
 
 
 def _pending(entries: List[flight.Entry]) -> Optional[flight.Entry]:
-    """The oldest unfinished collective of the group of the newest one, if that is unfinished."""
-    if not entries or entries[-1].done:
-        return None
-    group = entries[-1].group
-    return next(one for one in entries if one.group == group and not one.done)
+    """The oldest unfinished collective of the group of the newest one, if that is unfinished: of gloo, else of NCCL."""
+    for nccl in (False, True):
+        some = [one for one in entries if one.group.startswith(flight.NCCL) == nccl]
+        if some and not some[-1].done:
+            return next(one for one in some if one.group == some[-1].group and not one.done)
+    return None

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.doctor import seen, sequences, words
-from ddpctl_worker.doctor.seen import DEFAULT_GROUP, SeenRank
+from ddpctl_worker.doctor.seen import DEFAULT_GROUPS, SeenRank
 from ddpctl_worker.doctor.sequences import Difference, Side
 from ddpctl_worker.doctor.words import numbers
 
@@ -241,11 +241,11 @@ class _Judge:
         members = [
             other
             for other in self._ranks
-            if (other.rank in among if listed else group == DEFAULT_GROUP or group in self._heads[other.rank])
+            if (other.rank in among if listed else group in DEFAULT_GROUPS or group in self._heads[other.rank])
         ]
         found = {other.rank for other in members if other.known and self._heads[other.rank].get(group, -1) < seq}
         found |= {other.rank for other in members if other.outside}
-        if not found and group != DEFAULT_GROUP and not listed:  # members that never came are not known as such
+        if not found and group not in DEFAULT_GROUPS and not listed:  # members that never came are not known as such
             found = {other.rank for other in self._ranks if other.operation is None}
         return found
 
@@ -311,7 +311,7 @@ class _Judge:
     def _apart(self) -> Optional[Diagnosis]:
         """Some wait in a group whose members are not known, the others elsewhere: one of those belongs there."""
         groups = {one.pending.group for one in self._waiting if one.pending is not None and not one.pending.members}
-        for group in sorted(groups - {DEFAULT_GROUP}):
+        for group in sorted(groups - DEFAULT_GROUPS):
             here = [one for one in self._waiting if one.pending is not None and one.pending.group == group]
             rest = [one for one in self._waiting if one not in here]
             if rest:
