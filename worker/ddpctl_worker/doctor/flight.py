@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-NCCL = "nccl:"  # before the names of its groups: gloo counts the collectives of the same group by itself
 MOST = 300  # entries that are kept of one rank
 # In a correct program these have as many elements on every rank. Shapes may differ: only elements are sent.
 SAME_SIZES = frozenset(
     {"all_reduce", "broadcast", "reduce", "all_gather", "barrier", "_all_gather_base", "_reduce_scatter_base"}
 )
+NCCL = "nccl:"  # before the names of its groups: gloo counts the collectives of the same group by itself
 _LIMIT = 1 << 62  # a greater number is no number of a collective
 _MOST_RANKS = 1 << 20
 
