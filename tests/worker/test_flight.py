@@ -101,6 +101,57 @@ def test_a_coalesced_collective_is_one() -> None:
     ]
 
 
+def ids(*groups: tuple[str, int, int]) -> list[Entry]:
+    """Collectives by the group's name, torch's number of it, and their own number: one a second."""
+    begin, second = NCCL["time_created_ns"], 10**9
+    return nccl(
+        *(
+            {"process_group": [name, ""], "pg_id": pg, "collective_seq_id": seq, "time_created_ns": begin + at * second}
+            for at, (name, pg, seq) in enumerate(groups)
+        )
+    )
+
+
+def test_a_group_that_was_destroyed_and_made_again_begins_anew() -> None:
+    """As torch 2.13 with gloo writes them after a second init_process_group."""
+    found = ids(("0", 0, 1), ("1", 1, 1), ("0", 0, 2), ("0", 2, 1), ("0", 2, 2), ("1", 3, 1))
+    assert [(one.group, one.seq) for one in found] == [("0", 1), ("0", 2), ("1", 1)]
+    assert {one.since for one in found} == {found[0].at}
+    assert from_json(to_json(found)) == found
+    assert [one.since for one in from_json(to_json(found, 1))] == [found[0].at]
+
+
+def test_the_same_number_as_before_is_another_collective() -> None:
+    (found,) = ids(("0", 0, 1), ("0", 1, 1))
+    assert (found.seq, found.at) == (1, NCCL["time_created_ns"] / 1e9 + 1)
+
+
+def test_a_group_with_a_name_of_its_own_leaves_the_others_alone() -> None:
+    found = ids(("0", 0, 1), ("a3f", 1, 7), ("a3f", 2, 1), ("0", 0, 2))
+    assert [(one.group, one.seq, bool(one.since)) for one in found] == [
+        ("0", 1, False),
+        ("a3f", 1, True),
+        ("0", 2, False),
+    ]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["0", "1", "a3f"]), st.integers(0, 3)), max_size=20))
+def test_what_is_left_of_a_name_is_of_one_group(calls: list[tuple[str, int]]) -> None:
+    """Numbers rise within each."""
+    numbers: dict[tuple[str, int], int] = {}
+    made = []
+    for name, pg in calls:
+        numbers[name, pg] = numbers.get((name, pg), 0) + 1
+        made.append((name, pg, numbers[name, pg]))
+    found = ids(*made)
+    for name in {name for name, _ in calls}:
+        left = [one.seq for one in found if one.group == name]
+        assert left == sorted(set(left))
+    assert not found or made[-1][::2] == found[-1][:2]
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    assert from_json(to_json(found)) == found
+
+
 def test_sends_and_receives_are_left_out() -> None:
     assert nccl({"is_p2p": True, "profiling_name": "nccl:recv 0<-1"}) == []
 

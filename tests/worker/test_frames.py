@@ -59,8 +59,11 @@ def test_a_thread() -> None:
     ("values", "peers"),
     [
         ({"src": "3"}, {"src": 3}),
-        ({"src": "None", "group_src": "2"}, {"src": 2}),
-        ({"dst": "0", "group_dst": "5"}, {"dst": 0}),
+        ({"src": "None", "group": "None", "group_src": "2"}, {"src": 2}),
+        ({"src": "None", "group": "<ProcessGroup at 0x7>", "group_src": "2"}, {}),  # a rank of the group
+        ({"src": "None", "group_src": "2"}, {}),
+        ({"dst": "0", "group": "<ProcessGroup at 0x7>", "group_dst": "5"}, {"dst": 0}),
+        ({"group_dst": "5", "group": "None", "dst": "0"}, {"dst": 0}),
         ({"src": "\u00b2"}, {}),
         ({"src": "-1"}, {}),
         ({"src": "9" * 5000}, {}),
@@ -183,6 +186,53 @@ def test_a_place_and_what_keeps_the_rank_there(stack: Any, place: str, reason: s
 )
 def test_an_operation_by_the_name_of_its_function(name: str, found: str | None) -> None:
     assert frames.operation([[C10D, 5, name], STEP]) == found
+
+
+SITE = "/venv/lib/python3.11/site-packages"
+MODEL = "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py"
+RUNPY = [["<frozen runpy>", 88, "_run_code"], ["<frozen runpy>", 198, "_run_module_as_main"]]
+OLD_RUNPY = [["/usr/lib/python3.8/runpy.py", 87, "_run_code"], ["/usr/lib/python3.8/runpy.py", 194, "_run_module"]]
+
+
+def by_py_spy(stack: list[Any]) -> list[Any]:
+    made = [{"filename": file, "line": line, "name": name} for file, line, name in stack]
+    return read({**THREAD, "frames": made})[0].frames
+
+
+def by_faulthandler(stack: list[Any]) -> list[Any]:
+    lines = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in stack)
+    found = from_faulthandler(f"Current thread 0x7 (most recent call first):\n{lines}")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("reader", [by_py_spy, by_faulthandler])
+@pytest.mark.parametrize("runpy", [RUNPY, OLD_RUNPY])
+def test_the_package_whose_module_was_started_is_own_code_where_it_is_installed(reader: Any, runpy: Any) -> None:
+    inner = [[C10D, 5, "all_reduce"], [f"{SITE}/pkg/nets/loss.py", 7, "reduce"], [MODEL, 9, "_call_impl"]]
+    main = [f"{SITE}/pkg/train.py", 30, "<module>"]
+    found = reader([*inner, [f"{SITE}/pkgs/other.py", 2, "run"], main, *runpy])
+    assert frames.own(found) == [["pkg/nets/loss.py", 7, "reduce"], ["pkg/train.py", 30, "<module>"]]
+    assert (frames.place(found), frames.operation(found)) == ("loss.py:7 in reduce", "all_reduce")
+    assert frames.busy_in_own_code(reader([main, *runpy]))
+    deep = reader([*inner, *[[MODEL, 9, "_call_impl"]] * 80, main, *runpy])
+    assert (len(deep), frames.place(deep)) == (frames.MOST_FRAMES, "loss.py:7 in reduce")
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [[f"{SITE}/pkg/loss.py", 7, "reduce"], MAIN],  # a script of the user's has called it
+        [[f"{SITE}/pkg/loss.py", 7, "reduce"], MAIN, *RUNPY],
+        [[f"{SITE}/pkg/loss.py", 7, "reduce"], [f"{SITE}/train.py", 30, "<module>"], *RUNPY],
+        [["/usr/lib/python3.11/threading.py", 7, "run"]],
+        RUNPY,
+    ],
+)
+def test_all_other_packages_are_libraries(stack: list[Any]) -> None:
+    found = by_py_spy(stack)
+    assert [frame for frame in found if frame[0].startswith("pkg")] == []
+    assert len(found) == len(stack)
 
 
 def test_own_code() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -18,11 +19,12 @@ import pytest
 
 from ddpctl_worker.doctor import look as looking
 from ddpctl_worker.doctor import process as processes
-from ddpctl_worker.doctor import stacks
+from ddpctl_worker.doctor import server, stacks
 from ddpctl_worker.doctor.frames import Thread as PythonThread
 from ddpctl_worker.doctor.look import DEADLINE_S, INTERVAL_S, Subject, Tools, look
 from ddpctl_worker.doctor.stacks import Stacks
 from tests.worker.looks import C10D, MAIN, STEP
+from tests.worker.test_flight import CONFIG, NCCL
 
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
 HERE = "print('here', flush=True)\n"
@@ -199,6 +201,59 @@ def test_nothing_happens_to_the_process(tools: Tools) -> None:
         assert [line for line in before.splitlines() if line.startswith(name)] == [
             line for line in after.splitlines() if line.startswith(name)
         ]
+
+
+def record(backend: str) -> bytes:
+    entry = {**NCCL, "profiling_name": f"{backend}:all_reduce"}
+    return json.dumps({"pg_config": CONFIG if backend == "nccl" else {}, "entries": [entry]}).encode()
+
+
+def asked(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[dict[str, Any], set[str]]:
+    """A look at a rank with both records, and which were asked for."""
+    answers = {"fr_trace_json": record("gloo"), "dump_nccl_trace_json": record("nccl")}
+    heard = set()
+
+    def ask(folder: str, pid: int, handler: str, seconds: float = 0.0) -> bytes:
+        heard.add(handler.partition("?")[0])
+        return answers[handler.partition("?")[0]]
+
+    monkeypatch.setattr(server, "ask", ask)
+    with program(code, str(folder)) as process:
+        (found,) = of(Tools(str(folder), **{"py_spy": None, "nccl": True, **how}), process.pid)
+    return found, heard
+
+
+@pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
+def test_the_record_of_nccl_comes_beside_that_of_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None
+) -> None:
+    found, _ = asked(tmp_path, STACKS, monkeypatch, py_spy=py_spy)
+    assert found["still"]
+    assert sorted(found["groups"]) == ["0", "nccl:0"]
+    assert found["groups"]["nccl:0"]["ranks"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
+def test_a_rank_that_moves_is_not_asked_for_the_record_of_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None
+) -> None:
+    """It would break a CUDA graph that is being captured."""
+    moves = STACKS.replace("time.sleep(4)", "for pause in range(99):" + "\n    time.sleep(0.01)" * 9)
+    found, heard = asked(tmp_path, moves, monkeypatch, py_spy=py_spy)
+    assert not found["still"]
+    assert heard == {"fr_trace_json"}
+
+
+def test_a_rank_gets_a_second_signal_only_where_the_record_of_nccl_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    for nccl in (False, True):
+        asked(tmp_path, STACKS, monkeypatch, nccl=nccl)
+        (file,) = tmp_path.glob("*.stack")
+        counts.append(file.read_text().count("most recent call first"))
+        file.unlink()
+    assert counts == [1, 2]
 
 
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:

@@ -110,8 +110,9 @@ def test_two_that_are_behind() -> None:
     ("odd", "excused_s", "text"),
     [
         ({"sleep_s": 20.0}, 60.0, "asleep for another 20 s at data.py:41 in blocked_read"),
-        ({"cpu": 90.0}, 80.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
-        ({"below": 90.0}, 80.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
+        ({"cpu": 90.0}, 590.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
+        ({"cpu": 90.0, "still": False}, 590.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
+        ({"below": 90.0}, 590.0, "at work at data.py:41 in blocked_read (90 % of a core)"),
         ({"bytes": 1 << 20}, 590.0, "at work at data.py:41 in blocked_read (0 % of a core)"),
         ({"cpu": 90.0, "stack": None}, 590.0, "at work (90 % of a core)"),
     ],
@@ -121,6 +122,16 @@ def test_what_excuses_a_rank_for_a_while(odd: Look, excused_s: float, text: str)
     named(three_wait(behind(2, **odd), excused_s), wait % excused_s + text)
     found = diagnose(three_wait(behind(2, **odd), excused_s + 31.0))
     assert suspects(found) == [2]
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_loop_of_pure_python_is_excused_for_less_than_other_work(still: bool) -> None:
+    """Every sample of an evaluation may be on one line, and those of a loop on several."""
+    for seconds, stuck in ((85.0, []), (95.0, [2])):
+        spins = behind(2, spins=True, still=still, cpu=99.0)
+        assert suspects(diagnose(three_wait(spins, seconds), asked=False)) == stuck
+    reads = behind(2, spins=True, still=still, cpu=99.0, bytes=1 << 20)
+    assert not suspects(diagnose(three_wait(reads, 590.0), asked=False))
 
 
 def test_a_person_is_told_soon_and_the_record_not_before_the_stall() -> None:
@@ -184,6 +195,25 @@ def test_everybody_waits_and_none_is_missing() -> None:
         [waits_in(rank, seconds=3.0) for rank in range(4)],
         "nobody is stuck: all 4 ranks wait in broadcast #6 (train.py:88 in step) for 3 s",
     )
+
+
+@pytest.mark.parametrize("work", [{"bytes": 100 << 20, "cpu": 80.0}, {"bytes": 1 << 17}, {"cpu": 80.0}])
+def test_a_long_transfer_is_no_fault_of_the_network(work: Look) -> None:
+    """Also where only one rank has work, as in the first step of a broadcast."""
+    rest = [waits_in(rank, seconds=590.0) for rank in (1, 2)]
+    text = "all 4 ranks wait in broadcast #6 (train.py:88 in step) for 590 s; ranks 0, 3 are at work"
+    busy = [waits_in(rank, seconds=590.0, **work) for rank in (0, 3)]
+    named([*busy, *rest], "nobody is stuck yet: " + text)
+    looks = [waits_in(rank, seconds=610.0, **work) for rank in range(4)]
+    assert diagnose(looks).stuck
+    absent = diagnose([waits_in(rank, seconds=590.0, **work) for rank in range(2)], absent=["node1"], expected=ALL)
+    assert not absent.stuck
+
+
+def test_on_one_host_there_is_no_network_to_check() -> None:
+    found = diagnose([waits_in(rank, host="node0") for rank in range(4)])
+    assert found.verdict.endswith(" for 40 s, and none is missing: their data does not get through on node0 itself")
+    assert found.stuck
 
 
 def test_one_that_moved_within_the_second() -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from ddpctl_worker.doctor.verdict import diagnose
 from tests.worker.looks import (
     GATHER,
+    HERE,
     LOOP,
     MAIN,
+    NOW,
     ODD,
+    READ,
     REDUCE,
     STEP,
     TRAIN,
+    Call,
     Look,
     behind,
+    by_stack,
     group,
     look,
     named,
@@ -53,6 +61,40 @@ def test_a_fresh_subgroup_whose_member_waits_elsewhere() -> None:
     assert two.stuck
     assert not two.suspects
     assert "network" not in two.verdict
+
+
+def again(rank: int, **changes: Any) -> Look:
+    """In the first collective after a second init_process_group; the look before may have ended up to 3 s earlier."""
+    one = waits_in(rank, [GATHER], **changes)
+    one["groups"]["0"]["since"] = NOW - 40.0
+    return one
+
+
+@pytest.mark.parametrize(
+    ("calls", "age"),
+    [([("barrier", 0)], 41.0), (LOOP, 41.0), (LOOP, 900.0), (LOOP, 38.0)],
+    ids=["one", "more", "earlier", "looked-at-earlier"],
+)
+def test_a_rank_that_does_not_come_after_a_second_init(calls: Sequence[Call], age: float) -> None:
+    """All that its record has is of the first group, whose numbers are at least as high."""
+    record = group(calls)
+    record["entries"] = [[*entry[:4], NOW - age, entry[5]] for entry in record["entries"]]
+    rest = [again(rank) for rank in (0, 1, 3)]
+    text = "3 of 4 ranks wait in all_gather #1 (train.py:88 in step) for 40 s; "
+    named([look(2, groups={"0": record}), *rest], text + ODD, 2)
+    busy = diagnose([look(2, groups={"0": record}, cpu=90.0), *rest])
+    assert busy.verdict == f"nobody is stuck yet: {text}rank 2 on node1 is at work at {HERE} (90 % of a core)"
+
+
+def test_what_a_rank_has_entered_since_a_second_init_counts() -> None:
+    """Its record may begin after the second init."""
+    newer = group([GATHER])
+    newer["entries"][0][4] = NOW - 36.0
+    found = diagnose([look(2, groups={"0": newer}), *(again(rank) for rank in (0, 1, 3))])
+    assert not found.suspects
+    looks = [again(rank) for rank in range(4)]
+    looks[2]["groups"]["0"].pop("since")
+    assert "network" in diagnose(looks).verdict
 
 
 def test_a_cycle_over_two_groups() -> None:
@@ -116,12 +158,13 @@ def test_a_receive_from_nobody_knows_whom() -> None:
     assert set(suspects(found)) in ({0, 1, 2, 3}, set())
 
 
-def nccl(rank: int, *, started: bool) -> Look:
+def nccl(rank: int, *, started: bool, **changes: Any) -> Look:
     groups = {"0": group(LOOP, waits=40.0, ranks=range(4), started=started)}
     return look(
         rank,
         groups=groups,
         stack=[["/venv/lib/python3.11/site-packages/torch/cuda/__init__.py", 9, "synchronize"], STEP],
+        **changes,
     )
 
 
@@ -130,5 +173,43 @@ def test_a_gpu_that_has_not_begun_what_the_others_have() -> None:
     text = "all 4 ranks wait in broadcast #6 (train.py:88 in step) for 40 s; "
     text += "the GPU of rank 2 on node1 has not begun it"
     named(looks, text, 2)
-    assert "network" in diagnose([nccl(rank, started=True) for rank in range(4)]).verdict
+    assert "network" in diagnose([nccl(rank, started=True, cpu=100.0) for rank in range(4)]).verdict
     assert "network" in diagnose([nccl(rank, started=False) for rank in range(4)]).verdict
+
+
+def test_where_the_record_is_empty_the_stack_tells() -> None:
+    """With NCCL, while the job is healthy: what gloo would write is empty."""
+    looks = [by_stack(rank, "barrier", groups={}, cpu=100.0) for rank in (0, 1, 3)]
+    text = "3 of 4 ranks wait in barrier (train.py:88 in step); "
+    named([look(2, groups={}), *looks], text + ODD, 2)
+    everybody = diagnose([*looks, by_stack(2, "barrier", groups={}, cpu=100.0)])
+    assert everybody.verdict == "nobody is stuck: all 4 ranks wait in barrier (train.py:88 in step)"
+
+
+def test_an_empty_record_of_gloo_is_one() -> None:
+    """A rank that has not come to the first collective, or is in one that has no entry."""
+    rest = [waits_in(rank, [REDUCE]) for rank in (0, 1, 3)]
+    wait = "3 of 4 ranks wait in all_reduce #1 (train.py:88 in step) for 40 s; "
+    named([look(2, groups={}), *rest], wait + ODD, 2)
+    receiver = receives(2, 0)
+    receiver["groups"] = {}
+    assert diagnose([receiver, *rest]).verdict.startswith("ranks 0, 2 wait for each other")
+
+
+def both(rank: int, calls: Sequence[Call], seconds: float | None) -> Look:
+    """Gloo's record and that of NCCL, which count the same group: the last collective of gloo is over."""
+    groups = {"0": group(LOOP), "nccl:0": group(calls, waits=seconds, ranks=range(4))}
+    return look(rank, groups=groups, stack=[STEP, MAIN] if seconds else [READ, MAIN])
+
+
+@pytest.mark.parametrize("seconds", [40.0, 998.0], ids=["nccl-last", "gloo-last"])
+def test_gloo_and_nccl_count_apart(seconds: float) -> None:
+    looks = [both(2, [REDUCE], None), *(both(rank, [REDUCE, GATHER], seconds) for rank in (0, 1, 3))]
+    wait = f"3 of 4 ranks wait in all_gather #2 (train.py:88 in step) for {seconds:.0f} s; "
+    named(looks, wait + ODD, 2)
+
+
+def test_what_waits_in_gloo_does_not_wait_for_nccl() -> None:
+    waits = [waits_in(rank, [*LOOP, REDUCE]) for rank in (0, 1, 3)]
+    looks = [look(2, groups={"nccl:0": group([REDUCE] * 50, ranks=range(4))}), *waits]
+    named(looks, "3 of 4 ranks wait in all_reduce #7 (train.py:88 in step) for 40 s; " + ODD, 2)

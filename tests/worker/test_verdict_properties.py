@@ -14,7 +14,7 @@ from ddpctl.render.console import make_console
 from ddpctl.render.doctor import consultation_view
 from ddpctl.spec.doctor import Consultation
 from ddpctl.transport import answers
-from ddpctl_worker.doctor.verdict import BUSY_FACTOR, STALL_S, diagnose
+from ddpctl_worker.doctor.verdict import BUSY_FACTOR, MOVING_FACTOR, STALL_S, diagnose
 from tests.worker.looks import AUTOGRAD, C10D, LOADER, LOOP, MAIN, NOW, READ, STEP, Look, behind, group, look, waits_in
 
 FRAMES = [STEP, MAIN, READ, [C10D, 1, "all_reduce"], [C10D, 2, "recv"], [LOADER, 3, "_next_data"], [AUTOGRAD, 4, "x"]]
@@ -25,7 +25,8 @@ OP = st.sampled_from(["all_reduce", "broadcast", "barrier", "all_to_all"]) | TEX
 AT = st.sampled_from([NOW, NOW - 40.0, NOW - 4.0]) | FIGURE
 ENTRY = st.tuples(st.integers(0, 5), OP, st.integers(-2, 9), st.booleans(), AT, st.booleans()).map(list)
 GROUP = st.fixed_dictionaries(
-    {"entries": st.lists(ENTRY, max_size=4)}, optional={"what": TEXT, "ranks": st.lists(st.integers(0, 6), max_size=5)}
+    {"entries": st.lists(ENTRY, max_size=4)},
+    optional={"what": TEXT, "ranks": st.lists(st.integers(0, 6), max_size=5), "since": AT},
 )
 GROUPS = st.none() | st.dictionaries(st.sampled_from(["0", "1", "[x]"]) | TEXT, GROUP, max_size=2)
 CHILD = st.fixed_dictionaries({"pid": st.integers(0, 9), "state": TEXT, "stack": STACK}, optional={"sleep_s": FIGURE})
@@ -107,15 +108,21 @@ def test_where_all_have_done_the_same_and_nobody_waits_there_is_no_suspect(chang
 @settings(deadline=None)
 @given(
     work=st.sampled_from([{"cpu": 11.0}, {"below": 50.0}, {"bytes": 1 << 17}, {"sleep_s": 1.0}]),
-    seconds=st.floats(0.0, STALL_S * BUSY_FACTOR - 1.5),
+    still=st.booleans(),
+    share=st.floats(0.0, 1.0),
     odd=st.sets(st.integers(0, 3), min_size=1, max_size=3),
     more=st.booleans(),
 )
-def test_work_or_a_short_sleep_excuses(work: dict[str, Any], seconds: float, odd: set[int], more: bool) -> None:
-    """Also beside one that has no excuse."""
+def test_work_or_a_short_sleep_excuses(
+    work: dict[str, Any], still: bool, share: float, odd: set[int], more: bool
+) -> None:
+    """Also beside one that has no excuse, and wherever the samples of a stack were."""
+    seconds = share * (STALL_S * (BUSY_FACTOR if "sleep_s" in work else MOVING_FACTOR) - 1.5)
     blocked = min(odd) if more else None
     looks = [
-        behind(rank, **({} if rank == blocked else work)) if rank in odd else waits_in(rank, seconds=seconds)
+        behind(rank, still=still, **({} if rank == blocked else work))
+        if rank in odd
+        else waits_in(rank, seconds=seconds)
         for rank in range(4)
     ]
     assert {one["rank"] for one in diagnose(looks).suspects} <= {blocked}

@@ -19,6 +19,7 @@ MOST = 300  # entries that are kept of one rank
 SAME_SIZES = frozenset(
     {"all_reduce", "broadcast", "reduce", "all_gather", "barrier", "_all_gather_base", "_reduce_scatter_base"}
 )
+NCCL = "nccl:"  # before the names of its groups: gloo counts the collectives of the same group by itself
 _LIMIT = 1 << 62  # a greater number is no number of a collective
 _MOST_RANKS = 1 << 20
 
@@ -35,6 +36,7 @@ class Entry(NamedTuple):
     what: str  # the group's description
     started: bool = False  # with NCCL: by the GPU
     members: Tuple[int, ...] = ()  # the ranks of the group, where that is known
+    since: float = 0.0  # where its name was a destroyed group's before: Unix time of the first collective after that
 
     @property
     def signature(self) -> str:
@@ -66,7 +68,13 @@ def dumped(data: bytes) -> List[Entry]:
 
 def _read(made: Dict[str, Any], found: List[Any]) -> List[Entry]:
     members = _members(made.get("pg_config"))
-    return _joined([one for one in (_entry(each, members) for each in found[-MOST:]) if one is not None])
+    read = ((each, _entry(each, members)) for each in found[-MOST:])
+    return _joined(_present([(each.get("pg_id"), one) for each, one in read if one is not None]))
+
+
+def of_nccl(found: Sequence[Entry]) -> List[Entry]:
+    """The same beside gloo's."""
+    return [one._replace(group=NCCL + one.group) for one in found]
 
 
 def _entry(one: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:
@@ -92,6 +100,29 @@ def _entry(one: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
+
+
+def _present(found: Sequence[Tuple[Any, Entry]]) -> List[Entry]:
+    """``found``: torch's number of each process group, and the collective. Without the collectives of groups that were
+    destroyed and whose names others have now: those count from 1 again.
+
+    torch names most groups by a count. It counts from 0 again once all of them are destroyed.
+    """
+    kept: List[Entry] = []
+    ids: Dict[str, Any] = {}
+    since: Dict[str, float] = {}
+    for number, one in found:
+        if ids.setdefault(one.group, number) != number:
+            kept = [each for each in kept if _kind(each.group) != _kind(one.group)]
+            ids = {name: known for name, known in ids.items() if _kind(name) != _kind(one.group)}
+            ids[one.group], since[_kind(one.group)] = number, one.at
+        kept.append(one._replace(since=since[_kind(one.group)]) if _kind(one.group) in since else one)
+    return kept
+
+
+def _kind(group: str) -> str:
+    """The same for all groups whose names are numbers."""
+    return "" if group.isdigit() else group
 
 
 def _elements(sizes: Any) -> int:
@@ -131,15 +162,17 @@ def _joined(found: Sequence[Entry]) -> List[Entry]:
 
 
 def to_json(found: Sequence[Entry], most: int = MOST) -> Dict[str, Any]:
-    """``{group: {"what": str, "ranks": [int], "entries": [[seq, op, elements, done, at, started], ...]}}``.
+    """``{group: {"what": str, "ranks": [int], "since": float, "entries": [[seq, op, elements, done, at, started]]}}``.
 
-    ``ranks`` only where they are known. The oldest entry first.
+    ``ranks`` only where they are known, ``since`` only where it is not 0. The oldest entry first.
     """
     groups: Dict[str, Any] = {}
     for one in found[-most:]:
         group = groups.setdefault(one.group, {"what": one.what, "entries": []})
         if one.members:
             group["ranks"] = list(one.members)
+        if one.since:
+            group["since"] = round(one.since, 6)
         group["entries"].append([one.seq, one.op, one.elements, one.done, round(one.at, 6), one.started])
     return groups
 
@@ -149,9 +182,8 @@ def from_json(groups: Dict[str, Any]) -> List[Entry]:
     found = []
     for name, group in groups.items():
         what, members = str(group.get("what") or ""), tuple(int(rank) for rank in group.get("ranks") or ())
+        rest = members, float(group.get("since") or 0.0)
         for seq, op, elements, done, at, started in group["entries"]:
-            one = Entry(
-                str(name), int(seq), str(op), int(elements), bool(done), float(at), what, bool(started), members
-            )
+            one = Entry(str(name), int(seq), str(op), int(elements), bool(done), float(at), what, bool(started), *rest)
             found.append(one)
     return sorted(found, key=lambda one: one.at)

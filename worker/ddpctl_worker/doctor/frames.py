@@ -18,6 +18,8 @@ POINT_TO_POINT = frozenset(
 # Operations that the flight record has no entry for, with gloo at least.
 UNRECORDED = POINT_TO_POINT | {"monitored_barrier", "init_process_group", "new_group", "destroy_process_group"}
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<")
+_RUNPY = re.compile(r"^<frozen runpy>$|/runpy\.py$")
+_INSTALLED = re.compile(r"(.*/(?:site|dist)-packages/)[^/]+")
 _FAULT = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
 _RANK = re.compile(r"[0-9]{1,6}\Z", re.ASCII)
 _MOST_LINES = 1 << 31
@@ -61,12 +63,12 @@ def from_py_spy(text: str, pid: int) -> Optional[List[Thread]]:
 
 
 def _thread(one: Dict[str, Any], pid: int) -> Thread:
-    frames = [[str(f["filename"])[-300:], _line(f["line"]), str(f["name"])[:80]] for f in one["frames"][:MOST_FRAMES]]
+    frames = [[str(f["filename"])[-300:], _line(f["line"]), str(f["name"])[:80]] for f in one["frames"]]
     return Thread(
         str(one.get("thread_name") or "")[:40],
         one.get("os_thread_id") in (pid, None),
         bool(one.get("owns_gil")),
-        frames,
+        _with_own_package(frames)[:MOST_FRAMES],
         _peers(one["frames"][:MOST_FRAMES]),
     )
 
@@ -76,15 +78,19 @@ def _line(number: Any) -> int:
 
 
 def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
-    """The other end of a send or receive, from torch's own arguments. No other local value is looked at."""
+    """The other end of a send or receive, from torch's own arguments. No other local value is looked at.
+
+    ``group_src`` and ``group_dst`` count the ranks of a group: they are of use only without one.
+    """
     for frame in frames:
         if not _COLLECTIVES.search(str(frame["filename"])) or str(frame["name"]) not in POINT_TO_POINT:
             continue
+        values = {str(local["name"]): str(local["repr"]) for local in frame.get("locals") or ()}
         found = {}
-        for local in frame.get("locals") or ():
-            name = {"src": "src", "dst": "dst", "group_src": "src", "group_dst": "dst"}.get(local["name"])
-            if name and name not in found and _RANK.match(str(local["repr"])):
-                found[name] = int(local["repr"])
+        for end in ("src", "dst"):
+            names = [end, "group_" + end] if values.get("group") == "None" else [end]
+            ranks = [int(values[name]) for name in names if _RANK.match(values.get(name, ""))]
+            found.update({end: ranks[0]} if ranks else {})
         if found:
             return found
     return {}
@@ -99,7 +105,22 @@ def from_faulthandler(text: str) -> Optional[List[List[Any]]]:
             frames.append([match.group(1)[-300:], int(match.group(2)), match.group(3)[:80]])
         elif "most recent call first" in line and "C stack" not in line:
             frames = []
-    return frames[:MOST_FRAMES] or None
+    return _with_own_package(frames)[:MOST_FRAMES] or None
+
+
+def _with_own_package(frames: List[List[Any]]) -> List[List[Any]]:
+    """The files of the package whose module was started (``python -m pkg.train``) without the folder in which it is
+    installed: ``pkg/train.py`` is the user's own, and no library's."""
+    begins = next((file for file, _, _ in reversed(frames) if not _RUNPY.search(file)), "")
+    found = _INSTALLED.match(begins)
+    if found is None:
+        return frames
+    package, folder = found.group(), found.group(1)
+
+    def shown(file: str) -> str:
+        return file[len(folder) :] if file == package or file.startswith(package + "/") else file
+
+    return [[shown(file), line, function] for file, line, function in frames]
 
 
 def is_own(frame: Frame) -> bool:

@@ -87,7 +87,8 @@ def record_of_nccl(folder: str, pid: int) -> Optional[List[flight.Entry]]:
     """The same of NCCL's collectives. To be asked only where a person wants to know, of a rank that does not move: it
     queries CUDA events under a lock, and can break a CUDA graph that is being captured."""
     answer = server.ask(folder, pid, "dump_nccl_trace_json?includestacktraces=false&onlyactive=false")
-    return None if answer is None else flight.entries(answer)
+    found = None if answer is None else flight.entries(answer)
+    return None if found is None else flight.of_nccl(found)
 
 
 class _Looking(threading.Thread):
@@ -130,10 +131,10 @@ class _Looking(threading.Thread):
         self._keep_work(before.work, after.work, work_before, work_after, seconds)
         self._keep_record(record_before, None if stopped else record_of(self._tools.folder, pid), stopped)
         self._keep_stacks(samples)
-        if self._tools.nccl and self._known.get("still") and not self._known.get("groups"):
+        if self._tools.nccl and self._known.get("still"):
             found = record_of_nccl(self._tools.folder, pid)
             if found:
-                self._known["groups"] = flight.to_json(found)
+                self._known["groups"] = {**(self._known.get("groups") or {}), **flight.to_json(found)}
         self._known["now"] = time.time()
 
     def _keep(self, one: process.Vital) -> None:
@@ -185,11 +186,11 @@ class _Looking(threading.Thread):
         self._known["moved"] = before is not None and state_of(before) != state_of(after)
 
     def _keep_stacks(self, samples: List[Stacks]) -> None:
-        pid = self._subject.pid
         last = samples[-1]
         if last.threads is None and self._tools.may_signal and self._known["state"] != "stopped":
             first = last
-            last = stacks.by_signal(self._tools.folder, pid)
+            samples = [*(one for one in samples if one.main is not None), *self._by_signal()]
+            last = samples[-1]
             if last.threads is None:
                 self._missing.append("no stack: %s; %s" % (first.trouble, last.trouble))
         elif last.threads is None:
@@ -205,6 +206,15 @@ class _Looking(threading.Thread):
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
         self._known["children"] = self._children()
+
+    def _by_signal(self) -> List[Stacks]:
+        """Its stack; twice where that decides whether it moves: see record_of_nccl."""
+        found = [stacks.by_signal(self._tools.folder, self._subject.pid)]
+        if self._tools.nccl and found[0].main is not None:
+            time.sleep(self._interval / 2)
+            again = stacks.by_signal(self._tools.folder, self._subject.pid)
+            found += [again] if again.main is not None else []
+        return found
 
     def _children(self) -> List[Dict[str, Any]]:
         """The Python processes that it has started, its data loader's above all."""

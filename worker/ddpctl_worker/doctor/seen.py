@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker.doctor import flight, frames
 
-DEFAULT_GROUP = "0"
+DEFAULT_GROUPS = frozenset({"0", flight.NCCL + "0"})
+APART_S = 3.0  # looks of one round end at most so far apart
 
 
 class SeenRank(NamedTuple):
@@ -20,8 +21,9 @@ class SeenRank(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether its collectives are known."""
-        return self.look.get("groups") is not None
+        """Whether its collectives are known. An empty record is none where the stack shows one: NCCL has its own."""
+        groups = self.look.get("groups")
+        return bool(groups) or (groups is not None and frames.operation(self.stack) in (None, *frames.UNRECORDED))
 
     @property
     def state(self) -> str:
@@ -57,6 +59,10 @@ class SeenRank(NamedTuple):
         """Whether it is in no collective, although it has no record: by its stack, or because it does not run."""
         idle = self.state in ("stopped", "traced", "blocked")
         return not self.known and self.operation is None and (idle or bool(self.stack))
+
+    def age(self, at: float) -> float:
+        """Seconds from then, a Unix time of its host, to the look."""
+        return float(self.look.get("now") or 0.0) - at
 
     @property
     def head(self) -> Dict[str, int]:
@@ -95,9 +101,30 @@ def read(look: Dict[str, Any]) -> SeenRank:
     return SeenRank(str(look.get("host")), int(look["rank"]), look, entries, _pending(entries))
 
 
+def present(ranks: Sequence[SeenRank]) -> List[SeenRank]:
+    """Without the collectives of a group that was destroyed, where other ranks are in one of the same name already.
+
+    Each rank's own record tells the two apart once it has entered a collective of the new one. For a rank that has not
+    the others' tell, by age, as the clocks of two hosts may differ.
+    """
+    ages: Dict[str, float] = {}  # group -> the age of the new one
+    for one in ranks:
+        for entry in one.entries:
+            if entry.since:
+                ages[entry.group] = max(ages.get(entry.group, 0.0), one.age(entry.since))
+    return [one._replace(entries=[entry for entry in one.entries if not _is_old(one, entry, ages)]) for one in ranks]
+
+
+def _is_old(one: SeenRank, entry: flight.Entry, ages: Dict[str, float]) -> bool:
+    if entry.group not in ages or entry.since or not entry.done:
+        return False
+    return one.age(entry.at) > ages[entry.group] - APART_S
+
+
 def _pending(entries: List[flight.Entry]) -> Optional[flight.Entry]:
-    """The oldest unfinished collective of the group of the newest one, if that is unfinished."""
-    if not entries or entries[-1].done:
-        return None
-    group = entries[-1].group
-    return next(one for one in entries if one.group == group and not one.done)
+    """The oldest unfinished collective of the group of the newest one, if that is unfinished: of gloo, else of NCCL."""
+    for nccl in (False, True):
+        some = [one for one in entries if one.group.startswith(flight.NCCL) == nccl]
+        if some and not some[-1].done:
+            return next(one for one in some if one.group == some[-1].group and not one.done)
+    return None

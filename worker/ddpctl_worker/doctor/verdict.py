@@ -12,15 +12,15 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.doctor import seen, sequences, words
-from ddpctl_worker.doctor.seen import DEFAULT_GROUP, SeenRank
+from ddpctl_worker.doctor.seen import DEFAULT_GROUPS, SeenRank
 from ddpctl_worker.doctor.sequences import Difference, Side
 from ddpctl_worker.doctor.words import numbers
 
 STALL_S = 30.0  # a wait this long is worth a word, unless the job says otherwise
 SOON_S = 5.0  # a rank that is blocked for good may be named after so short a wait, where a person asks
 SPIN_S = 10.0  # the same for a loop of pure Python that never leaves its function
-BUSY_FACTOR = 3  # a rank that works at one place is excused for this many times the stall
-MOVING_FACTOR = 20  # one whose place changes, or that reads and writes, for this many times
+BUSY_FACTOR = 3  # a rank in a loop of pure Python, in one function, is excused for this many times the stall
+MOVING_FACTOR = 20  # one that works in another way, for this many times: an evaluation may stay on one line for long
 BUSY_CPU = 10.0  # percent of a core
 BUSY_BYTES = 64 << 10  # in a second
 
@@ -60,7 +60,7 @@ def diagnose(
     for rank, host in (expected or {}).items():
         if rank not in there and host not in absent:
             ranks.append(seen.read({"rank": rank, "host": host, "state": "ended"}))
-    ranks.sort(key=lambda one: (one.rank, one.host))
+    ranks = sorted(seen.present(ranks), key=lambda one: (one.rank, one.host))
     world = max(len(ranks), len(expected or ()))
     found = _Judge(ranks, world, list(absent), stall, asked).verdict()
     missing = ["%s did not answer" % host for host in absent]
@@ -173,6 +173,9 @@ class _Judge:
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
         if not late and not (self._asked and self._waited >= SOON_S):
             return self._say("nobody is stuck: %s" % where)
+        busy = [one for one in self._waiting if self._transfers(one)]
+        if busy and self._waited < self._stall * MOVING_FACTOR:
+            return self._say("nobody is stuck yet: %s; %s at work" % (where, words.are(busy)))
         if self._absent:
             return self._say(self._with_absent(where), stuck=late)
         apart = self._apart()
@@ -189,8 +192,10 @@ class _Judge:
             return self._say(text, idle, stuck=True)
         if not late:
             return self._say("nobody is stuck: %s" % where)
-        text = "%s, and none is missing: their data does not get through; check the network between the nodes" % where
-        return self._say(text, stuck=True)
+        text = "%s, and none is missing: their data does not get through" % where
+        hosts = {one.host for one in self._ranks}
+        more = "; check the network between the nodes" if len(hosts) > 1 else " on %s itself" % hosts.pop()
+        return self._say(text + more, stuck=True)
 
     def _outside(self) -> Diagnosis:
         """Nobody waits for anybody, as far as can be seen."""
@@ -236,11 +241,11 @@ class _Judge:
         members = [
             other
             for other in self._ranks
-            if (other.rank in among if listed else group == DEFAULT_GROUP or group in self._heads[other.rank])
+            if (other.rank in among if listed else group in DEFAULT_GROUPS or group in self._heads[other.rank])
         ]
         found = {other.rank for other in members if other.known and self._heads[other.rank].get(group, -1) < seq}
         found |= {other.rank for other in members if other.outside}
-        if not found and group != DEFAULT_GROUP and not listed:  # members that never came are not known as such
+        if not found and group not in DEFAULT_GROUPS and not listed:  # members that never came are not known as such
             found = {other.rank for other in self._ranks if other.operation is None}
         return found
 
@@ -306,7 +311,7 @@ class _Judge:
     def _apart(self) -> Optional[Diagnosis]:
         """Some wait in a group whose members are not known, the others elsewhere: one of those belongs there."""
         groups = {one.pending.group for one in self._waiting if one.pending is not None and not one.pending.members}
-        for group in sorted(groups - {DEFAULT_GROUP}):
+        for group in sorted(groups - DEFAULT_GROUPS):
             here = [one for one in self._waiting if one.pending is not None and one.pending.group == group]
             rest = [one for one in self._waiting if one not in here]
             if rest:
@@ -334,8 +339,8 @@ class _Judge:
         if one.spins and self._asked and waited >= SPIN_S:
             return None
         if self._works(one):
-            moving = one.bytes >= BUSY_BYTES or not one.look.get("stack")
-            if waited < self._stall * (MOVING_FACTOR if moving else BUSY_FACTOR):
+            loops = one.spins and one.bytes < BUSY_BYTES
+            if waited < self._stall * (BUSY_FACTOR if loops else MOVING_FACTOR):
                 return "at work%s (%d %% of a core)" % (at, round(one.cpu))
             return None
         if waited >= (SOON_S if self._asked else self._stall):
@@ -344,6 +349,12 @@ class _Judge:
 
     def _works(self, one: SeenRank) -> bool:
         return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES or bool(one.look.get("wants_cpu"))
+
+    def _transfers(self, one: SeenRank) -> bool:
+        """Whether the collective that it waits in is at work. With NCCL a rank may use a core to wait; of its groups
+        the members are known."""
+        gloo = one.pending is not None and not one.pending.members
+        return one.bytes >= BUSY_BYTES or (gloo and self._works(one))
 
     # --- words -----------------------------------------------------------------------------------------------------
     def _with_waiting(self, text: str, odd: Sequence[SeenRank]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
-from ddpctl_worker.doctor import frames
-from ddpctl_worker.doctor.seen import DEFAULT_GROUP, SeenRank
+from ddpctl_worker.doctor import flight, frames
+from ddpctl_worker.doctor.seen import DEFAULT_GROUPS, SeenRank
 
 NAMED = 4  # ranks of which each is described by itself; of the others only the count is told
 
@@ -65,7 +65,8 @@ def label(one: SeenRank) -> str:
 
 def called(op: str, seq: int, group: str) -> str:
     """``all_reduce #1203``, ``all_reduce #3 of group 2``."""
-    return "%s #%d%s" % (op, seq, "" if group == DEFAULT_GROUP else " of group %s" % group)
+    name = group[len(flight.NCCL) :] if group.startswith(flight.NCCL) else group
+    return "%s #%d%s" % (op, seq, "" if group in DEFAULT_GROUPS else " of group %s" % name)
 
 
 def where(one: SeenRank) -> str:
