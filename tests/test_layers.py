@@ -30,7 +30,7 @@ STDLIB_ONLY_BUT = {"ddpctl_worker"}
 IN_A_RANK = WORKER / "doctor" / "rank" / "sitecustomize.py"  # it looks into the torch that the rank has imported
 # What both sides use of the worker: the words of the protocol, and the pure part of the doctor.
 SHARED = {"ddpctl_worker", "ddpctl_worker.contract", "ddpctl_worker.doctor"} | {
-    f"ddpctl_worker.doctor.{name}" for name in ("flight", "frames", "seen", "sequences", "verdict", "words")
+    f"ddpctl_worker.doctor.{name}" for name in ("flight", "frames", "pickled", "seen", "sequences", "verdict", "words")
 }
 
 

@@ -103,6 +103,21 @@ def test_the_last_looks_of_a_node_that_has_ended_are_no_looks_of_now() -> None:
     assert suspects(found) == [2, 3]
 
 
+def test_a_dump_says_where_a_rank_was_that_has_ended() -> None:
+    cause = {"host": "node0", "rank": 0, "reason": "exited", "message": "exit code 1", "time": TIME}
+    over: dict[str, Any] = {"state": "failed", "ended": True, "cause": cause}
+    gone: dict[str, Any] = {"state": "ended", "stack": None}
+    looks = waits_in(0, **gone, dumped=True), waits_in(1, **gone)
+    found = consulted(host("node0", *looks, **over), host("node1", **over))
+    assert found.diagnosis.groups == [{"ranks": [0], "where": "broadcast #6"}, {"ranks": [1], "where": "ended"}]
+
+
+def test_a_dump_of_a_node_that_has_ended_before_the_others_holds_up_nobody() -> None:
+    over = host("node1", waits_in(2, dumped=True), waits_in(3, dumped=True), state="failed", ended=True)
+    found = consulted(host("node0", waits_in(0), waits_in(1)), over)
+    assert found.diagnosis.verdict.startswith("2 of 4 ranks wait in broadcast #6")
+
+
 @pytest.mark.parametrize("rank", [2, None])
 def test_after_the_end_the_cause_of_the_run_counts(rank: int | None) -> None:
     cause = {"host": "node1", "rank": rank, "reason": "exited", "message": "exit code\n 1", "time": TIME}

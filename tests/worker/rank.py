@@ -117,7 +117,7 @@ class Start:
 
     def files(self) -> set[str]:
         """What ranks have left: sockets and stacks."""
-        return {name for name in os.listdir(self.folder) if name != "boot"}
+        return set(os.listdir(self.folder)) - {"boot", "nccl"}
 
 
 MakeStart = Callable[..., Start]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.doctor import flight
 from ddpctl_worker.doctor.flight import Entry, entries, from_json, to_json
+from tests.worker.dumped import dump, pickled, record
 from tests.worker.looks import RECORDS
 
 # Not from a machine: written by torch 2.13's FlightRecorderDetail.hpp (dump_json) and ProcessGroupNCCL.cpp.
@@ -172,3 +173,37 @@ def test_an_entry_that_makes_no_sense_is_left_out(changes: dict[str, Any], confi
         assert 0 <= one.seq < 1 << 62
         assert abs(one.elements) <= 1 << 62
         assert 0 <= one.at < 1 << 62
+
+
+def test_a_dump_says_the_same_as_the_server() -> None:
+    changes: list[dict[str, Any]] = [
+        {"state": "completed", "retired": True},
+        {"collective_seq_id": 9},
+        {"is_p2p": True},
+    ]
+    assert flight.dumped(dump(*changes)) == entries(json.dumps(record(*changes)).encode())
+    assert [(one.seq, one.done, one.members) for one in flight.dumped(dump(*changes))] == [
+        (8, True, (0, 1)),
+        (9, False, (0, 1)),
+    ]
+
+
+def test_an_entry_of_a_dump_that_makes_no_sense_is_left_out() -> None:
+    nested = b"X\x01\x00\x00\x00a" * 2 + b"\x86" + b"N\x86" * 100_000
+    broken = dump({"process_group": "HERE"}, {}).replace(b"X\x04\x00\x00\x00HEREq", nested + b"q", 1)
+    assert [one.seq for one in flight.dumped(broken)] == [8]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pickled([1, 2]), "no flight record"),
+        (pickled({"entries": "some"}), "no flight record"),
+        (pickled({"entries": [{"seq_id": 8, "pg_id": 0}]}), "no collective_seq_id"),  # torch 2.2 and 2.3
+        (dump({})[:-20], "cut or damaged"),
+        (b"{}", "no pickle"),
+    ],
+)
+def test_what_is_no_dump(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        flight.dumped(data)

@@ -446,3 +446,47 @@ def test_the_size_of_the_record(
     start = Start(tmp_path / "run", sys.executable, doctor=True)
     script = IMPORT + "g = os.environ.get; print(g('TORCH_FR_BUFFER_SIZE'), g('TORCH_NCCL_TRACE_BUFFER_SIZE'))"
     assert start.run("-c", script, env={**torch_env, **user}).out.split("\n")[1] == expected
+
+
+DUMP, STEM, OLD_STEM = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+
+
+@pytest.mark.parametrize(
+    ("version", "user", "expected"),
+    [
+        ("2.13.0+cpu", {}, {DUMP: "1", STEM: "OURS"}),
+        ("2.10.0", {}, {DUMP: "1", STEM: "OURS"}),
+        ("2.9.1", {}, {DUMP: "1", STEM: "OURS", OLD_STEM: "OURS"}),
+        ("2.8.0", {}, {DUMP: "1", STEM: "OURS", OLD_STEM: "OURS"}),
+        ("2.7.1", {}, {DUMP: "1", OLD_STEM: "OURS"}),
+        ("2.6.0", {}, {OLD_STEM: "OURS"}),
+        ("2.2.0", {}, {OLD_STEM: "OURS"}),
+        ("2.1.2", {}, {}),
+        ("1.13.0a0", {}, {}),
+        ("2.13.0", {DUMP: "0"}, {DUMP: "0", STEM: "OURS"}),
+        ("2.6.0", {DUMP: "1"}, {DUMP: "1", OLD_STEM: "OURS"}),
+        ("2.13.0", {STEM: "mine"}, {DUMP: "1", STEM: "mine"}),
+        ("2.13.0", {OLD_STEM: "mine"}, {DUMP: "1", OLD_STEM: "mine"}),
+        ("2.7.1", {STEM: "mine"}, {DUMP: "1", STEM: "mine"}),
+    ],
+)
+def test_where_torch_writes_its_dump(
+    tmp_path: Path, torch_env: dict[str, str | None], version: str, user: dict[str, str], expected: dict[str, str]
+) -> None:
+    program(Path(str(torch_env["PYTHONPATH"])), f"__version__ = {version!r}", "torch/torch_version.py")
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    script = IMPORT + f"print({{name: os.environ[name] for name in {(DUMP, STEM, OLD_STEM)} if name in os.environ}})"
+    found = start.run("-c", script, env={**torch_env, **user}).out.split("\n")[1]
+    assert found.replace(f"{start.paths.dumps}/rank_", "OURS") == str(expected)
+
+
+def test_a_dump_can_be_written_in_a_deep_folder_and_an_earlier_one_stays(
+    tmp_path: Path, torch_env: dict[str, str | None]
+) -> None:
+    start = Start(tmp_path / ("deep" * 50) / ("er" * 100), sys.executable, doctor=True)
+    script = IMPORT + f"open(os.environ['{STEM}'] + '0', 'x').write(os.environ['ATTEMPT'])"
+    for attempt in ("first", "second"):
+        assert start.run("-c", script, env={**torch_env, "ATTEMPT": attempt}).code == 0
+    folder = Path(start.paths.dumps)
+    assert {one.name: one.read_text() for one in folder.iterdir()} == {"earlier_0": "first", "rank_0": "second"}
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker.doctor import flight, stacks
+from ddpctl_worker.doctor import dumps, flight, stacks
 from tests.lab import interpreters
 from tests.worker.rank import Ended, Start
 
@@ -89,6 +89,18 @@ def test_the_users_variable_stays(start: Start) -> None:
     with start.living(script, env={"TORCH_FR_BUFFER_SIZE": "30"}) as rank:
         assert rank.first == "ready"
         assert len(flight.entries(start.ask(rank.pid, "fr_trace_json") or b"") or []) == 30
+
+
+def test_torchs_own_dump_is_read_like_its_record(start: Start) -> None:
+    """With gloo torch writes no dump by itself; here the script writes it where NCCL's writer would."""
+    write = "open(os.environ['TORCH_FR_DUMP_TEMP_FILE'] + '0', 'wb').write(_dump_fr_trace())"
+    script = GROUP + "from torch._C._distributed_c10d import _dump_fr_trace\nfor _ in range(350): dist.all_reduce(x)\n"
+    with start.living(script + write + "\nprint('ready', flush=True)\ntime.sleep(300)") as rank:
+        assert rank.first == "ready"
+        found = dumps.of_rank(start.paths.dumps, 0)
+        assert found == flight.entries(start.ask(rank.pid, "fr_trace_json") or b"")
+        assert found is not None
+        assert len(found) == 300
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")

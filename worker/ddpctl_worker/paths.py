@@ -14,7 +14,7 @@
         metrics/        what each rank writes to its DDPCTL_METRICS
         doctor/         what lets the doctor see the ranks: boot/ is first on their PYTHONPATH, PID.sock torch's
                         debug server in a rank, PID.stack what a rank writes of its own stack, desk.sock the
-                        supervisor's
+                        supervisor's, nccl/rank_RANK torch's dump of NCCL's record
         diagnosis.json  why the run was or is stuck, and which ranks are slow
         last_look.json  where each rank stood before the run's end
     <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone
@@ -57,6 +57,7 @@ class RunPaths:
         self.doctor = os.path.join(node, "doctor")
         self.doctor_boot = os.path.join(self.doctor, "boot")
         self.doctor_socket = os.path.join(self.doctor, "desk.sock")
+        self.dumps = os.path.join(self.doctor, "nccl")
         self.diagnosis = os.path.join(node, "diagnosis.json")
         self.last_look = os.path.join(node, "last_look.json")
         self.shim = os.path.join(node, "python")

@@ -51,7 +51,7 @@ def _why(line: str, errors: Mapping[str, DdpctlError]) -> str:
 def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
     """The last looks of a node that has ended before the others say where its ranks were, not where they are."""
     over = answer["ended"] and not run.terminal
-    return [{**one, "state": "ended"} if over else one for one in answer["looks"]]
+    return [{**one, "state": "ended", "dumped": False} if over else one for one in answer["looks"]]
 
 
 def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:

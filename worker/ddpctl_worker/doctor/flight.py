@@ -1,6 +1,7 @@
-"""torch's flight record as its debug server gives it: the last collectives of one rank. Pure.
+"""torch's flight record as its debug server or its dump gives it: the last collectives of one rank. Pure.
 
-The format is that of torch's FlightRecorder: ``dump_json`` in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp.
+The formats are those of torch's FlightRecorder: ``dump_json`` and ``dump`` in
+torch/csrc/distributed/c10d/FlightRecorderDetail.hpp. Before torch 2.4 an entry has no ``collective_seq_id``.
 With gloo ``state`` is always ``scheduled`` and ``retired`` means done. With NCCL ``state`` tells, and an entry that is
 retired but not completed has timed out. Sends and receives have no entry with gloo and are left out with NCCL.
 ``op_id`` counts those as well, so that only ``collective_seq_id`` can be compared between ranks.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker.doctor import pickled
 
 MOST = 300  # entries that are kept of one rank
 # In a correct program these have as many elements on every rank. Shapes may differ: only elements are sent.
@@ -46,8 +49,22 @@ def entries(text: bytes) -> Optional[List[Entry]]:
     except (ValueError, RecursionError):
         return None
     found = (made.get("entries") or []) if isinstance(made, dict) else None
+    return _read(made, found) if isinstance(found, list) else None
+
+
+def dumped(data: bytes) -> List[Entry]:
+    """The same of the file that torch writes when a collective of NCCL times out. Raises ValueError: it cannot be
+    read, or its entries are not those of torch 2.4 and newer."""
+    made = pickled.load(data)
+    found = made.get("entries") if isinstance(made, dict) else None
     if not isinstance(found, list):
-        return None
+        raise ValueError("it is no flight record")
+    if found and not any(isinstance(one, dict) and "collective_seq_id" in one for one in found):
+        raise ValueError("its entries have no collective_seq_id")
+    return _read(made, found)
+
+
+def _read(made: Dict[str, Any], found: List[Any]) -> List[Entry]:
     members = _members(made.get("pg_config"))
     return _joined([one for one in (_entry(each, members) for each in found[-MOST:]) if one is not None])
 
@@ -73,7 +90,7 @@ def _entry(one: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:
             one["state"] != "scheduled",
             members.get(name, ()),
         )
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

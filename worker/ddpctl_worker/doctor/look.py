@@ -13,6 +13,7 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     still, spins                 at each look in that second on the same line; in one function, holding the GIL
     peers                        of a send or receive
     groups                       its last collectives (flight.py)
+    dumped                       whether those are from torch's own dump, written before the rank ended
     moved                        whether it entered or left a collective in that second, by its record or its stack
     now                          Unix time of this machine at the end of the look
     missing                      what could not be had, and why
@@ -33,6 +34,7 @@ SAMPLES = 4  # of the stack in that time
 DEADLINE_S = 2.0
 MOST_CHILDREN = 4  # whose stacks are read
 MOST_THREADS = 8
+NO_RECORD = "no record of its collectives"
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -177,7 +179,7 @@ class _Looking(threading.Thread):
             after = before
         if after is None:
             if not stopped:
-                self._missing.append("no record of its collectives")
+                self._missing.append(NO_RECORD)
             return
         self._known["groups"] = flight.to_json(after)
         self._known["moved"] = before is not None and state_of(before) != state_of(after)

@@ -45,7 +45,7 @@ class SeenRank(NamedTuple):
     @property
     def operation(self) -> Optional[str]:
         """The operation that it waits in, by its record or, where that has none of it, by its stack."""
-        if self.state == "ended":
+        if self.state == "ended" and not self.look.get("dumped"):
             return None
         if self.pending is not None:
             return self.pending.op

@@ -12,14 +12,16 @@ import json
 import os
 import socket
 import struct
+import time
 from threading import Thread
 from typing import Any, Callable, Dict, List, Optional
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel
 from ddpctl_worker.contract import TERMINAL
-from ddpctl_worker.doctor import look, server
+from ddpctl_worker.doctor import dumps, flight, look, server
 from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.watch import ENTRIES
 from ddpctl_worker.notes import note
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, ranks
@@ -27,6 +29,7 @@ from ddpctl_worker.run.record import named_by
 from ddpctl_worker.run.status import node_status
 
 ANSWER_S = 5.0  # of the supervisor; a look takes a second, and three where a rank does not answer
+READ_S = 5.0  # for the dumps of a node; each takes less than 0.1 s
 MOST = 3 << 20  # bytes of an answer: a message to the controller may have 4 MiB
 
 
@@ -41,9 +44,28 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         told = ask(paths.doctor_socket)
     found["looks"] = _list(told.get("looks")) if told is not None else _by_itself(paths)
     found["slow"] = _list((told or {}).get("slow"))
+    if found["ended"]:
+        _add_dumps(paths, found["looks"])
     for one in found["looks"]:
         one["host"] = str(run["host"])
     return found
+
+
+def _add_dumps(paths: RunPaths, looks: List[Dict[str, Any]]) -> None:
+    """torch's own dumps, for ranks whose last look has no collectives: of NCCL's a healthy job is not asked."""
+    until = time.monotonic() + READ_S
+    for one in looks:
+        if one.get("groups"):
+            continue
+        try:
+            found = dumps.of_rank(paths.dumps, int(one["rank"]), until)
+        except (OSError, ValueError) as error:
+            text = "torch's dump doctor/nccl/rank_%s: %s" % (one["rank"], getattr(error, "strerror", None) or error)
+            one["missing"] = [*(one.get("missing") or ()), text]
+            continue
+        if found:
+            one.update(groups=flight.to_json(found, ENTRIES), dumped=True)
+            one["missing"] = [line for line in one.get("missing") or () if line != look.NO_RECORD]
 
 
 def _list(value: Any) -> List[Dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Set
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel
+from ddpctl_worker.doctor import dumps
 from ddpctl_worker.output.lines import decode
 from ddpctl_worker.output.logs import Reader
 from ddpctl_worker.paths import RunPaths
@@ -30,6 +31,8 @@ def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     sender = _Sender(channel)
     for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look, paths.debug_log):
         sender.plain(path, "record/" + os.path.basename(path))
+    for path in dumps.kept(paths.dumps):
+        sender.plain(path, "record/nccl/" + os.path.basename(path))
     _send_logs(paths, sender)
     for path in _walk(paths.metrics):
         sender.plain(path, "metrics/" + os.path.relpath(path, paths.metrics))

@@ -136,6 +136,7 @@ def _way_in(paths: RunPaths) -> str:
     from ddpctl_worker.doctor import rank
 
     os.mkdir(paths.doctor, 0o700)
+    os.mkdir(paths.dumps, 0o700)
     boot = os.path.abspath(paths.doctor_boot)  # as the interpreter names it; it is looked for, to be removed
     if os.pathsep in boot:  # in PYTHONPATH it would be two other folders
         return "unset %s\n" % ENV_WATCHER

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.doctor import dumps
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.service import Desk
 from ddpctl_worker.doctor.watch import RunWatch, shortened
@@ -19,6 +20,37 @@ from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Recorder
 
 LAST_S = 0.5  # for the last look at ranks that are about to be stopped
+DUMPS_S = 5.0  # for torch's dumps, once all have ended
+
+
+class _Once:
+    """Work in a thread of its own, begun by the first question whether it is over; it counts as over after ``most``
+    seconds."""
+
+    def __init__(self, name: str, work: Callable[[], None], most: float, changed: Callable[[], None]) -> None:
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._name, self._work, self._most, self._changed = name, work, most, changed
+        self._until: Optional[float] = None
+        self._done = False
+
+    def over(self) -> bool:
+        if self._until is None:
+            self._until = time.monotonic() + self._most
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # the user may start no more threads
+                notes.note("doctor: no %s: %s" % (self._name, error))
+                self._done = True
+        return self._done or time.monotonic() >= self._until
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            notes.note("doctor: the %s failed: %r" % (self._name, error))
+        finally:
+            self._done = True
+            self._changed()
 
 
 class Observer:
@@ -36,7 +68,10 @@ class Observer:
     ) -> None:
         run, settings = order["run"], order["run"]["doctor"]
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
-        self._changed = changed
+        self._began = time.time()
+        self._stems = order.get("dump_stems") or ()
+        self._last = _Once("last look", self._look_last, LAST_S, changed)
+        self._dumps = _Once("copy of torch's dumps", self._keep_dumps, DUMPS_S, changed)
         alone = int(run.get("nnodes") or 1) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
         self._watch = RunWatch(
@@ -56,8 +91,6 @@ class Observer:
         self._desk = Desk(
             paths.doctor_socket, lambda: {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
         )
-        self._last_until: Optional[float] = None
-        self._last_done = False
 
     @property
     def diagnosis(self) -> Optional[Dict[str, Any]]:
@@ -75,22 +108,22 @@ class Observer:
     def last_look(self) -> bool:
         """Whether the ranks may be stopped: where they stand has been seen, or that takes too long. Asked again and
         again; the first call begins the look."""
-        if self._last_until is None:
-            self._last_until = time.monotonic() + LAST_S
-            self._watch.stop()
-            Thread(target=self._look_last, name="last-look", daemon=True).start()
-        return self._last_done or time.monotonic() >= self._last_until
+        return self._last.over()
+
+    def dumps_kept(self) -> bool:
+        """The same of torch's dumps, once no process of the run is left."""
+        return self._dumps.over()
 
     def _look_last(self) -> None:
-        try:
-            looks = [shortened(one) for one in self._watch.look(interval=0.0)]
-            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks, "slow": self._watch.slow}
-            self._recorder.put(self._paths.last_look, value, durable=False)
-        except Exception as error:
-            notes.note("doctor: the last look failed: %r" % error)
-        finally:
-            self._last_done = True
-            self._changed()
+        self._watch.stop()
+        looks = [shortened(one) for one in self._watch.look(interval=0.0)]
+        value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks, "slow": self._watch.slow}
+        self._recorder.put(self._paths.last_look, value, durable=False)
+
+    def _keep_dumps(self) -> None:
+        left_out = dumps.keep(self._stems, self._roster.numbers().values(), self._began, self._paths.dumps)
+        for line in left_out + dumps.too_large(self._paths.dumps):
+            notes.note("doctor: torch's dump is not fetched: %s" % line)
 
     def _subjects(self) -> List[Subject]:
         return [Subject(one.rank, one.local_rank, one.pid) for one in self._roster.alive()]

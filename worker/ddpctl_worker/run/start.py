@@ -18,6 +18,7 @@ from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
+from ddpctl_worker.doctor import dumps
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import guardian, launcher, processes, record
 from ddpctl_worker.run.status import node_status
@@ -138,6 +139,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
         "shim": shim,
         "refused": refused,
         "umask": umask,
+        "dump_stems": dumps.users_stems(env, cwd),
         "gang_key": request.get("gang_key"),
         "py_spy": _py_spy(request, base) if refused is None else None,
         "code_path": os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))),

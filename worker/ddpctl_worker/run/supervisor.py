@@ -320,6 +320,8 @@ class Supervisor:
         self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
         if not self._drain.over and time.monotonic() < self._drain_until:
             return
+        if self._observer and not self._observer.dumps_kept():
+            return
         if self._log_until is None:
             self._close_log()
         if self._writer.over or time.monotonic() >= (self._log_until or 0.0):

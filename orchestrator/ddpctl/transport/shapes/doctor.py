@@ -63,6 +63,7 @@ class LookDict(TypedDict):
     children: NotRequired[Annotated[list[ChildDict], Field(max_length=100)]]
     peers: NotRequired[dict[Short, Small]]
     groups: NotRequired[dict[Short, GroupDict] | None]
+    dumped: NotRequired[bool]
     missing: NotRequired[list[Short]]
 
 

@@ -19,6 +19,7 @@ _SELF, _FOLDER, _WATCHER = "DDPCTL_LOOK_PID", "DDPCTL_LOOK", "DDPCTL_LOOK_BY"
 _HAD_PATH = "DDPCTL_LOOK_PATH"  # not empty where the user has set PYTHONPATH
 _TORCH = "torch.distributed.distributed_c10d"
 _STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
+_DUMPS = "nccl"  # where torch writes NCCL's record, below the folder for this rank
 _ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
 _PR_SET_PTRACER = 0x59616D61
 _SPARE = 32  # threads that must be left to the rank, and to the other ranks that start at this moment
@@ -103,12 +104,37 @@ class _AfterImport:
 
 def _keep_a_record() -> None:
     """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays."""
-    from torch.torch_version import __version__ as version
-
     newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"  # from 2.8; from 2.2, of NCCL only
-    number = tuple(int(part) for part in version.split(".")[:2])
+    number = _version()
     if number >= (2, 2) and newest not in os.environ and older not in os.environ:
         os.environ[newest if number >= (2, 8) else older] = _ENTRIES
+
+
+def _version() -> "Tuple[int, ...]":
+    """Major and minor of the torch that is being imported."""
+    from torch.torch_version import __version__ as version
+
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _place_its_dump(folder: str) -> None:
+    """When a collective of NCCL times out, torch writes the record to a file, whose name it reads only then: the stem
+    and the rank. What the user set stays. The write is switched on where torch does so itself (2.7 and newer): before
+    2.5 it can abort a rank at its end. With gloo nothing is ever written.
+    """
+    number = _version()
+    if number >= (2, 7):
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    newest, older = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"  # from 2.8 or 2.9; from 2.2
+    if number < (2, 2) or newest in os.environ or older in os.environ:
+        return
+    stem, rank = os.path.join(folder, _DUMPS, "rank_"), os.environ["RANK"]
+    if number >= (2, 8):
+        os.environ[newest] = stem
+    if number < (2, 10):
+        os.environ[older] = stem
+    if os.path.exists(stem + rank):  # of an earlier attempt; torchfrtrace takes every name with rank_ in it
+        os.replace(stem + rank, os.path.join(folder, _DUMPS, "earlier_" + rank))
 
 
 def _serve(folder: str) -> None:
@@ -181,7 +207,12 @@ def _let_read(watcher: str) -> None:
 def _when_torch_is_there(folder: str, watcher: str, pid: int) -> None:
     if os.getpid() != pid:  # a child that was forked before the import
         return
-    for step in (_keep_a_record, lambda: _serve(folder), lambda: _let_read(watcher)):
+    for step in (
+        _keep_a_record,
+        lambda: _place_its_dump(folder),
+        lambda: _serve(folder),
+        lambda: _let_read(watcher),
+    ):
         try:
             step()
         except Exception:  # an older torch, or another system: then less can be seen

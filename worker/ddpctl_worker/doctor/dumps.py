@@ -1,0 +1,106 @@
+"""The files that torch writes when a collective of NCCL times out, one for each rank.
+
+torch names them by a stem and the rank. The stem is in the run's folder (``doctor/rank/sitecustomize.py``), unless the
+user has set another in the job's environment: from there they are copied when the run ends, since the next run would
+overwrite them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import time
+from typing import Iterable, List, Mapping, Optional
+
+from ddpctl_worker.doctor import flight
+
+MOST_BYTES = 4 << 20  # of a dump; one of 2000 collectives has less than 1 MB
+STEMS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_PREFIX = "rank_"
+
+
+def users_stems(env: Mapping[str, str], cwd: str) -> List[str]:
+    """Where the job's environment has torch write them; empty where that is left to ddpctl."""
+    return [os.path.join(cwd, env[name]) for name in STEMS if env.get(name)]
+
+
+def keep(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) -> List[str]:
+    """Copy to ``folder`` what torch wrote for ``ranks`` since then (Unix time): of each rank the newest file.
+
+    Returns what stays away from the run's record, and why.
+    """
+    left_out = []
+    for rank in ranks:
+        found = [path for path in ("%s%d" % (stem, rank) for stem in stems) if _modified(path) >= since]
+        if found:
+            path = max(found, key=_modified)
+            try:
+                _copy(path, os.path.join(folder, _PREFIX + str(rank)))
+            except (OSError, ValueError) as error:
+                left_out.append("%s: %s" % (path, getattr(error, "strerror", None) or error))
+    return left_out
+
+
+def too_large(folder: str) -> List[str]:
+    """The dumps in ``folder`` that are neither fetched nor read."""
+    return ["%s: %s" % (path, _LARGE) for path in _all(folder) if os.path.getsize(path) > MOST_BYTES]
+
+
+def kept(folder: str) -> List[str]:
+    """The paths of all others."""
+    return [path for path in _all(folder) if os.path.getsize(path) <= MOST_BYTES]
+
+
+def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[flight.Entry]]:
+    """The collectives in a rank's dump; None where there is none.
+
+    Raises OSError, ValueError: it cannot be read, or the monotonic clock is past ``until``.
+    """
+    try:
+        data = _content(os.path.join(folder, _PREFIX + str(rank)))
+    except FileNotFoundError:
+        return None
+    if time.monotonic() > until:
+        raise ValueError("not read, the other ranks' took too long")
+    return flight.dumped(data)
+
+
+_LARGE = "larger than %d MiB" % (MOST_BYTES >> 20)
+
+
+def _all(folder: str) -> List[str]:
+    try:
+        found = sorted(os.listdir(folder))
+    except FileNotFoundError:  # a run without the doctor
+        return []
+    paths = (os.path.join(folder, name) for name in found if not name.startswith("."))
+    return [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _copy(source: str, target: str) -> None:
+    data = _content(source)
+    aside = os.path.join(os.path.dirname(target), ".new")
+    with open(aside, "wb") as file:
+        file.write(data)
+    os.replace(aside, target)
+
+
+def _content(path: str) -> bytes:
+    """Raises OSError; ValueError: it is no file of this user's, or too large."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise ValueError("no file of this user's")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(_LARGE)
+    return data
