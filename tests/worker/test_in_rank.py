@@ -115,6 +115,27 @@ def test_the_shim_has_no_variable_of_its_own(both: Both) -> None:
     assert {name: found[name] for name in user} == user
 
 
+NO_IDENTIFIERS = {
+    "BASH_FUNC_module%%": "() {  echo sourced;\n}",
+    "BASH_FUNC_old()": "() { :; }; echo run",
+    "a.b": "x=1 y",
+    "x-y": "",
+    "1st": "'",
+    "ünï": "é\udcff",
+}
+
+
+@pytest.mark.parametrize("doctor", [True, False])
+def test_variables_of_any_name_reach_the_rank(tmp_path: Path, doctor: bool) -> None:
+    """dash drops those whose name is no identifier. Nothing of bash's own start runs."""
+    (tmp_path / "profile").write_text("echo sourced\n")
+    user = {**NO_IDENTIFIERS, "BASH_ENV": f"{tmp_path}/profile", "ENV": f"{tmp_path}/profile"}
+    start = Start(tmp_path / "run", sys.executable, doctor, user)
+    ended = start.run("-c", "import os, json; print(json.dumps(dict(os.environ)))")
+    assert {name: reported(ended).get(name) for name in user} == user
+    assert ended.err == ""
+
+
 @pytest.mark.parametrize("name", ["a b", "it's", 'say "$HOME"', "ünï", "double//slash", "up/../here"])
 def test_a_run_may_lie_in_any_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "up").mkdir()
