@@ -434,6 +434,50 @@ def test_a_finder_of_the_old_kind_does_no_harm(both: Both, torch_env: dict[str, 
     assert len(servers_of(torch_env)) == 1
 
 
+def test_another_import_that_is_under_way_misses_no_finder(
+    both: Both, torch_env: dict[str, str | None], tmp_path: Path
+) -> None:
+    """Here it comes to the finder of files next; the list of finders must not shrink under it."""
+    program(tmp_path / "lib", "print('late')", "late.py")
+    finder = """
+import sys
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "late":
+            import torch.distributed.distributed_c10d
+kinds = [getattr(one, "__name__", "") for one in sys.meta_path]
+sys.meta_path.insert(kinds.index("PathFinder"), First())
+import late
+"""
+    assert both.run("-c", finder, env=torch_env).out == "imported\nlate\n"
+    assert len(servers_of(torch_env)) == 1
+
+
+LOADERS = {
+    "of the old kind": "def load_module(self, name): sys.modules[name] = os; return os",
+    "closed": """
+    create_module = lambda self, spec: None
+    exec_module = lambda self, module: None
+    __setattr__ = lambda self, name, value: 1 / 0
+""",
+}
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_a_loader_that_cannot_be_watched_does_its_work(both: Both, torch_env: dict[str, str | None], how: str) -> None:
+    finder = f"""
+import importlib.machinery, os, sys
+class Loader:
+    {LOADERS[how]}
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed.distributed_c10d":
+            return importlib.machinery.ModuleSpec(name, Loader())
+sys.meta_path.insert(1, First())
+"""
+    assert both.run("-W", "ignore", "-c", finder + IMPORT, env=torch_env).code == 0
+
+
 def test_an_import_of_torch_that_fails(both: Both, torch_env: dict[str, str | None]) -> None:
     program(Path(str(torch_env["PYTHONPATH"])), "raise RuntimeError('broken')", "torch/distributed/distributed_c10d.py")
     assert both.run("-c", IMPORT, env=torch_env).code == 1

@@ -77,29 +77,31 @@ class _AfterImport:
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != self._name:
             return None
-        sys.meta_path[:] = [one for one in sys.meta_path if one is not self]
+        # A new list: another thread may be in the middle of an import, and would miss a finder if this one shrank.
+        sys.meta_path = [one for one in sys.meta_path if one is not self]
         spec: "Any" = None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)  # Python 3.11 and older take finders without it
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 break
-        if spec is not None and spec.loader is not None:
-            loader, then = spec.loader, self._then
-            run = loader.exec_module
-
-            def run_then_tell(module: "Any") -> None:
-                del loader.exec_module  # the one of its class is back
-                run(module)
-                then()
-
-            # Should the import fail: importlib leaves frames of its own out of the traceback, and so this one.
-            run_then_tell.__code__ = run_then_tell.__code__.replace(co_filename="<frozen importlib._bootstrap>")
-            try:
-                loader.exec_module = run_then_tell
-            except AttributeError:
-                pass
+        try:
+            self._watch(spec.loader)
+        except Exception:  # there is none, or it is of an odd kind, or Python is older than 3.8
+            pass
         return spec
+
+    def _watch(self, loader: "Any") -> None:
+        run, then = loader.exec_module, self._then
+
+        def run_then_tell(module: "Any") -> None:
+            del loader.exec_module  # the one of its class is back
+            run(module)
+            then()
+
+        # Should the import fail: importlib leaves frames of its own out of the traceback, and so this one.
+        run_then_tell.__code__ = run_then_tell.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+        loader.exec_module = run_then_tell
 
 
 def _keep_a_record() -> None:
