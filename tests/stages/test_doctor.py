@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ddpctl.errors import HostsFailed, RemoteError, Unreachable
 from ddpctl.spec.doctor import Consultation
 from ddpctl.stages.doctor import consult
-from tests.transport.dry import DryFleet, DryTransport
+from tests.transport.dry import Asked, DryFleet, DryTransport
 from tests.worker.looks import ODD, WAIT, Look, behind, waits_in
 
 HOSTS = ["node0", "node1"]
@@ -49,6 +50,19 @@ def test_the_looks_of_all_hosts_decide_together() -> None:
     assert [one["rank"] for one in found.looks] == [0, 1, 2, 3]
     assert [one["rank"] for one in found.slow] == [3]
     assert (found.job, found.run, found.state, found.ended, found.errors) == ("train", "r1", "running", False, {})
+
+
+def test_all_hosts_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [f"node{number}" for number in range(40)]  # more than are otherwise worked on at a time
+    monkeypatch.setattr(f"{__name__}.HOSTS", many)
+    meeting = threading.Barrier(len(many))
+
+    def look(asked: Asked) -> dict[str, Any]:
+        meeting.wait(20)
+        return {"state": "running", "ended": False, "looks": [], "slow": []}
+
+    found = consulted(*(DryTransport(name, {"status": status(name), "doctor": look}) for name in many))
+    assert found.errors == {}
 
 
 def test_the_stall_is_the_jobs_or_what_the_run_has_done_before() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl_worker.output.tail import JUDGE_S
 from tests.worker.node import Node, eventually
+
+TIME = "2026-01-02T03:04:05+00:00"
 
 
 def test_lines_carry_rank_and_stream(node: Node) -> None:
@@ -144,6 +148,33 @@ def test_follow_ends_when_the_supervisor_has_died(node: Node) -> None:
     os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
     assert stream.result()["state"] == "lost"
     assert len(stream.lines) == 2
+
+
+def test_a_run_that_stays_stuck_is_told_once(node: Node) -> None:
+    """Its sentence changes all the time: it says for how long the ranks have waited."""
+    run = node.start("import time; time.sleep(300)")
+    stream = node.open("tail", run=run, follow=True)
+
+    def stuck() -> list[str]:
+        return [(frame["stuck"] or {}).get("verdict", "") for frame in stream.frames if "stuck" in frame]
+
+    def diagnose(seconds: int, rank: int, over: str | None = None) -> None:
+        words = {"verdict": f"rank {rank}, {seconds} s", "suspects": [{"host": "node0", "rank": rank}], "stuck": True}
+        found = {**words, "since": TIME, "time": TIME, "over": over, "missing": [], "groups": []}
+        temporary = node.folder(run) / "diagnosis.new"
+        temporary.write_text(json.dumps({"schema": 1, "diagnosis": found, "slow": []}))
+        temporary.rename(node.folder(run) / "diagnosis.json")
+
+    node.wait_state(run, "running")
+    diagnose(30, 1)
+    eventually(lambda: stuck() == ["rank 1, 30 s"], "it is said")
+    diagnose(60, 1)
+    time.sleep(2 * JUDGE_S)
+    diagnose(61, 0)
+    eventually(lambda: stuck()[1:] == ["rank 0, 61 s"], "another rank is news")
+    diagnose(61, 0, over=TIME)
+    eventually(lambda: stuck()[2:] == [""], "it moves again")
+    stream.hang_up()
 
 
 def test_a_line_arrives_soon(node: Node) -> None:

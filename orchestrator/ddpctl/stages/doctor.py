@@ -29,7 +29,7 @@ def consult(fleet: Fleet, job: str) -> Consultation:
         return transport.call("doctor", {"run": run.run}, timeout=LOOK_TIMEOUT_S)
 
     hosts = [host for host in run.hosts if host in fleet.hosts]
-    answers = fleet.map(look, hosts)
+    answers = fleet.together(look, hosts)  # what they saw is compared as one moment
     looks = [one for answer in answers.results.values() for one in _looks(answer, run)]
     slow = {one["rank"]: one for answer in answers.results.values() for one in answer["slow"]}
     absent = [host for host in run.hosts if host not in answers.results]

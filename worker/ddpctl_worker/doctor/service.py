@@ -29,7 +29,7 @@ from ddpctl_worker.run.record import named_by
 from ddpctl_worker.run.status import node_status
 
 ANSWER_S = 5.0  # of the supervisor; a look takes a second, and three where a rank does not answer
-READ_S = 5.0  # for the dumps of a node; each takes less than 0.1 s
+READ_S = 5.0  # for the dumps of a node; one of 2000 collectives takes 0.1 to 0.6 s
 MOST = 3 << 20  # bytes of an answer: a message to the controller may have 4 MiB
 
 

@@ -66,10 +66,15 @@ class _Follow:
             self._stale = status["state"] == STALE
             self._channel.send({"state": status["state"], "heartbeat_age_s": status["heartbeat_age_s"]})
         stuck = status["diagnosis"]
-        if status["node_rank"] == 0 and (stuck or {}).get("verdict") != (self._stuck or {}).get("verdict"):
+        if status["node_rank"] == 0 and _who(stuck) != _who(self._stuck):
             self._stuck = stuck
             self._channel.send({"stuck": stuck})
         return status["state"] in TERMINAL
+
+
+def _who(stuck: Optional[Dict[str, Any]]) -> Any:
+    """What makes a diagnosis news. Its sentence does not: that changes with every second of the wait."""
+    return None if stuck is None else (stuck.get("time"), stuck.get("suspects"))
 
 
 def _stream(reader: Reader, offset: int, ranks: Optional[Set[int]], follow: Optional[_Follow], channel: Channel) -> int:
