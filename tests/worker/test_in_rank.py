@@ -9,6 +9,8 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 import venv
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.doctor import stacks
+from ddpctl_worker.doctor import rank, stacks
 from tests.worker.rank import Ended, Start
 
 PY_SPY = str(Path(sys.prefix) / "bin" / "py-spy")
@@ -416,6 +418,88 @@ def test_the_import_of_torch_starts_the_server_and_leaves_no_trace(
     script = IMPORT + "import sys; print(vars(c.__spec__.loader), [type(one).__name__ for one in sys.meta_path])"
     assert both.run("-c", script, env=torch_env).out.startswith("imported\n{'name': ")
     assert len(servers_of(torch_env)) == 1
+
+
+# Threads that are free: the host runs 1000, the limits are below.
+HOST = {
+    "proc/loadavg": "0.1 0.2 0.3 2/1000 4242\n",
+    "proc/self/limits": "Max open files  1024 1024 files\nMax processes  unlimited unlimited processes\n",
+    "proc/sys/kernel/threads-max": "500000\n",
+    "proc/sys/kernel/pid_max": "400000\n",
+    "proc/self/cgroup": "0::/user.slice/session-1.scope\n",
+    "sys/fs/cgroup/cgroup.procs": "1\n",
+}
+
+
+def group(path: str, most: str, used: int) -> dict[str, str]:
+    names = {"pids.max": most, "pids.current": used, "cgroup.procs": 7, "cgroup.events": "populated 1"}
+    return {f"sys/fs/cgroup{path}/{name}": f"{value}\n" for name, value in names.items()}
+
+
+CONTAINER = {"proc/self/cgroup": "0::/\n"}
+VERSION_1 = {"proc/self/cgroup": "9:cpu,cpuacct:/a\n8:pids:/a\n0::/a\n", "sys/fs/cgroup/cgroup.procs": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "free"),
+    [
+        ({}, 399000),
+        ({"proc/sys/kernel/threads-max": "3000"}, 2000),
+        ({"proc/self/limits": "Max processes             4096    unlimited    processes\n"}, 3096),
+        ({"proc/self/limits": "Max processes 100 100 processes\n"}, -900),
+        (group("/user.slice/session-1.scope", "max", 5), 399000),
+        (group("/user.slice/session-1.scope", "300", 5), 295),
+        ({**group("/user.slice/session-1.scope", "max", 5), **group("/user.slice", "200", 150)}, 50),
+        ({**CONTAINER, **group("", "2048", 40)}, 2008),
+        ({**CONTAINER, **group("", "max", 40)}, 4056),
+        ({**CONTAINER, **group("", "100000", 40)}, 4056),
+        ({**CONTAINER, **group("", "", 0), "sys/fs/cgroup/pids.max": ""}, 3096),  # without this controller
+        ({"proc/self/cgroup": "0::/../../x\n"}, 399000),
+        ({"sys/fs/cgroup/cgroup.procs": ""}, 3096),  # no groups are mounted
+        ({**VERSION_1, "sys/fs/cgroup/pids/cgroup.procs": "1"}, 399000),
+        ({**VERSION_1, **group("/pids/a", "60", 50), "sys/fs/cgroup/pids/cgroup.procs": "1"}, 10),
+        ({**VERSION_1, **group("/pids", "max", 50)}, 4046),  # a container sees its own group at the top
+    ],
+)
+def test_the_threads_that_the_limits_leave(tmp_path: Path, changes: dict[str, str], free: int) -> None:
+    for name, text in {**HOST, **changes}.items():
+        if text:
+            program(tmp_path, text, name)
+    script = f"import sys; sys.path.insert(0, {str(Path(rank.__file__).parent)!r})\n"
+    script += f"import sitecustomize; print(sitecustomize._free_threads({str(tmp_path)!r}))"
+    printed = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    assert int(printed.stdout) == free
+
+
+@pytest.mark.parametrize("ranks", ["1", "1000000"])
+def test_many_ranks_on_a_host_have_no_server(both: Both, torch_env: dict[str, str | None], ranks: str) -> None:
+    """Each starts a thread for each processor."""
+    both.run("-c", IMPORT, env={**torch_env, "LOCAL_WORLD_SIZE": ranks})
+    assert len(servers_of(torch_env)) == (ranks == "1")
+
+
+def test_a_rank_that_cannot_have_these_threads_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
+    """Here it is no limit on threads: there is not enough room for their stacks."""
+    both.run("-c", IMPORT, env=torch_env, before=["prlimit", f"--stack={1 << 44}"])
+    assert servers_of(torch_env) == []
+
+
+@pytest.mark.parametrize("free_again", [True, False])
+def test_the_ranks_of_a_run_start_their_servers_in_turn(
+    tmp_path: Path, torch_env: dict[str, str | None], free_again: bool
+) -> None:
+    """A rank waits for the others, but not forever: one of them may be stopped at that moment."""
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    found = os.stat(start.folder)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0ddpctl-{found.st_dev}-{found.st_ino}")
+        with start.start("-c", IMPORT, env=torch_env) as process:
+            time.sleep(0.5)
+            assert (process.poll(), servers_of(torch_env)) == (None, [])
+            if free_again:
+                other.close()
+            assert process.communicate(timeout=30) == ("imported\n", "")
+    assert len(servers_of(torch_env)) == free_again
 
 
 def test_a_child_that_imports_torch_itself_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
