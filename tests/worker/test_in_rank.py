@@ -484,6 +484,12 @@ def test_a_rank_that_cannot_have_these_threads_has_no_server(both: Both, torch_e
     assert servers_of(torch_env) == []
 
 
+def test_a_rank_without_stderr_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
+    """It announces itself there: that would go into whatever the rank has opened under this number."""
+    both.run("-c", "import os; os.close(2); " + IMPORT + "print(os.open(os.devnull, os.O_RDONLY))", env=torch_env)
+    assert servers_of(torch_env) == []
+
+
 @pytest.mark.parametrize("free_again", [True, False])
 def test_the_ranks_of_a_run_start_their_servers_in_turn(
     tmp_path: Path, torch_env: dict[str, str | None], free_again: bool

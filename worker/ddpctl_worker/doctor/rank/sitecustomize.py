@@ -151,6 +151,7 @@ def _serve(folder: str) -> None:
     """
     import signal
 
+    os.fstat(2)  # where there is no stderr, which it writes to, a file of ours would get that number
     threads = max(8, os.sysconf("SC_NPROCESSORS_ONLN") - 1) + 1
     if threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * _SHARE > _free_threads():
         return
