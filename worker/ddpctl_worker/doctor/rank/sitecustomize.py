@@ -109,11 +109,19 @@ class _AfterImport:
 
 
 def _keep_a_record() -> None:
-    """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays."""
-    newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"  # from 2.8; from 2.2, of NCCL only
+    """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays.
+
+    It is set where the server can give the record: that of gloo from 2.10 on, that of NCCL from 2.5 on. From 2.8 to
+    2.10 NCCL goes by the older name, but with that gloo writes a warning.
+    """
+    newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    if newest in os.environ or older in os.environ:
+        return
     number = _version()
-    if number >= (2, 2) and newest not in os.environ and older not in os.environ:
-        os.environ[newest if number >= (2, 8) else older] = _ENTRIES
+    if number >= (2, 10):
+        os.environ[newest] = _ENTRIES
+    elif (2, 5) <= number < (2, 8):
+        os.environ[older] = _ENTRIES
 
 
 def _version() -> "Tuple[int, ...]":
