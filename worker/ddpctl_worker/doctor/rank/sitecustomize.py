@@ -155,7 +155,8 @@ def _serve(folder: str) -> None:
     """torch's own server, whose threads leave all signals to the user's.
 
     It starts as many threads as cpp-httplib has in a pool (CPPHTTPLIB_THREAD_POOL_COUNT), and one that listens. Where
-    one of them cannot be started, it aborts the process.
+    one of them cannot be started, it aborts the process. Since 2026 the pool grows to four times its size while none of
+    its threads is idle: that takes as many questions at once, or as many that are never answered.
     """
     import signal
 
