@@ -50,13 +50,15 @@ class Living:
 
 
 class Start:
-    """Starts ranks with one shim. ``doctor``: with what lets the doctor see them."""
+    """Starts ranks with one shim. ``doctor``: with what lets the doctor see them. ``env``: more of its variables."""
 
-    def __init__(self, folder: Path, python: str, doctor: bool) -> None:
+    def __init__(self, folder: Path, python: str, doctor: bool, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True)
         self.paths, self.doctor = RunPaths(str(folder)), doctor
         os.mkdir(self.paths.metrics)
-        assert make_shim(self.paths, python, os.environ["PATH"], 0, doctor=doctor)  # 0: no FIFO, so the pipes of a test
+        self._env = env or {}
+        # 0: no FIFO, so the pipes of a test
+        assert make_shim(self.paths, python, {**os.environ, **self._env}, 0, doctor=doctor)
 
     @property
     def folder(self) -> str:
@@ -65,7 +67,7 @@ class Start:
     def environment(self, changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
         """None removes a variable. Of Python's own variables only those that a test sets."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DDPCTL_", "TORCH"))}
-        env.update(RANK="0", LOCAL_RANK="0", OMP_NUM_THREADS="1", LC_ALL="C.UTF-8")
+        env.update(self._env, RANK="0", LOCAL_RANK="0", OMP_NUM_THREADS="1", LC_ALL="C.UTF-8")
         if self.doctor:
             env[ENV_WATCHER] = str(os.getpid())
         env.update({name: value for name, value in (changes or {}).items() if value is not None})

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.doctor import server, service
+from ddpctl_worker.doctor import look, server, service
 from ddpctl_worker.doctor.service import Desk
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -72,6 +72,15 @@ def test_an_answer(tmp_path: Path) -> None:
     with answering(tmp_path / "7.sock", [OK[:9], OK[9:30], OK[30:]], 0.01) as heard:
         assert server.ask(str(tmp_path), 7, "fr_trace_json") == b"{}"
     assert heard[0].startswith(b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\n")
+
+
+def test_nccls_record_is_asked_for_with_parameters_that_torch_knows(tmp_path: Path) -> None:
+    """It refuses all others: ``jsonDumpHandler`` in torch/csrc/distributed/c10d/FlightRecorderCuda.cpp."""
+    with answering(tmp_path / "7.sock", [OK]) as heard:
+        assert look.record_of_nccl(str(tmp_path), 7) == []
+    name, _, query = heard[0].split()[1].decode().partition("?")
+    assert name == "/handler/dump_nccl_trace_json"
+    assert {one.partition("=")[0] for one in query.split("&")} <= {"includecollectives", "onlyactive"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 import venv
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.doctor import stacks
+from ddpctl_worker.doctor import rank, stacks
 from tests.worker.rank import Ended, Start
 
 PY_SPY = str(Path(sys.prefix) / "bin" / "py-spy")
@@ -113,6 +115,27 @@ def test_the_shim_has_no_variable_of_its_own(both: Both) -> None:
     user = {name: f"the user's {name}" for name in ("p", "b", "python", "doctor", "boot", "pipes", "rank")}
     found = dict(reported(both.run("-c", REPORT + "report()", env=user))["environment"])
     assert {name: found[name] for name in user} == user
+
+
+NO_IDENTIFIERS = {
+    "BASH_FUNC_module%%": "() {  echo sourced;\n}",
+    "BASH_FUNC_old()": "() { :; }; echo run",
+    "a.b": "x=1 y",
+    "x-y": "",
+    "1st": "'",
+    "ünï": "é\udcff",
+}
+
+
+@pytest.mark.parametrize("doctor", [True, False])
+def test_variables_of_any_name_reach_the_rank(tmp_path: Path, doctor: bool) -> None:
+    """dash drops those whose name is no identifier. Nothing of bash's own start runs."""
+    (tmp_path / "profile").write_text("echo sourced\n")
+    user = {**NO_IDENTIFIERS, "BASH_ENV": f"{tmp_path}/profile", "ENV": f"{tmp_path}/profile"}
+    start = Start(tmp_path / "run", sys.executable, doctor, user)
+    ended = start.run("-c", "import os, json; print(json.dumps(dict(os.environ)))")
+    assert {name: reported(ended).get(name) for name in user} == user
+    assert ended.err == ""
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", 'say "$HOME"', "ünï", "double//slash", "up/../here"])
@@ -397,6 +420,94 @@ def test_the_import_of_torch_starts_the_server_and_leaves_no_trace(
     assert len(servers_of(torch_env)) == 1
 
 
+# Threads that are free: the host runs 1000, the limits are below.
+HOST = {
+    "proc/loadavg": "0.1 0.2 0.3 2/1000 4242\n",
+    "proc/self/limits": "Max open files  1024 1024 files\nMax processes  unlimited unlimited processes\n",
+    "proc/sys/kernel/threads-max": "500000\n",
+    "proc/sys/kernel/pid_max": "400000\n",
+    "proc/self/cgroup": "0::/user.slice/session-1.scope\n",
+    "sys/fs/cgroup/cgroup.procs": "1\n",
+}
+
+
+def group(path: str, most: str, used: int) -> dict[str, str]:
+    names = {"pids.max": most, "pids.current": used, "cgroup.procs": 7, "cgroup.events": "populated 1"}
+    return {f"sys/fs/cgroup{path}/{name}": f"{value}\n" for name, value in names.items()}
+
+
+CONTAINER = {"proc/self/cgroup": "0::/\n"}
+VERSION_1 = {"proc/self/cgroup": "9:cpu,cpuacct:/a\n8:pids:/a\n0::/a\n", "sys/fs/cgroup/cgroup.procs": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "free"),
+    [
+        ({}, 399000),
+        ({"proc/sys/kernel/threads-max": "3000"}, 2000),
+        ({"proc/self/limits": "Max processes             4096    unlimited    processes\n"}, 3096),
+        ({"proc/self/limits": "Max processes 100 100 processes\n"}, -900),
+        (group("/user.slice/session-1.scope", "max", 5), 399000),
+        (group("/user.slice/session-1.scope", "300", 5), 295),
+        ({**group("/user.slice/session-1.scope", "max", 5), **group("/user.slice", "200", 150)}, 50),
+        ({**CONTAINER, **group("", "2048", 40)}, 2008),
+        ({**CONTAINER, **group("", "max", 40)}, 4056),
+        ({**CONTAINER, **group("", "100000", 40)}, 4056),
+        ({**CONTAINER, **group("", "", 0), "sys/fs/cgroup/pids.max": ""}, 3096),  # without this controller
+        ({"proc/self/cgroup": "0::/../../x\n"}, 399000),
+        ({"sys/fs/cgroup/cgroup.procs": ""}, 3096),  # no groups are mounted
+        ({**VERSION_1, "sys/fs/cgroup/pids/cgroup.procs": "1"}, 399000),
+        ({**VERSION_1, **group("/pids/a", "60", 50), "sys/fs/cgroup/pids/cgroup.procs": "1"}, 10),
+        ({**VERSION_1, **group("/pids", "max", 50)}, 4046),  # a container sees its own group at the top
+    ],
+)
+def test_the_threads_that_the_limits_leave(tmp_path: Path, changes: dict[str, str], free: int) -> None:
+    for name, text in {**HOST, **changes}.items():
+        if text:
+            program(tmp_path, text, name)
+    script = f"import sys; sys.path.insert(0, {str(Path(rank.__file__).parent)!r})\n"
+    script += f"import sitecustomize; print(sitecustomize._free_threads({str(tmp_path)!r}))"
+    printed = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    assert int(printed.stdout) == free
+
+
+@pytest.mark.parametrize("ranks", ["1", "1000000"])
+def test_many_ranks_on_a_host_have_no_server(both: Both, torch_env: dict[str, str | None], ranks: str) -> None:
+    """Each starts a thread for each processor."""
+    both.run("-c", IMPORT, env={**torch_env, "LOCAL_WORLD_SIZE": ranks})
+    assert len(servers_of(torch_env)) == (ranks == "1")
+
+
+def test_a_rank_that_cannot_have_these_threads_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
+    """Here it is no limit on threads: there is not enough room for their stacks."""
+    both.run("-c", IMPORT, env=torch_env, before=["prlimit", f"--stack={1 << 44}"])
+    assert servers_of(torch_env) == []
+
+
+def test_a_rank_without_stderr_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
+    """It announces itself there: that would go into whatever the rank has opened under this number."""
+    both.run("-c", "import os; os.close(2); " + IMPORT + "print(os.open(os.devnull, os.O_RDONLY))", env=torch_env)
+    assert servers_of(torch_env) == []
+
+
+@pytest.mark.parametrize("free_again", [True, False])
+def test_the_ranks_of_a_run_start_their_servers_in_turn(
+    tmp_path: Path, torch_env: dict[str, str | None], free_again: bool
+) -> None:
+    """A rank waits for the others, but not forever: one of them may be stopped at that moment."""
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    found = os.stat(start.folder)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0ddpctl-{found.st_dev}-{found.st_ino}")
+        with start.start("-c", IMPORT, env=torch_env) as process:
+            time.sleep(0.5)
+            assert (process.poll(), servers_of(torch_env)) == (None, [])
+            if free_again:
+                other.close()
+            assert process.communicate(timeout=30) == ("imported\n", "")
+    assert len(servers_of(torch_env)) == free_again
+
+
 def test_a_child_that_imports_torch_itself_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
     script = "import os; os.fork() and os.wait() or __import__('torch.distributed.distributed_c10d')"
     script += "; print(os.environ.get('TORCH_FR_BUFFER_SIZE'))"
@@ -411,6 +522,50 @@ def test_a_finder_of_the_old_kind_does_no_harm(both: Both, torch_env: dict[str, 
     )
     both.run("-W", "ignore", "-c", script + IMPORT, env=torch_env)
     assert len(servers_of(torch_env)) == 1
+
+
+def test_another_import_that_is_under_way_misses_no_finder(
+    both: Both, torch_env: dict[str, str | None], tmp_path: Path
+) -> None:
+    """Here it comes to the finder of files next; the list of finders must not shrink under it."""
+    program(tmp_path / "lib", "print('late')", "late.py")
+    finder = """
+import sys
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "late":
+            import torch.distributed.distributed_c10d
+kinds = [getattr(one, "__name__", "") for one in sys.meta_path]
+sys.meta_path.insert(kinds.index("PathFinder"), First())
+import late
+"""
+    assert both.run("-c", finder, env=torch_env).out == "imported\nlate\n"
+    assert len(servers_of(torch_env)) == 1
+
+
+LOADERS = {
+    "of the old kind": "def load_module(self, name): sys.modules[name] = os; return os",
+    "closed": """
+    create_module = lambda self, spec: None
+    exec_module = lambda self, module: None
+    __setattr__ = lambda self, name, value: 1 / 0
+""",
+}
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_a_loader_that_cannot_be_watched_does_its_work(both: Both, torch_env: dict[str, str | None], how: str) -> None:
+    finder = f"""
+import importlib.machinery, os, sys
+class Loader:
+    {LOADERS[how]}
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed.distributed_c10d":
+            return importlib.machinery.ModuleSpec(name, Loader())
+sys.meta_path.insert(1, First())
+"""
+    assert both.run("-W", "ignore", "-c", finder + IMPORT, env=torch_env).code == 0
 
 
 def test_an_import_of_torch_that_fails(both: Both, torch_env: dict[str, str | None]) -> None:
@@ -430,9 +585,12 @@ def test_another_torch_than_expected(both: Both, torch_env: dict[str, str | None
     ("version", "user", "expected"),
     [
         ("2.13.0+cpu", {}, "300 None"),
-        ("2.8.0", {}, "300 None"),
+        ("2.10.0", {}, "300 None"),
+        ("2.9.1", {}, "None None"),
+        ("2.8.0", {}, "None None"),
         ("2.7.1", {}, "None 300"),
-        ("2.1.2", {}, "None None"),
+        ("2.5.0", {}, "None 300"),
+        ("2.4.1", {}, "None None"),
         ("1.13.0a0", {}, "None None"),
         ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "7"}, "7 None"),
         ("2.13.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "8"}, "None 8"),

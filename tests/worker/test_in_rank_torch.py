@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl_worker.doctor import dumps, flight, stacks
+from ddpctl_worker.doctor.flight import Entry
 from tests.lab import interpreters
 from tests.worker.rank import Ended, Start
 
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, LONG]
 PY_SPY = str(Path(sys.prefix) / "bin" / "py-spy")
 NOBODY = 65534
 ROUNDS = 1  # each imports torch, with the processor time that takes
+AT_ONCE_S = 4.0  # less than the time that is given for an answer
 EXIT_S = 10.0  # from a script's last line to its end: a fraction of a second, if it does not hang
 GROUP = """
 import os, sys, time, torch, torch.distributed as dist
@@ -55,6 +57,16 @@ def sockets(start: Start) -> set[str]:
     return {name for name in start.files() if name.endswith(".sock")}
 
 
+def finished(start: Start, pid: int) -> list[Entry]:
+    """A rank's record once all in it is done, which gloo's own thread writes down after the collective has returned."""
+    until = time.monotonic() + 20.0
+    while True:
+        found = flight.entries(start.ask(pid, "fr_trace_json") or b"") or []
+        if all(one.done for one in found) or time.monotonic() >= until:
+            return found
+        time.sleep(0.05)
+
+
 def alike(ended: Ended) -> tuple[int, str, str]:
     """Without what differs from run to run: times, pids, addresses, ports."""
     out, err = (re.sub(r"0x[0-9a-f]+|\d+", "0", text) for text in (ended.out, ended.err))
@@ -75,8 +87,7 @@ def test_the_server_answers_with_the_last_collectives(start: Start, before: str,
     with start.living(script) as rank:
         assert rank.first == "ready"
         assert start.ask(rank.pid, "ping")
-        found = flight.entries(start.ask(rank.pid, "fr_trace_json") or b"")
-        assert found is not None
+        found = finished(start, rank.pid)
         assert (len(found), {one.done for one in found}) == (size, {True})
         main = stacks.by_signal(start.folder, rank.pid).main
         assert main is not None
@@ -97,9 +108,8 @@ def test_torchs_own_dump_is_read_like_its_record(start: Start) -> None:
     script = GROUP + "from torch._C._distributed_c10d import _dump_fr_trace\nfor _ in range(350): dist.all_reduce(x)\n"
     with start.living(script + write + "\nprint('ready', flush=True)\ntime.sleep(300)") as rank:
         assert rank.first == "ready"
-        found = dumps.of_rank(start.paths.dumps, 0)
-        assert found == flight.entries(start.ask(rank.pid, "fr_trace_json") or b"")
-        assert found is not None
+        found = [one._replace(done=True) for one in dumps.of_rank(start.paths.dumps, 0) or []]
+        assert found == finished(start, rank.pid)
         assert len(found) == 300
 
 
@@ -177,7 +187,7 @@ def test_a_forked_child_does_not_answer(start: Start) -> None:
         child = int(rank.first)
         begun = time.monotonic()
         assert start.ask(child) is None
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < AT_ONCE_S
         assert start.ask(rank.pid)
         os.kill(child, signal.SIGKILL)
 
@@ -189,7 +199,7 @@ def test_another_program_in_the_rank_refuses_at_once(start: Start) -> None:
         assert rank.first == "image"
         begun = time.monotonic()
         assert start.ask(rank.pid) is None
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < AT_ONCE_S
         assert sockets(start) == {f"{rank.pid}.sock"}
         opened = [os.readlink(f"/proc/{rank.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{rank.pid}/fd")]
         assert not [name for name in opened if name.startswith(("socket:", start.folder))]

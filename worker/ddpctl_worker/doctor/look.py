@@ -86,7 +86,7 @@ def record_of(folder: str, pid: int, seconds: float = server.ASK_S) -> Optional[
 def record_of_nccl(folder: str, pid: int) -> Optional[List[flight.Entry]]:
     """The same of NCCL's collectives. To be asked only where a person wants to know, of a rank that does not move: it
     queries CUDA events under a lock, and can break a CUDA graph that is being captured."""
-    answer = server.ask(folder, pid, "dump_nccl_trace_json?includestacktraces=false&onlyactive=false")
+    answer = server.ask(folder, pid, "dump_nccl_trace_json?onlyactive=false")
     found = None if answer is None else flight.entries(answer)
     return None if found is None else flight.of_nccl(found)
 

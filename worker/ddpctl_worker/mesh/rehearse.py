@@ -105,7 +105,7 @@ class _Rehearsal:
         request = dict(self._request, run=run)
         env = environment(request, login_environment(), self._paths, self._paths.output, secrets.token_hex(16))
         # Without pipes of their own (0 ranks): their output comes with the launcher's. It lets the doctor see them.
-        if make_shim(self._paths, request["argv"][0], env.get("PATH"), 0, doctor=True):
+        if make_shim(self._paths, request["argv"][0], env, 0, doctor=True):
             env["PYTHON_EXEC"] = self._paths.shim
         return subprocess.Popen(
             self._request["argv"],

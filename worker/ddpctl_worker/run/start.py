@@ -126,7 +126,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
-        shim = launcher.make_shim(found, python, env.get("PATH"), int(run["nproc"]), doctor=bool(run.get("doctor")))
+        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=bool(run.get("doctor")))
         if shim:
             env["PYTHON_EXEC"] = found.shim
     return {

@@ -13,7 +13,8 @@ import sys
 
 TYPE_CHECKING = False  # as mypy knows it: an import more takes time, and stays in sys.modules
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Tuple
+    import socket
+    from typing import Any, Callable, Iterator, Optional, Tuple
 
 _SELF, _FOLDER, _WATCHER = "DDPCTL_LOOK_PID", "DDPCTL_LOOK", "DDPCTL_LOOK_BY"
 _HAD_PATH = "DDPCTL_LOOK_PATH"  # not empty where the user has set PYTHONPATH
@@ -22,7 +23,10 @@ _STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
 _DUMPS = "nccl"  # where torch writes NCCL's record, below the folder for this rank
 _ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
 _PR_SET_PTRACER = 0x59616D61
+_SHARE = 4  # the servers of all ranks of this host may take a quarter of the threads that are free
+_UNSEEN = 4096  # threads: taken for a pod's limit, which its containers cannot read (the default of OpenShift)
 _SPARE = 32  # threads that must be left to the rank, and to the other ranks that start at this moment
+_TURN_S = 2.0  # to wait for the other ranks of this host, each of which takes some 20 ms
 _HIGH = 250  # a descriptor that no program expects to get: it expects 3 for the first file it opens
 
 
@@ -77,37 +81,47 @@ class _AfterImport:
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != self._name:
             return None
-        sys.meta_path[:] = [one for one in sys.meta_path if one is not self]
+        # A new list: another thread may be in the middle of an import, and would miss a finder if this one shrank.
+        sys.meta_path = [one for one in sys.meta_path if one is not self]
         spec: "Any" = None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)  # Python 3.11 and older take finders without it
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 break
-        if spec is not None and spec.loader is not None:
-            loader, then = spec.loader, self._then
-            run = loader.exec_module
-
-            def run_then_tell(module: "Any") -> None:
-                del loader.exec_module  # the one of its class is back
-                run(module)
-                then()
-
-            # Should the import fail: importlib leaves frames of its own out of the traceback, and so this one.
-            run_then_tell.__code__ = run_then_tell.__code__.replace(co_filename="<frozen importlib._bootstrap>")
-            try:
-                loader.exec_module = run_then_tell
-            except AttributeError:
-                pass
+        try:
+            self._watch(spec.loader)
+        except Exception:  # there is none, or it is of an odd kind, or Python is older than 3.8
+            pass
         return spec
+
+    def _watch(self, loader: "Any") -> None:
+        run, then = loader.exec_module, self._then
+
+        def run_then_tell(module: "Any") -> None:
+            del loader.exec_module  # the one of its class is back
+            run(module)
+            then()
+
+        # Should the import fail: importlib leaves frames of its own out of the traceback, and so this one.
+        run_then_tell.__code__ = run_then_tell.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+        loader.exec_module = run_then_tell
 
 
 def _keep_a_record() -> None:
-    """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays."""
-    newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"  # from 2.8; from 2.2, of NCCL only
+    """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays.
+
+    It is set where the server can give the record: that of gloo from 2.10 on, that of NCCL from 2.5 on. From 2.8 to
+    2.10 NCCL goes by the older name, but with that gloo writes a warning.
+    """
+    newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    if newest in os.environ or older in os.environ:
+        return
     number = _version()
-    if number >= (2, 2) and newest not in os.environ and older not in os.environ:
-        os.environ[newest if number >= (2, 8) else older] = _ENTRIES
+    if number >= (2, 10):
+        os.environ[newest] = _ENTRIES
+    elif (2, 5) <= number < (2, 8):
+        os.environ[older] = _ENTRIES
 
 
 def _version() -> "Tuple[int, ...]":
@@ -138,20 +152,106 @@ def _place_its_dump(folder: str) -> None:
 
 
 def _serve(folder: str) -> None:
-    """torch's own server, whose threads leave all signals to the user's."""
+    """torch's own server, whose threads leave all signals to the user's.
+
+    It starts as many threads as cpp-httplib has in a pool (CPPHTTPLIB_THREAD_POOL_COUNT), and one that listens. Where
+    one of them cannot be started, it aborts the process. Since 2026 the pool grows to four times its size while none of
+    its threads is idle: that takes as many questions at once, or as many that are never answered.
+    """
     import signal
 
+    os.fstat(2)  # where there is no stderr, which it writes to, a file of ours would get that number
+    threads = max(8, os.sysconf("SC_NPROCESSORS_ONLN") - 1) + 1
+    if threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * _SHARE > _free_threads():
+        return
+    turn = _take_turn(folder)
+    if turn is None:
+        return
     faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # a thread's own
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
     try:
-        if _may_start(max(8, (os.cpu_count() or 1) - 1) + 1 + _SPARE):  # its pool, and the thread that listens
+        if _may_start(threads + _SPARE):
+            there = len(os.listdir("/proc/self/task"))
             _start_server(folder)
+            _await_threads(there + threads)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        turn.close()
+
+
+def _free_threads(root: str = "/") -> int:
+    """How many more threads the limits allow, as far as they can be read. Raises OSError, ValueError.
+
+    Each limit counts as if the threads of all users came under it: who else does is not known.
+    """
+
+    def read(path: str) -> str:
+        with open(os.path.join(root, path), encoding="ascii", errors="replace") as file:
+            return file.read()
+
+    running = int(read("proc/loadavg").split()[3].split("/")[1])
+    own = [line.split()[2] for line in read("proc/self/limits").splitlines() if line.startswith("Max processes")]
+    limits = [*own, read("proc/sys/kernel/threads-max"), read("proc/sys/kernel/pid_max")]
+    free = [int(one) - running for one in limits if one != "unlimited"]
+    used, all_seen = running, False
+    for folder in _control_groups(read("proc/self/cgroup")):
+        try:
+            most, used = read(folder + "/pids.max").strip(), int(read(folder + "/pids.current"))
+        except FileNotFoundError:  # the root of all groups has no limit and, in version 2, no cgroup.events
+            names = (os.path.join(root, folder, "cgroup." + name) for name in ("procs", "events"))
+            all_seen = all_seen or [os.path.exists(name) for name in names] == [True, False]
+        else:
+            free += [int(most) - used] if most != "max" else []
+    return min(free if all_seen else [*free, _UNSEEN - used])
+
+
+def _control_groups(text: str) -> "Iterator[str]":
+    """The folders of the groups that limit the threads of a process with this /proc/PID/cgroup, and those above."""
+    for line in text.splitlines():
+        _, kinds, path = line.split(":", 2)
+        top = "sys/fs/cgroup" if not kinds else "sys/fs/cgroup/pids"
+        if kinds and "pids" not in kinds.split(","):
+            continue
+        folder = top + path.rstrip("/")
+        while folder != top:
+            yield folder
+            folder = os.path.dirname(folder)
+        yield top
+
+
+def _take_turn(folder: str) -> "Optional[socket.socket]":
+    """One rank of a run at a time, until it closes this; None where that takes too long.
+
+    The kernel binds an abstract name to one socket only, and frees it when its process ends. No disk is involved.
+    """
+    import socket
+    import time
+
+    found = os.stat(folder)
+    turn = socket.socket(socket.AF_UNIX)
+    until = time.monotonic() + _TURN_S
+    while True:
+        try:
+            turn.bind("\0ddpctl-%d-%d" % (found.st_dev, found.st_ino))
+            return turn
+        except OSError:
+            if time.monotonic() >= until:
+                turn.close()
+                return None
+        time.sleep(0.005)
+
+
+def _await_threads(number: int) -> None:
+    """The server's own are started in the background: the next rank must find them there."""
+    import time
+
+    until = time.monotonic() + 0.2
+    while len(os.listdir("/proc/self/task")) < number and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _may_start(threads: int) -> bool:
-    """Whether this number of threads can be started: where one of its own cannot, the server aborts the process.
+    """Whether this number of threads can be started: a limit that cannot be read counts as well, or one of memory.
 
     Each waits at a semaphore until all are there, then ends: no Python runs in them.
     """
