@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from collections import deque
 from threading import Thread
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
@@ -20,6 +21,7 @@ from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall
+from ddpctl_worker.doctor.steps import GROUPS, KEPT
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.run import processes
 
@@ -61,7 +63,7 @@ class RunWatch:
         self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> what it told last
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
-        self._unjudged: Dict[int, Dict[str, List[Tuple[int, float]]]] = {}  # arrivals that were not judged yet
+        self._unjudged = Unjudged()
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
         self._host_of: Dict[int, str] = {}  # rank -> its host
@@ -180,9 +182,7 @@ class RunWatch:
         if clock is None:
             return
         for rank, glance in ranks.items():
-            groups = self._unjudged.setdefault(int(rank), {})
-            for name, new in (glance.get("new") or {}).items():
-                groups.setdefault(name, []).extend((int(seq), float(at) - clock.seconds) for seq, at in new)
+            self._unjudged.add(int(rank), glance.get("new") or {}, clock.seconds)
 
     def _judge_speed(self, now: float) -> None:
         """Who is slow, once every host has said what is new, and GLANCE_S later where one has not.
@@ -191,10 +191,10 @@ class RunWatch:
         """
         cost = time.thread_time()
         self._unheard = set(self._hosts)
-        reports, self._unjudged = self._unjudged, {}
+        unjudged, self._unjudged = self._unjudged, Unjudged()
         offsets = {rank: self._offset(host) for rank, host in self._host_of.items()}
         errors = {rank: one.error for rank, one in offsets.items() if one is not None}
-        slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(reports, errors)]
+        slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(unjudged.ranks, errors)]
         for one in slow:
             others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
             one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
@@ -287,6 +287,24 @@ class _Arrivals:
                 new.setdefault(one.group, []).append((one.seq, round(one.at, 6)))
         heads.update((name, arrivals[-1][0]) for name, arrivals in new.items())
         return new
+
+
+class Unjudged:
+    """Arrivals until they are judged. With many ranks that takes a while, so the oldest are dropped: those that
+    ``Collectives`` would drop as well."""
+
+    def __init__(self) -> None:
+        self.ranks: Dict[int, Dict[str, Deque[Tuple[int, float]]]] = {}
+
+    def add(self, rank: int, new: Mapping[str, Sequence[Tuple[int, float]]], ahead: float) -> None:
+        """``ahead``: seconds by which the clock of the rank's host is ahead."""
+        groups = self.ranks.setdefault(rank, {})
+        for name, arrivals in new.items():
+            if arrivals:
+                kept = groups.setdefault(name, deque(maxlen=KEPT))
+                kept.extend((int(seq), float(at) - ahead) for seq, at in arrivals)
+        while len(groups) > GROUPS:
+            del groups[min(groups, key=lambda name: groups[name][-1][1])]
 
 
 def shortened(one: Dict[str, Any]) -> Dict[str, Any]:
