@@ -215,6 +215,27 @@ def test_speed_is_judged_once_every_host_has_said_what_is_new(
     assert set(speed.fed[0]) == ({0, 1} if heard else {0})
 
 
+def test_nobody_is_slow_any_more_once_the_ranks_are_started_again(records: Records, nodes: list[Node]) -> None:
+    hub = nodes[0]
+    slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
+    glance = {"cpu": 80.0, "bytes": 0.0, "place": ["0", 900, 0], "pending": None, "new": {"0": [(900, 1.0)]}}
+    old = [{"0": {**glance, "pid": 10}}, {"1": {**glance, "pid": 11}}]
+    new = [{"0": {**glance, "pid": 12}}, {"1": {**glance, "pid": 13}}]
+    for node, ranks in zip(nodes, old, strict=True):
+        hub.watch._feed(node.host, ranks)
+    hub.watch._tell(None, slow)
+    before = hub.watch._slow
+    hub.watch._feed("node0", old[0])
+    assert (hub.watch.slow, hub.watch._slow) == (slow, before)
+    hub.watch._feed("node0", new[0])
+    hub.watch._feed("node1", old[1])  # a glance from before the restart, that comes late
+    hub.watch._feed("node1", new[1])
+    assert hub.watch._slow is not before
+    assert set(hub.watch._unjudged.ranks) == {1}
+    assert hub.watch.slow == []
+    assert hub.saved[-1]["slow"] == hub.said[-1]["slow"] == []
+
+
 REPORTS = st.lists(
     st.dictionaries(st.integers(0, 2), st.dictionaries(st.sampled_from("01"), st.integers(1, 400), min_size=1)),
     max_size=8,

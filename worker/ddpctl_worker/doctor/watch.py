@@ -67,6 +67,7 @@ class RunWatch:
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
         self._host_of: Dict[int, str] = {}  # rank -> its host
+        self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
         self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
@@ -158,6 +159,7 @@ class RunWatch:
         found = look.record_of(self._tools.folder, one.pid)
         pending = next((each for each in (found or ())[-1:] if not each.done), None)
         return {
+            "pid": one.pid,
             "place": list(look.state_of(found)) if found else None,
             "pending": None if pending is None else max(0.0, time.time() - pending.at),
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
@@ -172,9 +174,18 @@ class RunWatch:
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
             self._stall.left(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
+        self._see_restarts({int(rank): glance.get("pid") for rank, glance in ranks.items()})
         self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:
             self._tell(self._ended_now(), self.slow)
+
+    def _see_restarts(self, pids: Dict[int, Any]) -> None:
+        """Ranks that their launcher has started again count their collectives from the start."""
+        if any(self._pids.get(rank, pid) != pid for rank, pid in pids.items()):
+            self._slow, self._unjudged = SlowRanks(), Unjudged()
+            if self.slow:
+                self._tell(self.diagnosis, [])
+        self._pids.update(pids)
 
     def _take_arrivals(self, host: str, ranks: Dict[str, Any]) -> None:
         """By the clock of this node."""
