@@ -187,14 +187,15 @@ def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Recor
 
 
 class Speed:
-    """In place of the judgement of speed: what it was fed."""
+    """In place of the judgement of speed: what it was fed, and what it says."""
 
     def __init__(self) -> None:
         self.fed: list[dict[int, Any]] = []
+        self.slow: list[dict[str, Any]] = []
 
     def feed(self, reports: dict[int, Any], errors: dict[int, float]) -> list[dict[str, Any]]:
         self.fed.append(reports)
-        return []
+        return [dict(one) for one in self.slow]
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -234,6 +235,28 @@ def test_nobody_is_slow_any_more_once_the_ranks_are_started_again(records: Recor
     assert set(hub.watch._unjudged.ranks) == {1}
     assert hub.watch.slow == []
     assert hub.saved[-1]["slow"] == hub.said[-1]["slow"] == []
+
+
+def test_the_figures_of_a_slow_rank_stay_up_to_date(nodes: list[Node]) -> None:
+    hub = nodes[0]
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    hub.watch._host_of = {1: "node1"}
+
+    def told(now: float, lag_ms: float, busy: float) -> list[Any]:
+        speed.slow = [{"rank": 1, "lag_ms": lag_ms, "last_share": 0.9}]
+        hub.watch._facts_of = {"node0": {"busy": 20.0}, "node1": {"busy": busy}}
+        hub.saved.clear()
+        hub.watch._judge_speed(now)
+        return [(one["slow"][0]["lag_ms"], bool(one["slow"][0]["why"])) for one in hub.saved]
+
+    assert told(1000.0, 20.0, 20.0) == [(20.0, False)]
+    assert told(1005.0, 80.0, 98.0) == []  # not so soon
+    assert told(1061.0, 24.0, 20.0) == []  # much as before
+    assert told(1066.0, 26.0, 20.0) == [(26.0, False)]
+    assert told(1127.0, 26.0, 98.0) == [(26.0, True)]
+    speed.slow = []
+    hub.watch._judge_speed(1130.0)
+    assert hub.saved[-1]["slow"] == []
 
 
 REPORTS = st.lists(

@@ -28,6 +28,7 @@ from ddpctl_worker.run import processes
 GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
 PATIENCE_S = 4.0  # for the looks of the other nodes
 SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
+FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
@@ -66,6 +67,7 @@ class RunWatch:
         self._unjudged = Unjudged()
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
+        self._slow_told = 0.0
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
@@ -211,7 +213,9 @@ class RunWatch:
             one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
         self._judge_at = now + SHARE * (time.thread_time() - cost)
-        if [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:
+        others_now = [one["rank"] for one in slow] != [one["rank"] for one in self.slow]
+        if others_now or (now >= self._slow_told + FIGURES_S and _differ(slow, self.slow)):
+            self._slow_told = now
             self._tell(self.diagnosis, slow)
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
@@ -281,6 +285,14 @@ class RunWatch:
 def _named(diagnosis: Optional[Dict[str, Any]]) -> Any:
     """The suspects of a diagnosis; None without one."""
     return None if diagnosis is None else diagnosis.get("suspects")
+
+
+def _differ(slow: Sequence[Dict[str, Any]], told: Sequence[Dict[str, Any]]) -> bool:
+    """Whether the figures of the same slow ranks are worth another report."""
+    for one, before in zip(slow, told):  # noqa: B905  (Python 3.8; both have the same ranks)
+        if one["why"] != before["why"] or abs(one["lag_ms"] - before["lag_ms"]) > before["lag_ms"] / 4:
+            return True
+    return False
 
 
 class _Arrivals:
