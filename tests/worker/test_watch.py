@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpctl_worker.clocks import Offset
-from ddpctl_worker.doctor import look, watch
+from ddpctl_worker.doctor import look, verdict, watch
 from ddpctl_worker.doctor.flight import Entry
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
@@ -118,7 +119,7 @@ def begin(records: Records, nodes: list[Node]) -> None:
     for node in nodes:
         records.made[node.pid] = (3, True)
         node.watch.start()
-    until(lambda: nodes[0].watch._stall.since is not None)
+    until(lambda: nodes[0].watch._stall._moved is not None)
     records.made[nodes[0].pid] = (4, False)
 
 
@@ -141,6 +142,36 @@ def test_a_stall_is_told_once_and_cleared_when_the_run_moves(
     until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
     assert hub.saved[-1]["diagnosis"]["over"]
     assert notes[2:] == ["doctor: the run moves again"] * 2
+
+
+class Verdicts:
+    """In place of the judgement of looks."""
+
+    def __init__(self) -> None:
+        self.stuck, self.count = True, 0
+
+    def diagnose(self, looks: list[Any], **_: Any) -> verdict.Diagnosis:
+        self.count += 1
+        return verdict.Diagnosis("rank 1 is at x.py:1", self.stuck, [{"host": "node1", "rank": 1}], [], [], [], 0.0)
+
+
+def test_without_a_record_a_look_that_finds_nothing_withdraws_the_diagnosis(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its time is that of the first look; the ranks sleep all the time."""
+    made = Verdicts()
+    monkeypatch.setattr(verdict, "diagnose", made.diagnose)
+    hub, member = nodes
+    for node in nodes:
+        node.watch.start()
+    until(lambda: made.count >= 3)
+    told = [one["diagnosis"] for one in hub.saved]
+    assert len({(one["since"], one["time"]) for one in told}) == 1
+    stood = datetime.fromisoformat(told[0]["time"]) - datetime.fromisoformat(told[0]["since"])
+    assert STALL <= stood.total_seconds() < 60.0
+    made.stuck = False
+    until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
+    assert hub.saved[-1]["diagnosis"]["over"]
 
 
 def test_what_the_nodes_say_to_each_other(records: Records, nodes: list[Node]) -> None:

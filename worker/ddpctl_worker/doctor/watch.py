@@ -20,7 +20,7 @@ from ddpctl_worker.doctor import flight, look, process, verdict
 from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
-from ddpctl_worker.doctor.stall import Stall
+from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.doctor.steps import GROUPS, KEPT
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.run import processes
@@ -122,7 +122,7 @@ class RunWatch:
             self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
-        if self._decides and self._stall.due(time.monotonic()):
+        if self._decides and self._stall.due(time.monotonic(), diagnosed=self.diagnosis is not None):
             self._examine()
         try:
             host, message = self._inbox.get(timeout=max(0.01, min(1.0, self._glance_at - time.monotonic())))
@@ -229,8 +229,12 @@ class RunWatch:
         looks = self.look() + self._others(silent)
         absent = [host for host in others if host in silent]
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
+        ends = excuses_end(found.waited_s, self._stall.limit, looks)
+        holds = self._stall.looked(time.monotonic(), found.stuck, ends)
         if found.stuck:
             self._tell(self._diagnosis_of(found), self.slow)
+        elif self.diagnosis is not None and not holds:
+            self._tell(self._ended_now(), self.slow)
 
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
@@ -257,11 +261,14 @@ class RunWatch:
         self._say({"what": "looked", "round": number, "look": None})
 
     def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
-        """A diagnosis for the record. One that follows another of the same stall keeps the time of the first."""
-        now = time.time()
-        stood = time.monotonic() - self._stall.since if self._stall.since is not None else found.waited_s
-        first = self.diagnosis["time"] if self.diagnosis is not None else notes.iso(now)
-        return dict(found.to_json(), since=notes.iso(now - max(stood, found.waited_s)), time=first, over=None)
+        """A diagnosis for the record. One that follows another of the same stall keeps the times of the first."""
+        before, now = self.diagnosis, time.time()
+        if before is not None:
+            return dict(found.to_json(), since=before["since"], time=before["time"], over=None)
+        since = self._stall.paused_since(time.monotonic())
+        stood = time.monotonic() - since if since is not None else 0.0
+        since_then = notes.iso(now - max(stood, found.waited_s))
+        return dict(found.to_json(), since=since_then, time=notes.iso(now), over=None)
 
     def _ended_now(self) -> Dict[str, Any]:
         return dict(self.diagnosis or {}, over=notes.iso(time.time()))
