@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,8 @@ from ddpctl_worker.doctor import look, verdict, watch
 from ddpctl_worker.doctor.flight import Entry
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
-from ddpctl_worker.doctor.watch import RunWatch, Unjudged, shortened
+from ddpctl_worker.doctor.watch import RunWatch, Unjudged, brief, shortened
+from ddpctl_worker.gang.base import MAX_WORD
 from tests.worker.looks import LOOP, group
 from tests.worker.looks import look as a_look
 
@@ -288,6 +290,38 @@ def test_the_figures_of_a_slow_rank_stay_up_to_date(nodes: list[Node]) -> None:
     speed.slow = []
     hub.watch._judge_speed(1130.0)
     assert hub.saved[-1]["slow"] == []
+
+
+def test_the_glances_of_many_ranks_fit_the_wire_and_are_taken_as_one(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, member = nodes
+    new = {"0": [(1 << 61, 1_800_000_000.123456)] * KEPT}
+    glance = {"pid": 1, "place": ["0", 1 << 61, 300], "pending": None, "cpu": 100.0, "bytes": 1e9, "new": new}
+    monkeypatch.setattr(member.watch, "_at", lambda one, now: dict(glance))
+    taken: list[Any] = []
+    monkeypatch.setattr(hub.watch, "_feed", lambda host, ranks: taken.append(set(ranks)))
+    for count in (100, 8, 0):
+        member.subjects = [Subject(rank, rank, 1) for rank in range(count)]
+        member.watch._glance(1000.0)
+        assert taken == []
+        for one in member.said:
+            assert len(json.dumps(one)) < MAX_WORD / 2
+            hub.watch._take("node1", one)
+        assert taken == [{str(rank) for rank in range(count)}]
+        taken.clear()
+        member.said.clear()
+
+
+def test_a_diagnosis_of_many_ranks_fits_the_wire() -> None:
+    ranks = range(4096)
+    missing = [f"rank {rank}: no stack: {'x' * 250}" for rank in ranks]
+    groups = [{"ranks": [rank], "where": f"somewhere.py:{rank} in a_function_with_a_name"} for rank in ranks]
+    suspects = [{"host": f"node{rank}", "rank": rank} for rank in ranks]
+    made = brief(verdict.Diagnosis("", True, suspects, groups, [], missing, 1.0).to_json())
+    assert len(json.dumps(made)) < MAX_WORD / 2
+    assert made["missing"][-1] == "and 3996 more"
+    assert brief(made | {"missing": missing[:3]})["missing"] == missing[:3]
 
 
 REPORTS = st.lists(

@@ -29,6 +29,8 @@ GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at mos
 PATIENCE_S = 4.0  # for the looks of the other nodes
 SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
 FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
+RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
+MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
@@ -65,6 +67,7 @@ class RunWatch:
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
         self._unjudged = Unjudged()
+        self._parts: Dict[str, Dict[str, Any]] = {}  # host -> what came of a glance so far
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
         self._slow_told = 0.0
@@ -133,12 +136,19 @@ class RunWatch:
     def _take(self, host: str, message: Dict[str, Any]) -> None:
         what = message.get("what")
         if what == "glance" and self._decides:
-            self._facts_of[host] = message.get("host") or {}
-            self._feed(host, message.get("ranks") or {})
+            self._take_glance(host, message)
         elif what == "look":
             self._answer(int(message.get("round") or 0))
         elif what == "report" and not self._decides:
             self._keep(message.get("diagnosis"), message.get("slow"))
+
+    def _take_glance(self, host: str, message: Dict[str, Any]) -> None:
+        ranks = {**self._parts.pop(host, {}), **message["ranks"]}
+        if message.get("more"):
+            self._parts[host] = ranks
+            return
+        self._facts_of[host] = message.get("host") or {}
+        self._feed(host, ranks)
 
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
@@ -148,7 +158,10 @@ class RunWatch:
             self._facts_of[self._host] = facts
             self._feed(self._host, found)
         elif self._hosts:  # also when all ranks of this node have ended
-            self._say({"what": "glance", "ranks": found, "host": facts})
+            parts = [*range(0, len(found), RANKS_A_WORD)] or [0]
+            for part in parts:
+                some = dict(list(found.items())[part : part + RANKS_A_WORD])
+                self._say({"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]})
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
         """What a rank shows at little cost: whether it has come further, and whether it works."""
@@ -262,13 +275,13 @@ class RunWatch:
 
     def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
         """A diagnosis for the record. One that follows another of the same stall keeps the times of the first."""
-        before, now = self.diagnosis, time.time()
+        before, now, made = self.diagnosis, time.time(), brief(found.to_json())
         if before is not None:
-            return dict(found.to_json(), since=before["since"], time=before["time"], over=None)
+            return dict(made, since=before["since"], time=before["time"], over=None)
         since = self._stall.paused_since(time.monotonic())
         stood = time.monotonic() - since if since is not None else 0.0
         since_then = notes.iso(now - max(stood, found.waited_s))
-        return dict(found.to_json(), since=since_then, time=notes.iso(now), over=None)
+        return dict(made, since=since_then, time=notes.iso(now), over=None)
 
     def _ended_now(self) -> Dict[str, Any]:
         return dict(self.diagnosis or {}, over=notes.iso(time.time()))
@@ -317,6 +330,15 @@ class _Arrivals:
                 new.setdefault(one.group, []).append((one.seq, round(one.at, 6)))
         heads.update((name, arrivals[-1][0]) for name, arrivals in new.items())
         return new
+
+
+def brief(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
+    """A diagnosis that all nodes can be told, however many ranks there are."""
+    made = dict(diagnosis)
+    for name in ("groups", "suspects", "missing"):
+        made[name] = diagnosis[name][:MOST_LISTED]
+    more = len(diagnosis["missing"]) - MOST_LISTED
+    return dict(made, missing=[*made["missing"], "and %d more" % more]) if more > 0 else made
 
 
 class Unjudged:
