@@ -324,6 +324,45 @@ def test_a_diagnosis_of_many_ranks_fits_the_wire() -> None:
     assert brief(made | {"missing": missing[:3]})["missing"] == missing[:3]
 
 
+def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, member = nodes
+    slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
+    monkeypatch.setattr(watch, "REPEAT_S", 0.5)
+
+    def exchange() -> None:
+        """A glance of the member's, and what both have to hear."""
+        member.watch._glance(time.monotonic())
+        for node in (hub, member):
+            while not node.watch._inbox.empty():
+                node.watch._take(*node.watch._inbox.get())
+
+    exchange()
+    assert hub.said == []  # there was no report yet
+    hub.watch._tell(None, slow)
+    exchange()
+    assert member.watch.slow == slow
+    hub.to = []  # no connection
+    hub.watch._tell(None, [])
+    time.sleep(0.6)
+    hub.to = [member]
+    exchange()
+    assert member.watch.slow == []
+    assert member.saved[-1] == hub.saved[-1]
+    said = len(hub.said)
+    time.sleep(0.6)
+    exchange()
+    assert len(hub.said) == said
+
+
+def test_a_report_is_not_repeated_at_once(nodes: list[Node]) -> None:
+    """Glances that are older than the report come just after it."""
+    hub = nodes[0]
+    hub.watch._tell(None, [])
+    for _ in range(10):
+        hub.watch._take("node1", {"what": "glance", "ranks": {}, "reported": None})
+    assert len(hub.said) == 1
+
+
 REPORTS = st.lists(
     st.dictionaries(st.integers(0, 2), st.dictionaries(st.sampled_from("01"), st.integers(1, 400), min_size=1)),
     max_size=8,

@@ -29,6 +29,7 @@ GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at mos
 PATIENCE_S = 4.0  # for the looks of the other nodes
 SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
 FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
+REPEAT_S = 10.0  # from one report to the next that says the same
 RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
 MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
@@ -71,6 +72,8 @@ class RunWatch:
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
         self._slow_told = 0.0
+        self._report: Dict[str, Any] = {}  # the last one, with the time at which it was made
+        self._repeat_at = 0.0
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
@@ -140,7 +143,7 @@ class RunWatch:
         elif what == "look":
             self._answer(int(message.get("round") or 0))
         elif what == "report" and not self._decides:
-            self._keep(message.get("diagnosis"), message.get("slow"))
+            self._keep(message)
 
     def _take_glance(self, host: str, message: Dict[str, Any]) -> None:
         ranks = {**self._parts.pop(host, {}), **message["ranks"]}
@@ -149,6 +152,8 @@ class RunWatch:
             return
         self._facts_of[host] = message.get("host") or {}
         self._feed(host, ranks)
+        if message.get("reported") != self._report.get("reported"):
+            self._repeat()
 
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
@@ -161,7 +166,8 @@ class RunWatch:
             parts = [*range(0, len(found), RANKS_A_WORD)] or [0]
             for part in parts:
                 some = dict(list(found.items())[part : part + RANKS_A_WORD])
-                self._say({"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]})
+                word = {"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]}
+                self._say(dict(word, reported=self._report.get("reported")))
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
         """What a rank shows at little cost: whether it has come further, and whether it works."""
@@ -287,19 +293,27 @@ class RunWatch:
         return dict(self.diagnosis or {}, over=notes.iso(time.time()))
 
     def _tell(self, diagnosis: Optional[Dict[str, Any]], slow: List[Dict[str, Any]]) -> None:
-        self._keep(diagnosis, slow)
-        if self._hosts[1:]:
-            self._say({"what": "report", "diagnosis": diagnosis, "slow": slow})
+        self._keep({"diagnosis": diagnosis, "slow": slow, "reported": notes.iso(time.time())})
+        self._repeat_at = 0.0
+        self._repeat()
 
-    def _keep(self, diagnosis: Any, slow: Any) -> None:
-        before = self.diagnosis
-        made = diagnosis if isinstance(diagnosis, dict) else None
+    def _repeat(self) -> None:
+        """To all members; again where one has missed it, as it had no connection."""
+        now = time.monotonic()
+        if self._hosts[1:] and self._report and now >= self._repeat_at:
+            self._repeat_at = now + REPEAT_S  # what a member says until then may be older than the report
+            self._say(dict(self._report, what="report"))
+
+    def _keep(self, report: Dict[str, Any]) -> None:
+        before, made, slow = self.diagnosis, report.get("diagnosis"), report.get("slow")
+        made = made if isinstance(made, dict) else None
         self.diagnosis = made if made is not None and made.get("over") is None else None
         self.slow = slow if isinstance(slow, list) else []
         now = self.diagnosis
         if _named(now) != _named(before):  # the sentence changes with every second that they wait
             note("doctor: %s" % (now.get("verdict") if now is not None else "the run moves again"))
-        self._save({"diagnosis": made, "slow": self.slow})
+        self._report = {"diagnosis": made, "slow": self.slow, "reported": report.get("reported")}
+        self._save(self._report)
 
 
 def _named(diagnosis: Optional[Dict[str, Any]]) -> Any:
