@@ -127,8 +127,9 @@ class Stall:
 
     def _held_up(self, now: float) -> bool:
         """Whether somebody waits in a collective and nobody has entered or left one, for longer than the limit."""
-        waits = any(one.pending is not None and now - one.pending >= self.limit for one in self._fresh(now))
-        return waits and self._moved is not None and now - self._moved >= self.limit
+        if self._moved is None or now - self._moved < self.limit:
+            return False
+        return any(one.pending is not None and now - one.pending >= self.limit for one in self._fresh(now))
 
 
 def excuses_end(waited: float, limit: float, looks: Sequence[Dict[str, Any]]) -> List[float]:
