@@ -97,7 +97,6 @@ class Desk:
         """Where the file system takes no socket, the verb looks by itself."""
         sock = socket.socket(socket.AF_UNIX)
         try:
-            os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
             with _short(self._path) as short:
                 sock.bind(short)
             sock.listen(16)
