@@ -82,6 +82,33 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     }  # fmt: skip
 
 
+STUCK = {"verdict": "rank 1 is stopped", "suspects": [], "since": "t1", "time": "t2"}
+SLOW = {"host": "b", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}
+SAID: dict[str, Any] = {"diagnosis": STUCK, "slow": [SLOW]}
+MOVES: dict[str, Any] = {"diagnosis": None, "slow": []}
+
+
+@pytest.mark.parametrize(
+    ("reports", "stuck"),
+    [
+        ([MOVES | {"reported": "t3"}, SAID | {"reported": "t2"}], False),  # the second one did not hear of it
+        ([SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], True),  # the first one decides
+        ([None, SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], False),  # it does not answer: the newest
+        ([{"reported": None}, SAID | {"reported": "t2"}], True),  # its disk is new
+        ([{"reported": None}, {}], False),
+    ],
+)
+def test_the_node_that_decides_says_who_is_stuck_and_slow(reports: list[dict[str, Any] | None], stuck: bool) -> None:
+    record = {"hosts": ["a", "b", "c"][: len(reports)], "world_size": 3}
+    answers = {
+        host: [node("1", host, **report, record=record)]
+        for host, report in zip("abc", reports, strict=False)
+        if report is not None
+    }
+    (run,) = merge_runs(answers)
+    assert (run.diagnosis is not None, bool(run.slow)) == (stuck, stuck)
+
+
 @pytest.mark.parametrize("first", ["2026-01-01T00:00:01Z", "2026-01-01T00:00:03Z"])
 def test_a_host_that_was_cut_off_does_not_blame_the_others(first: str) -> None:
     """On its own it hears nothing of anybody; most hosts know better, and of two the one with node rank 0."""

@@ -29,8 +29,10 @@ def status(host: str, state: str = "running", **more: Any) -> dict[str, Any]:
     return {"runs": [{**names, "ranks": [2 * number, 2 * number + 1], "record": record, **more}]}
 
 
-def host(name: str, *looks: Look, state: str = "running", ended: bool = False, **more: Any) -> DryTransport:
-    slow = [{"host": name, "rank": one["rank"], "lag_ms": 20.0, "last_share": 0.9} for one in looks if one["rank"] == 3]
+def host(
+    name: str, *looks: Look, state: str = "running", ended: bool = False, late: tuple[int, ...] = (), **more: Any
+) -> DryTransport:
+    slow = [{"host": name, "rank": rank, "lag_ms": 20.0, "last_share": 0.9} for rank in late]
     answer = {"state": state, "ended": ended, "looks": list(looks), "slow": slow}
     return DryTransport(name, {"status": status(name, state, **more), "doctor": answer})
 
@@ -48,7 +50,6 @@ def test_the_looks_of_all_hosts_decide_together() -> None:
     assert found.diagnosis.verdict == WAIT + ODD
     assert suspects(found) == [2]
     assert [one["rank"] for one in found.looks] == [0, 1, 2, 3]
-    assert [one["rank"] for one in found.slow] == [3]
     assert (found.job, found.run, found.state, found.ended, found.errors) == ("train", "r1", "running", False, {})
 
 
@@ -63,6 +64,15 @@ def test_all_hosts_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     found = consulted(*(DryTransport(name, {"status": status(name), "doctor": look}) for name in many))
     assert found.errors == {}
+
+
+def test_the_node_that_decides_says_who_is_slow() -> None:
+    """It answers, or its last report that another node has heard counts."""
+    heard = {"host": "node0", "rank": 1, "lag_ms": 20.0, "last_share": 0.9}
+    other = host("node1", waits_in(2), late=(2,), slow=[heard], reported="2026-01-01T00:00:01Z")
+    gone = DryTransport("node0", {}, unreachable=Unreachable("no route", host="node0"))
+    for first, slow in ((host("node0", waits_in(0), late=(3,)), [3]), (host("node0", waits_in(0)), []), (gone, [1])):
+        assert [one["rank"] for one in consulted(first, other).slow] == slow
 
 
 def test_the_stall_is_the_jobs_or_what_the_run_has_done_before() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.clocks import DRIFT, SAMPLES, Clock, Sample, measured
+from ddpctl_worker import clocks
+from ddpctl_worker.clocks import DRIFT, SAMPLES, Clock, Sample, measured, trip
 
 START = 1_800_000_000.0  # Unix seconds, where a float resolves 0.24 us
 RESOLUTION = 1e-6
@@ -99,3 +100,16 @@ def test_a_clock_that_is_stepped_during_a_sample_leaves_nothing_to_rely_on(broke
     found = clock.offset(START + 3)
     assert found is not None
     assert found.seconds == pytest.approx(4.0, abs=RESOLUTION)
+
+
+def test_a_sample_may_come_while_another_thread_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gang's thread adds samples, the doctor's asks."""
+    clock = Clock()
+    clock.add(sample(START, 1.0, 0.010, 0.010))
+
+    def comes_meanwhile(one: Sample) -> float:
+        clock._samples.append(one)
+        return trip(one)
+
+    monkeypatch.setattr(clocks, "trip", comes_meanwhile)
+    assert clock.offset(START) is not None

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from ddpctl_worker.gang.base import MAX_WORD
 from ddpctl_worker.gang.council import SILENT_S
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger
+from ddpctl_worker.gang.member import MemberGang
+from ddpctl_worker.gang.wire import MAX_HELLO, MAX_LINE, HubWire, MemberWire, Stranger
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, thread_stopped
@@ -366,3 +368,22 @@ def test_who_stood_still_too_long_ends_with_the_others_and_all_name_it(trio: Tri
     assert status["cause"]["host"] == gone.host
     assert status["cause"]["reason"] == "node_lost"
     trio.supervisors_end()
+
+
+def test_a_word_that_is_too_long_is_noted_once_and_costs_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("ddpctl_worker.gang.base.note", notes.append)
+    place = {"hub_host": "node0", "hub_addr": "127.0.0.1", "port": 1}
+    gang = MemberGang({"run": "r", "host": "node1", "hosts": HOSTS, "gang": place}, b"key", lambda: None)
+    for _ in range(2):
+        gang.say({"what": "glance", "ranks": "x" * MAX_LINE})
+        gang.say({"what": "looked"})
+        assert gang._said_words() == [{"what": "looked"}]
+    assert len(notes) == 1
+    longest = {"what": "glance", "ranks": "x" * (MAX_WORD - 40)}
+    gang.say(longest)
+    assert gang._said_words() == [longest]
+    ends = MemberWire(b"key", "r", "node1", "node0"), HubWire(b"key", "r", HOSTS)
+    ends[1].feed(ends[0].hello())
+    ends[0].feed(ends[1].reply)
+    assert ends[1].feed(ends[0].pack({"k": "doctor", "word": longest})) == [{"k": "doctor", "word": longest}]

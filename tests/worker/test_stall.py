@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
-from ddpctl_worker.doctor.stall import AGAIN_S, FRESH_S, Stall
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl_worker.doctor.stall import AGAIN_S, FRESH_S, MOST_S, Stall, excuses_end
+from ddpctl_worker.doctor.verdict import BUSY_FACTOR, MOVING_FACTOR
 
 EVERY = 5.0
 WORK = {"cpu": 80.0, "bytes": 0}
 IDLE = {"cpu": 0.0, "bytes": 0}
+READ = {"cpu": 5.0, "bytes": 1 << 20}
 
 
 class Run:
@@ -24,18 +31,32 @@ class Run:
             assert not self.pause(EVERY, WORK, recorded=True)
 
     def pause(
-        self, seconds: float, work: dict[str, Any] = WORK, *, waits: bool = False, recorded: bool = True
+        self,
+        seconds: float,
+        work: dict[str, Any] = WORK,
+        *,
+        waits: bool = False,
+        recorded: bool = True,
+        excused: bool = False,
+        begin: float | None = None,
+        every: float = EVERY,
     ) -> list[float]:
-        """No rank comes any further; rank 0 may wait in a collective. When a look was due, from the pause's begin."""
-        begin, due = self.now, []
-        while self.now < begin + seconds:
-            self.now += EVERY
+        """No rank comes any further; rank 0 may wait in a collective. When a look was due, from the pause's begin.
+
+        ``excused``: the looks find nothing stuck.
+        """
+        begin, due, end = begin or self.now, [], self.now + seconds
+        while self.now < end:
+            self.now += every
             for rank in self.ranks:
                 pending = self.now - begin if waits and rank == 0 else None
                 place = ("0", self.place, self.place) if recorded else None
                 self.stall.feed(rank, {**work, "place": place, "pending": pending}, self.now)
             if self.stall.due(self.now):
                 due.append(self.now - begin)
+                if excused:
+                    waited = self.now - begin if recorded else 0.0
+                    self.stall.looked(self.now, False, excuses_end(waited, self.stall.limit, []))
         return due
 
 
@@ -79,7 +100,7 @@ def test_ranks_without_a_record_are_due_when_idle_only() -> None:
     run = Run()
     assert run.pause(300, WORK, recorded=False) == []
     assert run.pause(60, IDLE, recorded=False)[0] == 30.0 + EVERY
-    assert run.stall.since is None
+    assert run.stall.paused_since(run.now) == run.now - 60 + EVERY
 
 
 def test_a_rank_that_falls_silent_says_nothing_any_more() -> None:
@@ -117,12 +138,81 @@ def test_a_look_is_not_due_again_at_once() -> None:
     assert run.stall.due(run.now + AGAIN_S)
 
 
+def test_looks_that_find_nothing_stuck_get_rarer() -> None:
+    """Rank 0 trains while the others evaluate for three hours."""
+    run = Run()
+    run.steps(60)
+    due = run.pause(3 * 3600, WORK, waits=True, excused=True)
+    assert due[:4] == [30.0, 35.0, 40.0, 45.0]
+    assert len(due) < 250
+    assert max(after - before for before, after in pairwise(due)) == MOST_S
+    assert {30.0 * BUSY_FACTOR, 30.0 * MOVING_FACTOR} <= set(due)
+    run.steps(60)
+    again = run.pause(20_000, WORK, waits=True)
+    assert run.stall.limit <= again[0] < run.stall.limit + EVERY
+    assert again[1] == again[0] + AGAIN_S
+
+
+PHASES = st.lists(st.tuples(st.sampled_from([WORK, IDLE, READ]), st.integers(5, 400)), min_size=1, max_size=8)
+
+
+@given(phases=PHASES, stall=st.sampled_from([10.0, 30.0, 120.0]))
+def test_rare_looks_do_not_delay_a_diagnosis(phases: list[tuple[dict[str, Any], int]], stall: float) -> None:
+    """Rank 0 waits for rank 1, which does now this and now that. From the moment at which no excuse is left (the rules
+    are those of verdict.py), a look comes within 10 s."""
+    run = Run(stall=stall)
+    run.steps(60)
+    begin = run.now
+    for work, seconds in [*phases, (IDLE, 200)]:
+        factor = MOVING_FACTOR if work is READ else BUSY_FACTOR if work is WORK else 1
+        may = max(run.now - begin, factor * stall)
+        due = run.pause(seconds, work, waits=True, excused=True, begin=begin, every=2.5)
+        if run.now - begin >= may + 10.0:
+            assert any(may <= at <= may + 10.0 for at in due)
+            return
+    pytest.fail("at its end, rank 1 does no work for long enough")
+
+
+def test_the_end_of_a_sleep_brings_a_look() -> None:
+    worker = {"sleep_s": 40.0}
+    ends = excuses_end(50.0, 30.0, [{"sleep_s": None}, {"sleep_s": 1.0}, {"sleep_s": None, "children": [worker]}])
+    assert ends == [40.0, 550.0, 40.0]
+    stall = Stall(30.0)
+    stall.feed(0, {**IDLE, "place": None, "pending": None}, 0.0)
+    stall.feed(0, {**IDLE, "place": None, "pending": None}, 900.0)
+    assert stall.due(900.0)
+    stall.looked(901.0, False, [])
+    stall.looked(902.0, False, [2.0, -1.0])
+    assert [stall.due(at) for at in (903.0, 904.0)] == [False, True]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_when_a_diagnosis_holds_no_more(recorded: bool) -> None:
+    """Without a record one look is enough; with one, nothing has moved, and a while of work proves little."""
+    run = Run()
+    run.steps(60 if recorded else 0)
+    run.pause(60, IDLE, waits=recorded, recorded=recorded)
+    assert run.stall.looked(run.now, True, [])
+    assert run.stall.looked(run.now + 5, False, []) is recorded
+    assert run.stall.looked(run.now + 5 + run.stall.limit, False, []) is False
+
+
+def test_a_run_that_was_found_stuck_is_looked_at_until_it_is_not() -> None:
+    """Its ranks work again, and no record shows that they move."""
+    run = Run()
+    run.pause(60, IDLE, recorded=False)
+    run.pause(10, WORK, recorded=False)
+    assert run.stall.paused_since(run.now) is None
+    assert not run.stall.due(run.now)
+    assert run.stall.due(run.now, diagnosed=True)
+
+
 def test_that_a_rank_comes_on_is_said() -> None:
     stall = Stall(30.0)
     glance = {**WORK, "place": ["0", 1, 0], "pending": 0.5}
     assert stall.feed(0, glance, 10.0)
     assert not stall.feed(0, glance, 15.0)
     assert stall.feed(0, {**glance, "place": ["0", 1, 1], "pending": None}, 20.0)
-    assert (stall.since, stall.longest, stall.limit) == (20.0, 10.0, 30.0)
+    assert (stall.longest, stall.limit) == (10.0, 30.0)
     assert not stall.feed(0, {**glance, "place": None}, 25.0)
     assert not stall.feed(0, {**glance, "place": ["0", 1, 1]}, 30.0)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+import stat
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.launcher import make_shim, way_in_stands
 from tests.worker.node import Node, eventually
 
 DUMP = """
@@ -266,7 +271,12 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
     try:
         # Both ranks share the launcher's pipe here. An unbuffered print writes its line break by itself, and the other
         # rank's words may come in between; one write of a whole line stays whole.
-        run = node.start("import os; os.write(1, b'hello\\n')")
+        record = node.record(doctor={"stall": 30})
+        run = node.start("import os, time; os.write(1, b'hello\\n'); time.sleep(8)", record)
+        log = node.folder(run) / "supervisor.log"
+        eventually(lambda: "ranks here are only seen from outside" in log.read_text(), "the supervisor says so")
+        looks = eventually(lambda: node.call("doctor", run=run)["looks"], "somebody looks")
+        assert [(one["rank"], "pause_s" in one) for one in looks] == [(0, True), (1, True)]  # the supervisor, that is
         assert node.wait_state(run)["state"] == "succeeded"
         assert [(one["rank"], one["text"]) for one in node.lines(run)] == [(None, "hello")] * 2
     finally:
@@ -275,6 +285,28 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
             "nothing of the run holds the filesystem",
         )
         node.started.clear()
+
+
+def test_what_lets_the_doctor_see_the_ranks_may_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks have their own pipes all the same."""
+
+    def full(*_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def shim(name: str) -> RunPaths:
+        paths = RunPaths(str(tmp_path / name))
+        os.mkdir(paths.node)
+        assert make_shim(paths, sys.executable, {}, 1, doctor=True)
+        assert stat.S_ISFIFO(os.stat(paths.fifo(0, "out")).st_mode)
+        return paths
+
+    paths = shim("fine")
+    assert way_in_stands(paths)
+    assert stat.S_IMODE(os.stat(paths.doctor).st_mode) == 0o700
+    monkeypatch.setattr("ddpctl_worker.run.launcher.shutil.copy", full)
+    assert not way_in_stands(shim("full"))
+    assert not way_in_stands(shim("a:colon"))
+    assert not way_in_stands(RunPaths(str(tmp_path / "noexec")))
 
 
 def test_the_channel_that_started_it_can_close(node: Node) -> None:

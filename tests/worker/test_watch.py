@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddpctl_worker.clocks import Offset
-from ddpctl_worker.doctor import look, watch
+from ddpctl_worker.doctor import look, verdict, watch
 from ddpctl_worker.doctor.flight import Entry
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.watch import RunWatch, shortened
+from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
+from ddpctl_worker.doctor.watch import RunWatch, Unjudged, brief, shortened
+from ddpctl_worker.gang.base import MAX_WORD
 from tests.worker.looks import LOOP, group
 from tests.worker.looks import look as a_look
 
@@ -115,7 +121,7 @@ def begin(records: Records, nodes: list[Node]) -> None:
     for node in nodes:
         records.made[node.pid] = (3, True)
         node.watch.start()
-    until(lambda: nodes[0].watch._stall.since is not None)
+    until(lambda: nodes[0].watch._stall._moved is not None)
     records.made[nodes[0].pid] = (4, False)
 
 
@@ -138,6 +144,36 @@ def test_a_stall_is_told_once_and_cleared_when_the_run_moves(
     until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
     assert hub.saved[-1]["diagnosis"]["over"]
     assert notes[2:] == ["doctor: the run moves again"] * 2
+
+
+class Verdicts:
+    """In place of the judgement of looks."""
+
+    def __init__(self) -> None:
+        self.stuck, self.count = True, 0
+
+    def diagnose(self, looks: list[Any], **_: Any) -> verdict.Diagnosis:
+        self.count += 1
+        return verdict.Diagnosis("rank 1 is at x.py:1", self.stuck, [{"host": "node1", "rank": 1}], [], [], [], 0.0)
+
+
+def test_without_a_record_a_look_that_finds_nothing_withdraws_the_diagnosis(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its time is that of the first look; the ranks sleep all the time."""
+    made = Verdicts()
+    monkeypatch.setattr(verdict, "diagnose", made.diagnose)
+    hub, member = nodes
+    for node in nodes:
+        node.watch.start()
+    until(lambda: made.count >= 3)
+    told = [one["diagnosis"] for one in hub.saved]
+    assert len({(one["since"], one["time"]) for one in told}) == 1
+    stood = datetime.fromisoformat(told[0]["time"]) - datetime.fromisoformat(told[0]["since"])
+    assert STALL <= stood.total_seconds() < 60.0
+    made.stuck = False
+    until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
+    assert hub.saved[-1]["diagnosis"]["over"]
 
 
 def test_what_the_nodes_say_to_each_other(records: Records, nodes: list[Node]) -> None:
@@ -184,14 +220,15 @@ def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Recor
 
 
 class Speed:
-    """In place of the judgement of speed: what it was fed."""
+    """In place of the judgement of speed: what it was fed, and what it says."""
 
     def __init__(self) -> None:
         self.fed: list[dict[int, Any]] = []
+        self.slow: list[dict[str, Any]] = []
 
     def feed(self, reports: dict[int, Any], errors: dict[int, float]) -> list[dict[str, Any]]:
         self.fed.append(reports)
-        return []
+        return [dict(one) for one in self.slow]
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -210,6 +247,157 @@ def test_speed_is_judged_once_every_host_has_said_what_is_new(
     member.watch.start()
     until(lambda: speed.fed)
     assert set(speed.fed[0]) == ({0, 1} if heard else {0})
+
+
+def test_nobody_is_slow_any_more_once_the_ranks_are_started_again(records: Records, nodes: list[Node]) -> None:
+    hub = nodes[0]
+    slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
+    glance = {"cpu": 80.0, "bytes": 0.0, "place": ["0", 900, 0], "pending": None, "new": {"0": [(900, 1.0)]}}
+    old = [{"0": {**glance, "pid": 10}}, {"1": {**glance, "pid": 11}}]
+    new = [{"0": {**glance, "pid": 12}}, {"1": {**glance, "pid": 13}}]
+    for node, ranks in zip(nodes, old, strict=True):
+        hub.watch._feed(node.host, ranks)
+    hub.watch._tell(None, slow)
+    before = hub.watch._slow
+    hub.watch._feed("node0", old[0])
+    assert (hub.watch.slow, hub.watch._slow) == (slow, before)
+    hub.watch._feed("node0", new[0])
+    hub.watch._feed("node1", old[1])  # a glance from before the restart, that comes late
+    hub.watch._feed("node1", new[1])
+    assert hub.watch._slow is not before
+    assert set(hub.watch._unjudged.ranks) == {1}
+    assert hub.watch.slow == []
+    assert hub.saved[-1]["slow"] == hub.said[-1]["slow"] == []
+
+
+def test_the_figures_of_a_slow_rank_stay_up_to_date(nodes: list[Node]) -> None:
+    hub = nodes[0]
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    hub.watch._host_of = {1: "node1"}
+
+    def told(now: float, lag_ms: float, busy: float) -> list[Any]:
+        speed.slow = [{"rank": 1, "lag_ms": lag_ms, "last_share": 0.9}]
+        hub.watch._facts_of = {"node0": {"busy": 20.0}, "node1": {"busy": busy}}
+        hub.saved.clear()
+        hub.watch._judge_speed(now)
+        return [(one["slow"][0]["lag_ms"], bool(one["slow"][0]["why"])) for one in hub.saved]
+
+    assert told(1000.0, 20.0, 20.0) == [(20.0, False)]
+    assert told(1005.0, 80.0, 98.0) == []  # not so soon
+    assert told(1061.0, 24.0, 20.0) == []  # much as before
+    assert told(1066.0, 26.0, 20.0) == [(26.0, False)]
+    assert told(1127.0, 26.0, 98.0) == [(26.0, True)]
+    speed.slow = []
+    hub.watch._judge_speed(1130.0)
+    assert hub.saved[-1]["slow"] == []
+
+
+def test_the_glances_of_many_ranks_fit_the_wire_and_are_taken_as_one(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, member = nodes
+    new = {"0": [(1 << 61, 1_800_000_000.123456)] * KEPT}
+    glance = {"pid": 1, "place": ["0", 1 << 61, 300], "pending": None, "cpu": 100.0, "bytes": 1e9, "new": new}
+    monkeypatch.setattr(member.watch, "_at", lambda one, now: dict(glance))
+    taken: list[Any] = []
+    monkeypatch.setattr(hub.watch, "_feed", lambda host, ranks: taken.append(set(ranks)))
+    for count in (100, 8, 0):
+        member.subjects = [Subject(rank, rank, 1) for rank in range(count)]
+        member.watch._glance(1000.0)
+        assert taken == []
+        for one in member.said:
+            assert len(json.dumps(one)) < MAX_WORD / 2
+            hub.watch._take("node1", one)
+        assert taken == [{str(rank) for rank in range(count)}]
+        taken.clear()
+        member.said.clear()
+
+
+def test_a_diagnosis_of_many_ranks_fits_the_wire() -> None:
+    ranks = range(4096)
+    missing = [f"rank {rank}: no stack: {'x' * 250}" for rank in ranks]
+    groups = [{"ranks": [rank], "where": f"somewhere.py:{rank} in a_function_with_a_name"} for rank in ranks]
+    suspects = [{"host": f"node{rank}", "rank": rank} for rank in ranks]
+    made = brief(verdict.Diagnosis("", True, suspects, groups, [], missing, 1.0).to_json())
+    assert len(json.dumps(made)) < MAX_WORD / 2
+    assert made["missing"][-1] == "and 3996 more"
+    assert brief(made | {"missing": missing[:3]})["missing"] == missing[:3]
+
+
+def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, member = nodes
+    slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
+    monkeypatch.setattr(watch, "REPEAT_S", 0.5)
+
+    def exchange() -> None:
+        """A glance of the member's, and what both have to hear."""
+        member.watch._glance(time.monotonic())
+        for node in (hub, member):
+            while not node.watch._inbox.empty():
+                node.watch._take(*node.watch._inbox.get())
+
+    exchange()
+    assert hub.said == []  # there was no report yet
+    hub.watch._tell(None, slow)
+    exchange()
+    assert member.watch.slow == slow
+    hub.to = []  # no connection
+    hub.watch._tell(None, [])
+    time.sleep(0.6)
+    hub.to = [member]
+    exchange()
+    assert member.watch.slow == []
+    assert member.saved[-1] == hub.saved[-1]
+    said = len(hub.said)
+    time.sleep(0.6)
+    exchange()
+    assert len(hub.said) == said
+
+
+def test_a_report_is_not_repeated_at_once(nodes: list[Node]) -> None:
+    """Glances that are older than the report come just after it."""
+    hub = nodes[0]
+    hub.watch._tell(None, [])
+    for _ in range(10):
+        hub.watch._take("node1", {"what": "glance", "ranks": {}, "reported": None})
+    assert len(hub.said) == 1
+
+
+REPORTS = st.lists(
+    st.dictionaries(st.integers(0, 2), st.dictionaries(st.sampled_from("01"), st.integers(1, 400), min_size=1)),
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rounds=st.lists(REPORTS, max_size=3))
+def test_what_is_dropped_before_it_is_judged_would_not_have_counted(rounds: list[Any]) -> None:
+    """``rounds`` of glances: rank -> group -> how many collectives are new. Each round is judged at once."""
+    short, whole, seqs = Collectives(), Collectives(), dict.fromkeys(((r, g) for r in range(3) for g in "01"), 0)
+    for glances in rounds:
+        kept, all_of_it = Unjudged(), dict[int, dict[str, list[tuple[int, float]]]]()
+        for glance in glances:
+            for rank, groups in glance.items():
+                new = {}
+                for name, count in groups.items():
+                    begin = seqs[rank, name]
+                    seqs[rank, name] += count
+                    new[name] = [(seq, seq * 0.01 + rank * 1e-3) for seq in range(begin, begin + count)]
+                    all_of_it.setdefault(rank, {}).setdefault(name, []).extend(new[name])
+                kept.add(rank, new, 0.0)
+        short.add(kept.ranks)
+        whole.add(all_of_it)
+        assert [vars(one) for one in short.groups()] == [vars(one) for one in whole.groups()]
+
+
+def test_what_waits_for_a_judgement_is_bounded() -> None:
+    unjudged = Unjudged()
+    for at in range(100):
+        new = [(100 * at + i, float(100 * at + i)) for i in range(100)]
+        unjudged.add(0, {"0": new, f"new {at}": new}, 0.5)
+    groups = unjudged.ranks[0]
+    assert list(groups["0"]) == [(seq, seq - 0.5) for seq in range(10_000 - KEPT, 10_000)]
+    assert set(groups) == {"0", *(f"new {at}" for at in range(101 - GROUPS, 100))}
 
 
 def test_a_stopped_process_is_named(records: Records, nodes: list[Node]) -> None:

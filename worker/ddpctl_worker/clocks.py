@@ -53,7 +53,7 @@ class Clock:
 
         ``now``: Unix seconds by the hub's clock. The error grows with the age of the sample.
         """
-        best = min(self._samples, key=trip, default=None)
+        best = min(list(self._samples), key=trip, default=None)  # the gang adds, the doctor asks
         if best is None:
             return None
         seconds, error = measured(best)

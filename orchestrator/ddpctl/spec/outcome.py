@@ -62,6 +62,7 @@ class NodeStatus:
     note: str | None = None  # why a host that answers cannot tell how its part stands
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
     slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
+    reported: str | None = None  # when the node that decides on both said so
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
@@ -202,14 +203,18 @@ class RunStatus:
         """Why the run is stuck, or was when it ended: verdict, suspects, since, time. None when it is not."""
         if self.state == contract.SUCCEEDED:
             return None
-        found = [node.diagnosis for node in self.nodes if node.diagnosis]
-        return max(found, key=lambda one: str(one["time"]), default=None)
+        return self._doctors_report.diagnosis if self._doctors_report else None
 
     @property
     def slow(self) -> list[Mapping[str, Any]]:
         """The ranks that all others wait for again and again: host, rank, lag_ms, last_share."""
-        found = {one["rank"]: one for node in reversed(self.nodes) for one in node.slow}
-        return [found[rank] for rank in sorted(found)]
+        return sorted(self._doctors_report.slow, key=lambda one: one["rank"]) if self._doctors_report else []
+
+    @property
+    def _doctors_report(self) -> NodeStatus | None:
+        """The node with node rank 0 decides who is stuck or slow; where it does not answer, what another heard last."""
+        told = [node for node in self.nodes if node.reported]
+        return max(told, key=lambda node: (node is self.nodes[0], node.reported), default=None)
 
     @property
     def grace(self) -> float:

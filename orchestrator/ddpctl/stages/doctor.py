@@ -31,14 +31,15 @@ def consult(fleet: Fleet, job: str) -> Consultation:
     hosts = [host for host in run.hosts if host in fleet.hosts]
     answers = fleet.together(look, hosts)  # what they saw is compared as one moment
     looks = [one for answer in answers.results.values() for one in _looks(answer, run)]
-    slow = {one["rank"]: one for answer in answers.results.values() for one in answer["slow"]}
+    first = answers.results.get(run.hosts[0])  # it decides who is slow
+    slow = first["slow"] if first is not None else run.slow
     absent = [host for host in run.hosts if host not in answers.results]
     found = verdict.diagnose(looks, absent=absent, expected=_expected(run, absent), stall=_stall(run, looks))
     if run.terminal:
         found = _after_the_end(run, found)
     found = found._replace(missing=[_why(line, answers.errors) for line in found.missing])
     return Consultation(
-        run.job, run.run, run.state, found, looks, tuple(slow.values()), ended=run.terminal, errors=answers.errors
+        run.job, run.run, run.state, found, looks, tuple(slow), ended=run.terminal, errors=answers.errors
     )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from collections import deque
 from threading import Thread
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
@@ -19,13 +20,18 @@ from ddpctl_worker.doctor import flight, look, process, verdict
 from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
-from ddpctl_worker.doctor.stall import Stall
+from ddpctl_worker.doctor.stall import Stall, excuses_end
+from ddpctl_worker.doctor.steps import GROUPS, KEPT
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.run import processes
 
 GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
 PATIENCE_S = 4.0  # for the looks of the other nodes
 SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
+FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
+REPEAT_S = 10.0  # from one report to the next that says the same
+RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
+MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
@@ -61,10 +67,15 @@ class RunWatch:
         self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> what it told last
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
-        self._unjudged: Dict[int, Dict[str, List[Tuple[int, float]]]] = {}  # arrivals that were not judged yet
+        self._unjudged = Unjudged()
+        self._parts: Dict[str, Dict[str, Any]] = {}  # host -> what came of a glance so far
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
+        self._slow_told = 0.0
+        self._report: Dict[str, Any] = {}  # the last one, with the time at which it was made
+        self._repeat_at = 0.0
         self._host_of: Dict[int, str] = {}  # rank -> its host
+        self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
         self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
@@ -117,7 +128,7 @@ class RunWatch:
             self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
-        if self._decides and self._stall.due(time.monotonic()):
+        if self._decides and self._stall.due(time.monotonic(), diagnosed=self.diagnosis is not None):
             self._examine()
         try:
             host, message = self._inbox.get(timeout=max(0.01, min(1.0, self._glance_at - time.monotonic())))
@@ -128,12 +139,21 @@ class RunWatch:
     def _take(self, host: str, message: Dict[str, Any]) -> None:
         what = message.get("what")
         if what == "glance" and self._decides:
-            self._facts_of[host] = message.get("host") or {}
-            self._feed(host, message.get("ranks") or {})
+            self._take_glance(host, message)
         elif what == "look":
             self._answer(int(message.get("round") or 0))
         elif what == "report" and not self._decides:
-            self._keep(message.get("diagnosis"), message.get("slow"))
+            self._keep(message)
+
+    def _take_glance(self, host: str, message: Dict[str, Any]) -> None:
+        ranks = {**self._parts.pop(host, {}), **message["ranks"]}
+        if message.get("more"):
+            self._parts[host] = ranks
+            return
+        self._facts_of[host] = message.get("host") or {}
+        self._feed(host, ranks)
+        if message.get("reported") != self._report.get("reported"):
+            self._repeat()
 
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
@@ -143,7 +163,11 @@ class RunWatch:
             self._facts_of[self._host] = facts
             self._feed(self._host, found)
         elif self._hosts:  # also when all ranks of this node have ended
-            self._say({"what": "glance", "ranks": found, "host": facts})
+            parts = [*range(0, len(found), RANKS_A_WORD)] or [0]
+            for part in parts:
+                some = dict(list(found.items())[part : part + RANKS_A_WORD])
+                word = {"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]}
+                self._say(dict(word, reported=self._report.get("reported")))
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
         """What a rank shows at little cost: whether it has come further, and whether it works."""
@@ -156,6 +180,7 @@ class RunWatch:
         found = look.record_of(self._tools.folder, one.pid)
         pending = next((each for each in (found or ())[-1:] if not each.done), None)
         return {
+            "pid": one.pid,
             "place": list(look.state_of(found)) if found else None,
             "pending": None if pending is None else max(0.0, time.time() - pending.at),
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
@@ -170,9 +195,18 @@ class RunWatch:
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
             self._stall.left(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
+        self._see_restarts({int(rank): glance.get("pid") for rank, glance in ranks.items()})
         self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:
             self._tell(self._ended_now(), self.slow)
+
+    def _see_restarts(self, pids: Dict[int, Any]) -> None:
+        """Ranks that their launcher has started again count their collectives from the start."""
+        if any(self._pids.get(rank, pid) != pid for rank, pid in pids.items()):
+            self._slow, self._unjudged = SlowRanks(), Unjudged()
+            if self.slow:
+                self._tell(self.diagnosis, [])
+        self._pids.update(pids)
 
     def _take_arrivals(self, host: str, ranks: Dict[str, Any]) -> None:
         """By the clock of this node."""
@@ -180,9 +214,7 @@ class RunWatch:
         if clock is None:
             return
         for rank, glance in ranks.items():
-            groups = self._unjudged.setdefault(int(rank), {})
-            for name, new in (glance.get("new") or {}).items():
-                groups.setdefault(name, []).extend((int(seq), float(at) - clock.seconds) for seq, at in new)
+            self._unjudged.add(int(rank), glance.get("new") or {}, clock.seconds)
 
     def _judge_speed(self, now: float) -> None:
         """Who is slow, once every host has said what is new, and GLANCE_S later where one has not.
@@ -191,16 +223,18 @@ class RunWatch:
         """
         cost = time.thread_time()
         self._unheard = set(self._hosts)
-        reports, self._unjudged = self._unjudged, {}
+        unjudged, self._unjudged = self._unjudged, Unjudged()
         offsets = {rank: self._offset(host) for rank, host in self._host_of.items()}
         errors = {rank: one.error for rank, one in offsets.items() if one is not None}
-        slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(reports, errors)]
+        slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(unjudged.ranks, errors)]
         for one in slow:
             others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
             one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
         self._judge_at = now + SHARE * (time.thread_time() - cost)
-        if [one["rank"] for one in slow] != [one["rank"] for one in self.slow]:
+        others_now = [one["rank"] for one in slow] != [one["rank"] for one in self.slow]
+        if others_now or (now >= self._slow_told + FIGURES_S and _differ(slow, self.slow)):
+            self._slow_told = now
             self._tell(self.diagnosis, slow)
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
@@ -214,8 +248,12 @@ class RunWatch:
         looks = self.look() + self._others(silent)
         absent = [host for host in others if host in silent]
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
+        ends = excuses_end(found.waited_s, self._stall.limit, looks)
+        holds = self._stall.looked(time.monotonic(), found.stuck, ends)
         if found.stuck:
             self._tell(self._diagnosis_of(found), self.slow)
+        elif self.diagnosis is not None and not holds:
+            self._tell(self._ended_now(), self.slow)
 
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
@@ -242,34 +280,53 @@ class RunWatch:
         self._say({"what": "looked", "round": number, "look": None})
 
     def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
-        """A diagnosis for the record. One that follows another of the same stall keeps the time of the first."""
-        now = time.time()
-        stood = time.monotonic() - self._stall.since if self._stall.since is not None else found.waited_s
-        first = self.diagnosis["time"] if self.diagnosis is not None else notes.iso(now)
-        return dict(found.to_json(), since=notes.iso(now - max(stood, found.waited_s)), time=first, over=None)
+        """A diagnosis for the record. One that follows another of the same stall keeps the times of the first."""
+        before, now, made = self.diagnosis, time.time(), brief(found.to_json())
+        if before is not None:
+            return dict(made, since=before["since"], time=before["time"], over=None)
+        since = self._stall.paused_since(time.monotonic())
+        stood = time.monotonic() - since if since is not None else 0.0
+        since_then = notes.iso(now - max(stood, found.waited_s))
+        return dict(made, since=since_then, time=notes.iso(now), over=None)
 
     def _ended_now(self) -> Dict[str, Any]:
         return dict(self.diagnosis or {}, over=notes.iso(time.time()))
 
     def _tell(self, diagnosis: Optional[Dict[str, Any]], slow: List[Dict[str, Any]]) -> None:
-        self._keep(diagnosis, slow)
-        if self._hosts[1:]:
-            self._say({"what": "report", "diagnosis": diagnosis, "slow": slow})
+        self._keep({"diagnosis": diagnosis, "slow": slow, "reported": notes.iso(time.time())})
+        self._repeat_at = 0.0
+        self._repeat()
 
-    def _keep(self, diagnosis: Any, slow: Any) -> None:
-        before = self.diagnosis
-        made = diagnosis if isinstance(diagnosis, dict) else None
+    def _repeat(self) -> None:
+        """To all members; again where one has missed it, as it had no connection."""
+        now = time.monotonic()
+        if self._hosts[1:] and self._report and now >= self._repeat_at:
+            self._repeat_at = now + REPEAT_S  # what a member says until then may be older than the report
+            self._say(dict(self._report, what="report"))
+
+    def _keep(self, report: Dict[str, Any]) -> None:
+        before, made, slow = self.diagnosis, report.get("diagnosis"), report.get("slow")
+        made = made if isinstance(made, dict) else None
         self.diagnosis = made if made is not None and made.get("over") is None else None
         self.slow = slow if isinstance(slow, list) else []
         now = self.diagnosis
         if _named(now) != _named(before):  # the sentence changes with every second that they wait
             note("doctor: %s" % (now.get("verdict") if now is not None else "the run moves again"))
-        self._save({"diagnosis": made, "slow": self.slow})
+        self._report = {"diagnosis": made, "slow": self.slow, "reported": report.get("reported")}
+        self._save(self._report)
 
 
 def _named(diagnosis: Optional[Dict[str, Any]]) -> Any:
     """The suspects of a diagnosis; None without one."""
     return None if diagnosis is None else diagnosis.get("suspects")
+
+
+def _differ(slow: Sequence[Dict[str, Any]], told: Sequence[Dict[str, Any]]) -> bool:
+    """Whether the figures of the same slow ranks are worth another report."""
+    for one, before in zip(slow, told):  # noqa: B905  (Python 3.8; both have the same ranks)
+        if one["why"] != before["why"] or abs(one["lag_ms"] - before["lag_ms"]) > before["lag_ms"] / 4:
+            return True
+    return False
 
 
 class _Arrivals:
@@ -287,6 +344,33 @@ class _Arrivals:
                 new.setdefault(one.group, []).append((one.seq, round(one.at, 6)))
         heads.update((name, arrivals[-1][0]) for name, arrivals in new.items())
         return new
+
+
+def brief(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
+    """A diagnosis that all nodes can be told, however many ranks there are."""
+    made = dict(diagnosis)
+    for name in ("groups", "suspects", "missing"):
+        made[name] = diagnosis[name][:MOST_LISTED]
+    more = len(diagnosis["missing"]) - MOST_LISTED
+    return dict(made, missing=[*made["missing"], "and %d more" % more]) if more > 0 else made
+
+
+class Unjudged:
+    """Arrivals until they are judged. With many ranks that takes a while, so the oldest are dropped: those that
+    ``Collectives`` would drop as well."""
+
+    def __init__(self) -> None:
+        self.ranks: Dict[int, Dict[str, Deque[Tuple[int, float]]]] = {}
+
+    def add(self, rank: int, new: Mapping[str, Sequence[Tuple[int, float]]], ahead: float) -> None:
+        """``ahead``: seconds by which the clock of the rank's host is ahead."""
+        groups = self.ranks.setdefault(rank, {})
+        for name, arrivals in new.items():
+            if arrivals:
+                kept = groups.setdefault(name, deque(maxlen=KEPT))
+                kept.extend((int(seq), float(at) - ahead) for seq, at in arrivals)
+        while len(groups) > GROUPS:
+            del groups[min(groups, key=lambda name: groups[name][-1][1])]
 
 
 def shortened(one: Dict[str, Any]) -> Dict[str, Any]:

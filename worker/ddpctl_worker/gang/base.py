@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SUPERVISOR_LOST
 from ddpctl_worker.gang.council import SILENT_S, STILL_S
 from ddpctl_worker.gang.cutwatch import CutWatch
+from ddpctl_worker.gang.wire import MAX_LINE
 from ddpctl_worker.notes import boottime, note, trace
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.wakeup import WakePipe
@@ -24,6 +26,7 @@ STEADY_S = 30.0  # a loop that ran for so long had got over its fault
 FAULTS_S = 10.0  # a loop that fails again and again for so long will not
 NAP_S = 4.0  # a loop that turns four times a second and did not for this long was asleep
 MAX_WORDS = 200  # of the doctor, that wait
+MAX_WORD = MAX_LINE - 1024  # bytes: with what a line holds beside it
 Wake = Callable[[], None]
 
 
@@ -44,6 +47,7 @@ class Gang:
         self._wake_supervisor = wake
         self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time
         self._words: List[Dict[str, Any]] = []  # of this node's doctor, to be said
+        self._too_long: Set[str] = set()  # kinds of words that were noted as such
         self._hear_word: Callable[[str, Dict[str, Any]], None] = lambda host, word: None
         self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
         self._cuts = CutWatch(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
@@ -185,7 +189,17 @@ class Gang:
     def _said_words(self) -> List[Dict[str, Any]]:
         with self._lock:
             found, self._words = self._words, []
-        return found
+        return [word for word in found if self._fits(word)]
+
+    def _fits(self, word: Dict[str, Any]) -> bool:
+        """Whether a line takes it: the other side closes the connection where one is too long."""
+        size, what = len(json.dumps(word)), str(word.get("what"))
+        if size > MAX_WORD and what not in self._too_long:
+            self._too_long.add(what)
+            note(
+                "gang: a word of the doctor was not sent: %r has %d bytes, and a line takes %d" % (what, size, MAX_WORD)
+            )
+        return size <= MAX_WORD
 
     def _found(self, link: Dict[str, Any]) -> None:
         with self._lock:

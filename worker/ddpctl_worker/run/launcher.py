@@ -107,7 +107,7 @@ def make_shim(paths: RunPaths, python: str, env: Mapping[str, str], nproc: int, 
     """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
 
     ``env`` is the launcher's; ``python`` is looked up in its PATH when it has no folder of its own. ``doctor``: the
-    ranks let the doctor see them.
+    ranks let the doctor see them, where the disk takes what that needs.
     """
     real = shutil.which(python, path=env.get("PATH"))
     if real is None:
@@ -142,17 +142,29 @@ def _shell(env: Iterable[str]) -> str:
 
 
 def _way_in(paths: RunPaths) -> str:
-    """The lines of the shim that let the doctor see a rank, and the folder that they name. Raises OSError."""
+    """The lines of the shim that let the doctor see a rank, and the folder that they name."""
     from ddpctl_worker.doctor import rank
 
-    os.mkdir(paths.doctor, 0o700)
-    os.mkdir(paths.dumps, 0o700)
     boot = os.path.abspath(paths.doctor_boot)  # as the interpreter names it; it is looked for, to be removed
+    no_way = "unset %s\n" % ENV_WATCHER
     if os.pathsep in boot:  # in PYTHONPATH it would be two other folders
-        return "unset %s\n" % ENV_WATCHER
-    os.mkdir(boot, 0o700)
-    shutil.copy(os.path.join(os.path.dirname(rank.__file__), "sitecustomize.py"), boot)
+        return no_way
+    try:
+        for folder in (paths.doctor, paths.dumps, boot):
+            os.mkdir(folder, 0o700)
+        shutil.copy(os.path.join(os.path.dirname(rank.__file__), "sitecustomize.py"), boot)
+    except OSError:  # see way_in_stands
+        return no_way
     return _DOCTOR.format(doctor=shlex.quote(paths.doctor), boot=shlex.quote(boot))
+
+
+def way_in_stands(paths: RunPaths) -> bool:
+    """Whether the ranks let the doctor see their collectives and stacks."""
+    try:
+        with open(paths.shim, encoding="utf-8", errors="surrogateescape") as file:
+            return "DDPCTL_LOOK_PID" in file.read()
+    except OSError:
+        return False
 
 
 def enlarge(fd: int) -> None:

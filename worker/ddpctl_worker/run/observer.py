@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from threading import Thread
 from typing import Any, Callable, Dict, List, Optional
@@ -99,6 +101,8 @@ class Observer:
 
     def start(self) -> None:
         self._watch.start()
+        with contextlib.suppress(OSError):  # it is there already; where it cannot be made, the desk says so
+            os.mkdir(self._paths.doctor, 0o700)
         self._desk.open()
 
     def _answer(self) -> Dict[str, Any]:

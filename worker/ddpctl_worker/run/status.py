@@ -135,15 +135,17 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
 
 
 def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
-    """``diagnosis``: why the run is stuck, or was when it ended; None when it moves. ``slow``: ranks that are slow."""
+    """``diagnosis``: why the run is stuck, or was when it ended; None when it moves. ``slow``: ranks that are slow.
+    ``reported``: when the node that decides said so, by its clock."""
     report = fs.read_optional(paths.diagnosis)
     found = report.get("diagnosis")
-    slow = report.get("slow")
+    slow, reported = report.get("slow"), report.get("reported")
     stuck = isinstance(found, dict) and bool(found.get("verdict")) and not found.get("over")
     names = ("verdict", "suspects", "since", "time")
     return {
         "diagnosis": {name: found.get(name) for name in names} if stuck and found else None,
         "slow": slow if isinstance(slow, list) else [],
+        "reported": reported if isinstance(reported, str) else None,
     }
 
 

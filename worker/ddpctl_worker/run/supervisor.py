@@ -27,7 +27,7 @@ from ddpctl_worker.run.cleanup import Deputy, Tether
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.run.launcher import Launching
+from ddpctl_worker.run.launcher import Launching, way_in_stands
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
@@ -41,6 +41,10 @@ LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
 DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
+ONLY_OUTSIDE = (
+    "doctor: the ranks here are only seen from outside, without their collectives: %s is on a disk that is full or "
+    "mounted noexec, or has a colon in its name; set `base_dir:` to another place"
+)
 Reply = Callable[[Optional[str]], None]
 
 
@@ -212,7 +216,7 @@ class Supervisor:
         if self._roster.any and self.state == STARTING:
             self.state = RUNNING
             self._save_state()
-            if self.order.get("shim") and self.run.get("doctor"):
+            if self.run.get("doctor"):
                 Thread(target=self._observe, name="doctor-start", daemon=True).start()
         if self.state != STARTING:
             listed = self._roster.changed([os.getpid(), *self._deputy.pids()])
@@ -224,6 +228,8 @@ class Supervisor:
         try:
             from ddpctl_worker.run.observer import Observer
 
+            if not way_in_stands(self.paths):
+                notes.note(ONLY_OUTSIDE % self.paths.node)
             parts = (self._roster, self._drain, self._recorder, self._gang, self._wakeup.wake)
             observer = Observer(self.order, self.paths, *parts)
             observer.start()

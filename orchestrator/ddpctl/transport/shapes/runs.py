@@ -110,6 +110,7 @@ class StatusDict(TypedDict):
     note: NotRequired[Short | None]
     diagnosis: NotRequired[DiagnosisDict | None]
     slow: NotRequired[list[SlowDict] | None]
+    reported: NotRequired[Moment | None]
     record: RecordDict
 
 
