@@ -167,7 +167,44 @@ def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.Monk
         assert time.monotonic() - begin < 5.0
         over.set()
     assert found["state"] == "sleeping"
-    assert found["missing"] == ["the look at it was not over within 0.3 s"]
+    assert found["missing"] == ["the look at it was not over in time"]
+
+
+def test_a_look_of_a_moment(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that takes a second to see, and no child: that would take as long again."""
+    monkeypatch.setattr(looking, "record_of", lambda folder, pid, seconds: [])
+    with program(PARENT) as process:
+        (found,) = of(tools, process.pid, interval=0.0)
+        (child,) = processes.below(process.pid)
+        os.kill(child, signal.SIGKILL)
+    assert own(found)[0].endswith("wait")
+    assert (found["state"], found["groups"], found["missing"]) == ("sleeping", {}, [])
+    assert not set(found) & {"cpu", "below", "bytes", "wants_cpu", "children", "still"}
+    assert abs(found["now"] - time.time()) < 60
+
+
+def test_what_is_known_so_far_can_be_asked_for(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hangs(program: str, pid: int) -> Stacks:
+        over.wait(20)
+        return Stacks(None, "")
+
+    monkeypatch.setattr(looking, "record_of", lambda folder, pid, seconds: [])
+    monkeypatch.setattr(stacks, "by_py_spy", hangs)
+    with program(SLEEPS) as process:
+        looks = looking.Looks([Subject(0, 0, process.pid)], tools, 0.0)
+        assert [one["state"] for one in looks.told()] == ["unknown"]
+        begin = time.monotonic()
+        looks.run(0.3)
+        assert time.monotonic() - begin < 5.0
+        (found,) = looks.told()
+        over.set()
+    assert (found["state"], found["groups"], found["missing"]) == (
+        "sleeping",
+        {},
+        ["the look at it was not over in time"],
+    )
 
 
 def test_what_was_not_seen_is_not_called_ended(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,8 @@ def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
     assert (answer["signalled"], answer["forced"], answer["survivors"]) == (3, 0, [])
     pids = [int(line) for line in helpers.read_text().split()]
     assert len(pids) == 2
+    looks = json.loads((node.folder(run) / "last_look.json").read_text())["looks"]
+    assert [one["state"] for one in looks] == ["sleeping", "sleeping"]
     watchers_end(node, run)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 

@@ -4,7 +4,8 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
 
     rank, local_rank, pid        who it is
     state                        running, sleeping, blocked, stopped, traced, ended; unknown where nothing was seen
-    cpu, below                   percent of one core in the last second: its own, and that of all it has started
+    cpu, below                   percent of one core in the last second: its own, and that of all it has started;
+                                 neither these nor bytes, still or children in a look of a moment (interval 0)
     wants_cpu                    whether it, or one that it has started, was ready to run most of the time
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
@@ -31,6 +32,7 @@ from ddpctl_worker.doctor.stacks import Stacks
 INTERVAL_S = 1.0
 SAMPLES = 4  # of the stack in that time
 DEADLINE_S = 2.0
+MOMENT_S = 0.2  # for the record of a rank that is about to be stopped
 MOST_CHILDREN = 4  # whose stacks are read
 MOST_THREADS = 8
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -53,22 +55,35 @@ class Tools(NamedTuple):
     nccl: bool = False  # ask for NCCL's record too: see record_of_nccl
 
 
+class Looks:
+    """Looks at ranks, all at once; what is known of them can be asked for at any time."""
+
+    def __init__(self, subjects: Sequence[Subject], tools: Tools, interval: float) -> None:
+        self._each = [_Looking(one, tools, interval) for one in subjects]
+        self._use: Dict[int, gpu.Use] = {}
+        self._interval = interval
+
+    def run(self, seconds: float) -> None:
+        """Until they are over, but for ``seconds`` at most."""
+        begun = time.monotonic()
+        threads: List[threading.Thread] = list(self._each)
+        if self._interval:
+            threads.append(threading.Thread(target=lambda: self._use.update(gpu.by_pid()), name="gpu", daemon=True))
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(max(0.0, begun + seconds - time.monotonic()))
+
+    def told(self) -> List[Dict[str, Any]]:
+        use = dict(self._use)
+        return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.told() for each in self._each)]
+
+
 def look(subjects: Sequence[Subject], tools: Tools, interval: float = INTERVAL_S) -> List[Dict[str, Any]]:
     """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, DEADLINE_S more."""
-    use: Dict[int, gpu.Use] = {}
-    ask = threading.Thread(target=lambda: use.update(gpu.by_pid()), name="gpu", daemon=True)
-    if interval:
-        ask.start()
-    looks = [_Looking(one, tools, interval) for one in subjects]
-    for one in looks:
-        one.start()
-    until = time.monotonic() + interval + DEADLINE_S
-    for one in looks:
-        one.join(max(0.0, until - time.monotonic()))
-    if interval:
-        ask.join(max(0.0, until - time.monotonic()))
-    known = dict(use)
-    return [dict(one, **_on_gpu(known.get(int(one["pid"])))) for one in (each.told() for each in looks)]
+    looks = Looks(subjects, tools, interval)
+    looks.run(interval + DEADLINE_S)
+    return looks.told()
 
 
 def _on_gpu(use: Optional[gpu.Use]) -> Dict[str, Any]:
@@ -96,19 +111,37 @@ class _Looking(threading.Thread):
         self._subject, self._tools, self._interval = subject, tools, interval
         self._known: Dict[str, Any] = dict(subject._asdict(), state="unknown", missing=[])
         self._missing: List[str] = []
+        self.over = False
 
     def told(self) -> Dict[str, Any]:
         """What is known now."""
-        late = ["the look at it was not over within %g s" % DEADLINE_S] if self.is_alive() else []
+        late = [] if self.over else ["the look at it was not over in time"]
         return dict(self._known, missing=self._missing + late)
 
     def run(self) -> None:
         try:
-            self._run()
+            if self._interval:
+                self._follow()
+            else:
+                self._see()
         except Exception as error:
             self._missing.append("the look at it failed: %r" % error)
+        self.over = True
 
-    def _run(self) -> None:
+    def _see(self) -> None:
+        """At a rank that is about to be stopped: the quickest answers first, and nothing that a moment cannot show."""
+        pid = self._subject.pid
+        found = process.vital(pid)
+        if found is None or found.state == "ended":
+            self._known["state"] = "ended"
+            return
+        self._keep(found)
+        self._known["now"] = time.time()
+        stopped = found.state == "stopped"
+        self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, MOMENT_S), stopped)
+        self._keep_stacks([stacks.by_py_spy(self._tools.py_spy, pid)])
+
+    def _follow(self) -> None:
         pid = self._subject.pid
         begun = time.monotonic()
         before, work_before = process.vital(pid), process.work_of(process.below(pid))
@@ -142,14 +175,13 @@ class _Looking(threading.Thread):
     def _sample(self, begun: float) -> List[Stacks]:
         found: List[Stacks] = []
         ready = 0
-        count = SAMPLES if self._interval else 1
-        for number in range(count):
-            pause = begun + self._interval * (number + 1) / count - time.monotonic()
+        for number in range(SAMPLES):
+            pause = begun + self._interval * (number + 1) / SAMPLES - time.monotonic()
             time.sleep(max(0.0, pause))
             ready += process.is_ready(self._subject.pid)
             if not found or found[-1].threads is not None:
                 found.append(stacks.by_py_spy(self._tools.py_spy, self._subject.pid))
-        self._known["wants_cpu"] = 2 * ready > count
+        self._known["wants_cpu"] = 2 * ready > SAMPLES
         return found
 
     def _keep_work(
@@ -202,7 +234,8 @@ class _Looking(threading.Thread):
             self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
-        self._known["children"] = self._children()
+        if self._interval:
+            self._known["children"] = self._children()
 
     def _children(self) -> List[Dict[str, Any]]:
         """The Python processes that it has started, its data loader's above all."""

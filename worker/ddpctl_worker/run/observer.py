@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
-from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.service import Desk
 from ddpctl_worker.doctor.watch import RunWatch, shortened
 from ddpctl_worker.gang.base import Gang
@@ -53,11 +53,10 @@ class Observer:
         )
         if gang is not None:
             gang.on_word(self._watch.hear)
-        self._desk = Desk(
-            paths.doctor_socket, lambda: {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
-        )
-        self._last_until: Optional[float] = None
-        self._last_done = False
+        self._desk = Desk(paths.doctor_socket, self._answer)
+        self._last: Optional[Looks] = None
+        self._last_until = 0.0
+        self._last_kept = False
 
     @property
     def diagnosis(self) -> Optional[Dict[str, Any]]:
@@ -73,24 +72,35 @@ class Observer:
         return {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
-        """Whether the ranks may be stopped: where they stand has been seen, or that takes too long. Asked again and
-        again; the first call begins the look."""
-        if self._last_until is None:
+        """Whether the ranks may be stopped: where they stand is known, or as much of it as is to be had in LAST_S.
+        Asked again and again; the first call begins the look."""
+        if self._last is None:
             self._last_until = time.monotonic() + LAST_S
             self._watch.stop()
-            Thread(target=self._look_last, name="last-look", daemon=True).start()
-        return self._last_done or time.monotonic() >= self._last_until
+            self._last = self._watch.last_looks()
+            Thread(target=self._look_last, args=(self._last,), name="last-look", daemon=True).start()
+        if not self._last_kept and time.monotonic() >= self._last_until:
+            self._keep_last(self._last)  # ranks that are stopped may end at once, and after them the record
+        return self._last_kept
 
-    def _look_last(self) -> None:
+    def _look_last(self, looks: Looks) -> None:
         try:
-            looks = [shortened(one) for one in self._watch.look(interval=0.0)]
-            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks, "slow": self._watch.slow}
+            looks.run(LAST_S)
+        except RuntimeError as error:
+            notes.note("doctor: no thread for the last look: %s" % error)
+        if not self._last_kept:
+            self._keep_last(looks)
+        self._changed()
+
+    def _keep_last(self, looks: Looks) -> None:
+        try:
+            found = [shortened(one) for one in self._watch.whole(looks.told())]
+            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": found, "slow": self._watch.slow}
             self._recorder.put(self._paths.last_look, value, durable=False)
         except Exception as error:
             notes.note("doctor: the last look failed: %r" % error)
         finally:
-            self._last_done = True
-            self._changed()
+            self._last_kept = True
 
     def _subjects(self) -> List[Subject]:
         return [Subject(one.rank, one.local_rank, one.pid) for one in self._roster.alive()]
