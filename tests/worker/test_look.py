@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -65,7 +66,7 @@ def of(tools: Tools, *pids: int, interval: float = 0.4) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
-    return Tools(str(tmp_path), PY_SPY, may_signal=False)
+    return Tools(str(tmp_path), PY_SPY)
 
 
 def own(one: dict[str, Any]) -> list[Any]:
@@ -137,9 +138,9 @@ def test_ended(tools: Tools) -> None:
 
 def test_where_py_spy_is_missing_and_no_signal_may_be_sent(tmp_path: Path) -> None:
     with program(SLEEPS) as process:
-        (found,) = of(Tools(str(tmp_path), None, may_signal=False), process.pid)
+        (found,) = of(Tools(str(tmp_path), None), process.pid)
     assert "stack" not in found
-    assert found["missing"][-1] == "no stack: py-spy is not on this host"
+    assert found["missing"][-1].startswith("no stack: py-spy is not on this host; ")
 
 
 def test_one_of_eight_is_stopped_and_no_look_takes_longer(tools: Tools) -> None:
@@ -224,7 +225,7 @@ def test_nothing_happens_to_the_process(tools: Tools) -> None:
         assert process.stdout is not None
         before = Path(f"/proc/{process.pid}/status").read_text()
         by_py_spy = of(tools, process.pid)[0]
-        by_signal = of(Tools(folder, None), process.pid)[0]
+        by_signal = of(Tools(folder, None, asked=True), process.pid)[0]
         after = Path(f"/proc/{process.pid}/status").read_text()
         ready, _, _ = select.select([process.stdout], [], [], 30)
         assert ready
@@ -238,11 +239,68 @@ def test_nothing_happens_to_the_process(tools: Tools) -> None:
         ]
 
 
+WRITES_ITS_STACK = """
+import faulthandler, os, sys, time
+faulthandler.register(40, open(os.path.join(sys.argv[1], f"{os.getpid()}.stack"), "a"), all_threads=False)
+end, _ = os.pipe()
+print("here", flush=True)
+if sys.argv[2] == "waits": os.read(end, 1)
+if sys.argv[2] == "sleeps": time.sleep(300)
+while True: pass
+"""
+PTRACE_SEIZE = 0x4206
+
+
+@pytest.mark.parametrize(
+    ("does", "how", "interval", "signalled"),
+    [
+        ("waits", {}, 0.4, False),  # a mere suspicion
+        ("waits", {"stuck": True}, 0.4, True),
+        ("waits", {"stuck": True}, 0.0, True),
+        ("sleeps", {"stuck": True}, 0.4, False),
+        ("works", {"stuck": True}, 0.4, False),
+        ("works", {"stuck": True}, 0.0, False),
+        ("works", {"asked": True}, 0.4, True),
+        ("sleeps", {"asked": True}, 0.4, True),
+    ],
+)
+def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, bool], interval: float, signalled: bool) -> None:
+    """Where py-spy is missing: it may disturb what C code does."""
+    with program(WRITES_ITS_STACK, str(tmp_path), does) as process:
+        (found,) = of(Tools(str(tmp_path), None, **how), process.pid, interval=interval)
+        written = (tmp_path / f"{process.pid}.stack").stat().st_size
+    assert ("stack" in found, written > 0) == (signalled, signalled)
+    if not signalled:
+        assert "py-spy is not on this host; a signal" in found["missing"][-1]
+
+
+def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
+    """It would stop, for its debugger."""
+    with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process:
+        if ctypes.CDLL(None).ptrace(PTRACE_SEIZE, process.pid, 0, 0) != 0:
+            pytest.skip("ptrace is not allowed here")
+        (found,) = of(Tools(str(tmp_path), None, asked=True), process.pid)
+        state = processes.vital(process.pid)
+    assert state is not None
+    assert (found["state"], state.state) == ("sleeping", "sleeping")
+    assert found["missing"][-1] == "no stack: py-spy is not on this host; a debugger is attached to the rank"
+
+
+def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> None:
+    with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process:
+        file = tmp_path / f"{process.pid}.stack"
+        file.write_bytes(b"x" * (1 << 20))
+        for _ in range(2):
+            found = stacks.by_signal(str(tmp_path), process.pid)
+            assert found.main is not None
+        assert 0 < file.stat().st_size < 4096
+
+
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:
     """It would die of it."""
     with program(SLEEPS) as process:
         assert stacks.by_signal(str(tmp_path), process.pid).threads is None
-        (found,) = of(Tools(str(tmp_path), None), process.pid)
+        (found,) = of(Tools(str(tmp_path), None, asked=True), process.pid)
         assert process.poll() is None
     assert "does not answer the signal" in found["missing"][-1]
 

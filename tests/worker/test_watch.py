@@ -50,7 +50,7 @@ class Node:
         self.to: list[Node] = []  # who hears what it says
         self.subjects = [Subject(rank, 0, pid)]
         self.gone: list[dict[str, Any]] = []
-        tools = Tools("/nonexistent", None, may_signal=False)
+        tools = Tools("/nonexistent", None)
         self.watch = RunWatch(
             host,
             HOSTS,
@@ -245,6 +245,24 @@ def test_the_inbox_is_bounded_and_nobody_waits_for_it(nodes: list[Node]) -> None
 def test_a_watch_that_does_not_decide_looks_all_the_same(nodes: list[Node]) -> None:
     (found,) = nodes[1].watch.look(0.1)
     assert (found["host"], found["rank"], found["output_age_s"], found["pause_s"]) == ("node1", 1, None, 0.0)
+
+
+def test_a_signal_only_for_a_person_or_once_the_run_is_stuck(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tools] = []
+
+    def looked(subjects: Any, tools: Tools, interval: float) -> list[Any]:
+        seen.append(tools)
+        return []
+
+    monkeypatch.setattr(look, "look", looked)
+    one = nodes[1].watch
+    one.look()
+    one.look(asked=True)
+    one._keep({"verdict": "stuck", "suspects": [], "over": None}, [])
+    one.look()
+    assert [(tools.asked, tools.stuck) for tools in seen] == [(False, False), (True, False), (False, True)]
 
 
 def test_a_look_for_the_record_is_short() -> None:

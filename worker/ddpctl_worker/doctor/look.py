@@ -28,6 +28,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import flight, frames, gpu, process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
+from ddpctl_worker.doctor.verdict import BUSY_BYTES, BUSY_CPU
 
 INTERVAL_S = 1.0
 SAMPLES = 4  # of the stack in that time
@@ -35,6 +36,7 @@ DEADLINE_S = 2.0
 MOMENT_S = 0.2  # for the record of a rank that is about to be stopped
 MOST_CHILDREN = 4  # whose stacks are read
 MOST_THREADS = 8
+HELD = ("stopped", "traced")  # such a process answers nothing
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -47,11 +49,12 @@ class Subject(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """Where the rank's server and its file for stacks are; py-spy, where this host has it; whether to send a signal."""
+    """Where the rank's server and its file for stacks are; py-spy, where this host has it; what else may be done."""
 
     folder: str
     py_spy: Optional[str]
-    may_signal: bool = True
+    asked: bool = False  # by a person: a rank without another way to its stack may get the signal
+    stuck: bool = False  # as the run is known to be: so may one that does nothing
     nccl: bool = False  # ask for NCCL's record too: see record_of_nccl
 
 
@@ -137,7 +140,7 @@ class _Looking(threading.Thread):
             return
         self._keep(found)
         self._known["now"] = time.time()
-        stopped = found.state == "stopped"
+        stopped = found.state in HELD
         self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, MOMENT_S), stopped)
         self._keep_stacks([stacks.by_py_spy(self._tools.py_spy, pid)])
 
@@ -149,7 +152,7 @@ class _Looking(threading.Thread):
             self._known["state"] = "ended"
             return
         self._keep(before)
-        stopped = before.state == "stopped"
+        stopped = before.state in HELD
         record_before = None if stopped else record_of(self._tools.folder, pid)
         samples = self._sample(begun)
         after, work_after = process.vital(pid), process.work_of(process.below(pid))
@@ -217,13 +220,11 @@ class _Looking(threading.Thread):
     def _keep_stacks(self, samples: List[Stacks]) -> None:
         pid = self._subject.pid
         last = samples[-1]
-        if last.threads is None and self._tools.may_signal and self._known["state"] != "stopped":
-            first = last
-            last = stacks.by_signal(self._tools.folder, pid)
+        if last.threads is None:
+            first, why_not = last.trouble, self._why_no_signal()
+            last = Stacks(None, why_not) if why_not else stacks.by_signal(self._tools.folder, pid)
             if last.threads is None:
-                self._missing.append("no stack: %s; %s" % (first.trouble, last.trouble))
-        elif last.threads is None:
-            self._missing.append("no stack: %s" % last.trouble)
+                self._missing.append("no stack: %s; %s" % (first, last.trouble))
         main = last.main
         if main is None:
             return
@@ -236,6 +237,21 @@ class _Looking(threading.Thread):
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
         if self._interval:
             self._known["children"] = self._children()
+
+    def _why_no_signal(self) -> str:
+        """Why the rank must not get the signal that asks for its stack; empty where it may."""
+        known = self._known
+        if known["state"] in HELD:
+            return "the rank is %s" % known["state"]
+        if self._tools.asked:
+            return ""
+        if not self._tools.stuck:
+            return "a signal asks for it only once the run is stuck"
+        cpu = float(known.get("cpu") or 0.0) + float(known.get("below") or 0.0)
+        works = cpu >= BUSY_CPU or int(known.get("bytes") or 0) >= BUSY_BYTES or known.get("wants_cpu")
+        if works or known["sleep_s"] is not None or known["state"] != "sleeping":
+            return "a signal might disturb what the rank does"
+        return ""
 
     def _children(self) -> List[Dict[str, Any]]:
         """The Python processes that it has started, its data loader's above all."""

@@ -90,11 +90,12 @@ class RunWatch:
 
     def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
         """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
-        return self.whole(look.look(self._subjects(), self._tools._replace(nccl=asked), interval))
+        tools = self._tools._replace(nccl=asked, asked=asked, stuck=self.diagnosis is not None)
+        return self.whole(look.look(self._subjects(), tools, interval))
 
     def last_looks(self) -> Looks:
         """At ranks that are about to be stopped; not begun."""
-        return Looks(self._subjects(), self._tools, 0.0)
+        return Looks(self._subjects(), self._tools._replace(stuck=self.diagnosis is not None), 0.0)
 
     def whole(self, looks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
         """With the ranks that have ended, and with what only this node knows of each."""
