@@ -305,6 +305,36 @@ def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) ->
     assert "does not answer the signal" in found["missing"][-1]
 
 
+REFUSED = """#!/bin/sh
+echo 'Error: Permission Denied: Try running again with elevated permissions by going '"'"'sudo env "PATH=$PATH" !!'"'" >&2
+exit 1
+"""
+IN_A_CONTAINER = """#!/bin/sh
+echo 'It looks like you are running in a docker container. Please start it with the SYS_PTRACE capability.' >&2
+exit 1
+"""
+BROKEN = "#!/bin/sh\necho 'Error: Failed to find  python version' >&2; exit 1"
+LATE = "#!/bin/sh\nexec sleep 30"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (REFUSED, "this host lets nobody read another process's memory (Yama or the container)"),
+        (IN_A_CONTAINER, "this host lets nobody read another process's memory (Yama or the container)"),
+        (BROKEN, "py-spy: Error: Failed to find python version"),
+        ("#!/bin/sh", "py-spy: nothing was read"),
+        (LATE, "py-spy: it did not end within 0.3 s"),
+    ],
+)
+def test_why_py_spy_has_read_nothing(tmp_path: Path, script: str, words: str) -> None:
+    """Not in its own words: they tell who typed the command to use sudo."""
+    fake = tmp_path / "py-spy"
+    fake.write_text(script)
+    fake.chmod(0o700)
+    assert stacks.by_py_spy(str(fake), os.getpid(), 0.3 if script == LATE else 20.0) == Stacks(None, words)
+
+
 # --- entering and leaving operations, by stacks alone ----------------------------------------------------------------
 
 

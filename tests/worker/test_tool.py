@@ -79,7 +79,7 @@ def test_one_that_cannot_be_killed_is_not_started_again() -> None:
     said = tool.run(SLEEP, 20.0)
     assert time.monotonic() - begun < 5.0
     assert (said["code"], said["timed_out"], said["stdout"]) == (None, True, "")
-    assert said["stderr"] == f"sleep (pid {pid}) does not end, not even when it is killed"
+    assert said["stderr"] == f"an earlier one (pid {pid}) does not end, not even when it is killed"
     assert tool.started() == [pid]
     assert tool.run(["sleep", "0"], 20.0)["code"] == 0  # another question
     end(pid)

@@ -129,8 +129,7 @@ def run(
 def _refusal(argv: List[str]) -> str:
     """Why these words are not to be run; empty where they may be."""
     pid = next((pids[0] for one, pids in _living() if one.late and one.argv == argv), None)
-    name = os.path.basename(argv[0])
-    return "" if pid is None else "%s (pid %d) does not end, not even when it is killed" % (name, pid)
+    return "" if pid is None else "an earlier one (pid %d) does not end, not even when it is killed" % pid
 
 
 def _run(

@@ -18,7 +18,7 @@ PY_SPY_S = 1.0
 STACK_SIGNAL = 40
 ANSWER_S = 0.3
 _TAIL = 64 << 10
-_MOST = 256 << 10  # of stacks in one file: then it begins anew
+_MOST = 256 << 10  # bytes of stacks in one file; then it is emptied
 
 
 class Stacks(NamedTuple):
@@ -42,12 +42,19 @@ def by_py_spy(program: Optional[str], pid: int, seconds: float = PY_SPY_S) -> St
     except OSError as error:
         return Stacks(None, "py-spy cannot be run: %s" % (error.strerror or error))
     if said["timed_out"]:
-        return Stacks(None, "py-spy did not end within %g s" % seconds)
+        late = said["seconds"] >= seconds
+        return Stacks(None, "py-spy: %s" % ("it did not end within %g s" % seconds if late else said["stderr"]))
     threads = frames.from_py_spy(said["stdout"], pid)
     if threads is None:
-        words = " ".join(said["stderr"].split())
-        return Stacks(None, "py-spy: %s" % (words[:200] or "nothing was read"))
+        return Stacks(None, _why(said["stderr"]))
     return Stacks(threads)
+
+
+def _why(text: str) -> str:
+    """Why py-spy has read nothing. Its own advice is for who typed the command: sudo, another start of the container."""
+    if "permission denied" in text.lower() or "SYS_PTRACE" in text:
+        return "this host lets nobody read another process's memory (Yama or the container)"
+    return "py-spy: %s" % (" ".join(text.split())[:200] or "nothing was read")
 
 
 def by_signal(folder: str, pid: int) -> Stacks:
