@@ -264,10 +264,10 @@ PTRACE_SEIZE = 0x4206
         ("sleeps", {"asked": True}, 0.4, True),
     ],
 )
-def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, bool], interval: float, signalled: bool) -> None:
+def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, Any], interval: float, signalled: bool) -> None:
     """Where py-spy is missing: it may disturb what C code does."""
     with program(WRITES_ITS_STACK, str(tmp_path), does) as process:
-        (found,) = of(Tools(str(tmp_path), None, **how), process.pid, interval=interval)
+        (found,) = of(Tools(str(tmp_path), None)._replace(**how), process.pid, interval=interval)
         written = (tmp_path / f"{process.pid}.stack").stat().st_size
     assert ("stack" in found, written > 0) == (signalled, signalled)
     if not signalled:
@@ -306,7 +306,9 @@ def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) ->
 
 
 REFUSED = """#!/bin/sh
-echo 'Error: Permission Denied: Try running again with elevated permissions by going '"'"'sudo env "PATH=$PATH" !!'"'" >&2
+cat >&2 << 'END'
+Permission Denied: Try running again with elevated permissions by going 'sudo env "PATH=$PATH" !!'
+END
 exit 1
 """
 IN_A_CONTAINER = """#!/bin/sh

@@ -56,6 +56,7 @@ class Tools(NamedTuple):
     asked: bool = False  # by a person: a rank without another way to its stack may get the signal
     stuck: bool = False  # as the run is known to be: so may one that does nothing
     nccl: bool = False  # ask for NCCL's record too: see record_of_nccl
+    no_py_spy: str = "py-spy is not on this host"
 
 
 class Looks:
@@ -142,7 +143,7 @@ class _Looking(threading.Thread):
         self._known["now"] = time.time()
         stopped = found.state in HELD
         self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, MOMENT_S), stopped)
-        self._keep_stacks([stacks.by_py_spy(self._tools.py_spy, pid)])
+        self._keep_stacks([self._by_py_spy(pid)])
 
     def _follow(self) -> None:
         pid = self._subject.pid
@@ -183,7 +184,7 @@ class _Looking(threading.Thread):
             time.sleep(max(0.0, pause))
             ready += process.is_ready(self._subject.pid)
             if not found or found[-1].threads is not None:
-                found.append(stacks.by_py_spy(self._tools.py_spy, self._subject.pid))
+                found.append(self._by_py_spy(self._subject.pid))
         self._known["wants_cpu"] = 2 * ready > SAMPLES
         return found
 
@@ -253,11 +254,15 @@ class _Looking(threading.Thread):
             return "a signal might disturb what the rank does"
         return ""
 
+    def _by_py_spy(self, pid: int) -> Stacks:
+        program = self._tools.py_spy
+        return Stacks(None, self._tools.no_py_spy) if program is None else stacks.by_py_spy(program, pid)
+
     def _children(self) -> List[Dict[str, Any]]:
         """The Python processes that it has started, its data loader's above all."""
         found = []
         for pid in process.below(self._subject.pid)[:MOST_CHILDREN]:
-            main = stacks.by_py_spy(self._tools.py_spy, pid).main
+            main = self._by_py_spy(pid).main
             one = process.vital(pid)
             if main is not None and one is not None:
                 found.append({"pid": pid, "state": one.state, "sleep_s": one.sleep_s, "stack": main.frames[:24]})

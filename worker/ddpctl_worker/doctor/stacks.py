@@ -32,10 +32,8 @@ class Stacks(NamedTuple):
         return next((one for one in self.threads or () if one.main), None)
 
 
-def by_py_spy(program: Optional[str], pid: int, seconds: float = PY_SPY_S) -> Stacks:
+def by_py_spy(program: str, pid: int, seconds: float = PY_SPY_S) -> Stacks:
     """What py-spy reads of a process, without a pause for it."""
-    if program is None:
-        return Stacks(None, "py-spy is not on this host")
     argv = [program, "dump", "--nonblocking", "--json", "--locals", "--pid", str(pid)]
     try:
         said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=4 << 20)
@@ -51,7 +49,7 @@ def by_py_spy(program: Optional[str], pid: int, seconds: float = PY_SPY_S) -> St
 
 
 def _why(text: str) -> str:
-    """Why py-spy has read nothing. Its own advice is for who typed the command: sudo, another start of the container."""
+    """Why py-spy has read nothing. Where it may not read, its own words tell the user to run a command."""
     if "permission denied" in text.lower() or "SYS_PTRACE" in text:
         return "this host lets nobody read another process's memory (Yama or the container)"
     return "py-spy: %s" % (" ".join(text.split())[:200] or "nothing was read")
