@@ -106,6 +106,7 @@ def test_after_the_stop_none_is_left_and_none_starts() -> None:
     assert not thread.is_alive()
     said = tool.run(["sh", "-c", "echo here"], 20.0)
     assert (said["code"], said["stdout"], said["timed_out"]) == (None, "", True)
+    assert said["stderr"] == "the run is being stopped"
     assert tool.started() == []
 
 

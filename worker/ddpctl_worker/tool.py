@@ -59,7 +59,7 @@ def started() -> List[int]:
 
 def stuck() -> List[int]:
     """Those of them that cannot be ended."""
-    return [pid for one, pids in _living() if one.late for pid in pids]
+    return sorted(pid for one, pids in _living() if one.late for pid in pids)
 
 
 def stop() -> None:
@@ -111,7 +111,7 @@ def run(
     _known.add(one)  # before the last look at _stopped: ``stop`` sees whatever gets past that
     try:
         if refused or _stopped:
-            code, out, err = None, b"", (refused or "nothing more is asked: the run ends").encode("utf-8", "replace")
+            code, out, err = None, b"", (refused or "the run is being stopped").encode("utf-8", "replace")
         else:
             code, out, err = _run([program, *argv[1:]], timeout, dict(base, **(env or {})), cwd, one)
     finally:
@@ -127,7 +127,7 @@ def run(
 
 
 def _refusal(argv: List[str]) -> str:
-    """Why these words are not to be run; empty where they may be."""
+    """Why this is not to be run; empty where it may be."""
     pid = next((pids[0] for one, pids in _living() if one.late and one.argv == argv), None)
     return "" if pid is None else "an earlier one (pid %d) does not end, not even when it is killed" % pid
 
