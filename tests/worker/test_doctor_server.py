@@ -19,8 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.doctor import look, server, service
+from ddpctl_worker.doctor import server, service
+from ddpctl_worker.doctor.look import record_of_nccl
 from ddpctl_worker.doctor.service import Desk
+from tests.worker.looks import Look, group, look
+from tests.worker.node import Node, eventually
+from tests.worker.programs import SLEEP, here
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -77,7 +81,7 @@ def test_an_answer(tmp_path: Path) -> None:
 def test_nccls_record_is_asked_for_with_parameters_that_torch_knows(tmp_path: Path) -> None:
     """It refuses all others: ``jsonDumpHandler`` in torch/csrc/distributed/c10d/FlightRecorderCuda.cpp."""
     with answering(tmp_path / "7.sock", [OK]) as heard:
-        assert look.record_of_nccl(str(tmp_path), 7) == []
+        assert record_of_nccl(str(tmp_path), 7) == []
     name, _, query = heard[0].split()[1].decode().partition("?")
     assert name == "/handler/dump_nccl_trace_json"
     assert {one.partition("=")[0] for one in query.split("&")} <= {"includecollectives", "onlyactive"}
@@ -166,6 +170,40 @@ def test_the_desk_answers_each_who_asks(tmp_path: Path) -> None:
             assert service.ask(str(path)) == {"looks": [{"rank": 1, "state": "\udcff"}]}
 
 
+def big(rank: int, entries: int = 300, frames: int = 200) -> Look:
+    stack = [[f"/job/code/{'deep/' * 20}train.py", line, "step"] for line in range(frames)]
+    groups = {"0": group([("all_reduce", 4)] * entries)}
+    return look(rank, groups=groups, stack=stack, threads=[{"name": "t", "stack": stack[:12]}] * 8, children=[])
+
+
+def size(looks: list[Look]) -> int:
+    return len(json.dumps(looks))
+
+
+def test_an_answer_that_is_too_long_is_shortened_and_says_so(tmp_path: Path) -> None:
+    looks = [big(rank) for rank in range(100)]
+    assert size(looks) > service.MOST
+    with desk(tmp_path / "desk.sock", lambda: {"looks": looks, "slow": []}):
+        told = service.ask(str(tmp_path / "desk.sock"))
+    assert told is not None
+    assert size(told["looks"]) <= service.MOST
+    for one in told["looks"]:
+        assert one["missing"] == [service.SHORTENED]
+        assert (one["stack"], one["groups"]["0"]["entries"][-1]) == (
+            looks[0]["stack"][: len(one["stack"])],
+            looks[0]["groups"]["0"]["entries"][-1],
+        )
+
+
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 200), st.integers(2_500, 300_000))
+def test_every_rank_is_in_an_answer_of_whatever_length(ranks: int, entries: int, frames: int, most: int) -> None:
+    looks = [big(rank, entries, frames) for rank in range(ranks)]
+    found = service.fitting(looks, most)
+    assert [one["rank"] for one in found] == list(range(ranks))
+    assert size(found) <= max(most, 600 * ranks)
+    assert (found == looks) == (size(looks) <= most)
+
+
 def test_some_ask_at_once_and_none_waits_for_another(tmp_path: Path) -> None:
     path = tmp_path / "desk.sock"
 
@@ -214,6 +252,24 @@ def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) 
         begin = time.monotonic()
         assert service.ask(str(path), 0.3) is None
         assert time.monotonic() - begin < 2.0
+
+
+def test_of_a_job_without_a_doctor_that_is_said(node: Node) -> None:
+    run = node.start(SLEEP, node.record(doctor=None))
+    here(node, run)
+    looks = node.call("doctor", run=run)["looks"]
+    assert [one["state"] for one in looks] == ["sleeping", "sleeping"]
+    assert all(one["missing"][-1].startswith("no stack: the doctor is off for this job; ") for one in looks)
+
+
+def test_without_its_supervisor_a_rank_writes_its_stack(node: Node) -> None:
+    run = node.start(SLEEP, node.record(doctor={"stall": 30.0}))
+    here(node, run)
+    desk = node.folder(run) / "doctor" / "desk.sock"
+    eventually(desk.exists, "the doctor is there")
+    desk.unlink()
+    looks = node.call("doctor", run=run)["looks"]
+    assert [one["stack"][-1][2] for one in looks] == ["<module>", "<module>"]
 
 
 ASK = """

@@ -19,8 +19,8 @@ USUAL = {"busy": 20.0, "mhz": 2900.0, "free": 0.5, "pages": 0.0, "gpu_c": 60.0, 
         ({"mhz": 1200.0}, ["its processors run at 1200 MHz, those of the other hosts at 2900"]),
         ({"free": 0.02}, ["2 % of its memory is free"]),
         ({"pages": 400.0}, ["it swaps 400 pages a second"]),
-        ({"gpu_c": 88.0}, ["a GPU has 88 degrees, those of the other hosts 60"]),
-        ({"gpu_c": 88.0, "gpu_slowed": 1.0}, ["a GPU is slowed down by heat or power (88 degrees)"]),
+        ({"gpu_c": 88.0}, ["a GPU is at 88 °C, those of the other hosts at 60 °C"]),
+        ({"gpu_c": 88.0, "gpu_slowed": 1.0}, ["a GPU is slowed down by heat or power (88 °C)"]),
     ],
 )
 def test_what_stands_out_is_said(changed: dict[str, float], words: list[str]) -> None:

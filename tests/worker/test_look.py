@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -67,7 +68,7 @@ def of(tools: Tools, *pids: int, interval: float = 0.4) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
-    return Tools(str(tmp_path), PY_SPY, may_signal=False)
+    return Tools(str(tmp_path), PY_SPY)
 
 
 def own(one: dict[str, Any]) -> list[Any]:
@@ -139,9 +140,9 @@ def test_ended(tools: Tools) -> None:
 
 def test_where_py_spy_is_missing_and_no_signal_may_be_sent(tmp_path: Path) -> None:
     with program(SLEEPS) as process:
-        (found,) = of(Tools(str(tmp_path), None, may_signal=False), process.pid)
+        (found,) = of(Tools(str(tmp_path), None), process.pid)
     assert "stack" not in found
-    assert found["missing"][-1] == "no stack: py-spy is not on this host"
+    assert found["missing"][-1].startswith("no stack: py-spy is not on this host; ")
 
 
 def test_one_of_eight_is_stopped_and_no_look_takes_longer(tools: Tools) -> None:
@@ -169,7 +170,44 @@ def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.Monk
         assert time.monotonic() - begin < 5.0
         over.set()
     assert found["state"] == "sleeping"
-    assert found["missing"] == ["the look at it was not over within 0.3 s"]
+    assert found["missing"] == ["the look at it was not over in time"]
+
+
+def test_a_look_of_a_moment(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that takes a second to see, and no child: that would take as long again."""
+    monkeypatch.setattr(looking, "record_of", lambda folder, pid, seconds: [])
+    with program(PARENT) as process:
+        (found,) = of(tools, process.pid, interval=0.0)
+        (child,) = processes.below(process.pid)
+        os.kill(child, signal.SIGKILL)
+    assert own(found)[0].endswith("wait")
+    assert (found["state"], found["groups"], found["missing"]) == ("sleeping", {}, [])
+    assert not set(found) & {"cpu", "below", "bytes", "wants_cpu", "children", "still"}
+    assert abs(found["now"] - time.time()) < 60
+
+
+def test_what_is_known_so_far_can_be_asked_for(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hangs(program: str, pid: int) -> Stacks:
+        over.wait(20)
+        return Stacks(None, "")
+
+    monkeypatch.setattr(looking, "record_of", lambda folder, pid, seconds: [])
+    monkeypatch.setattr(stacks, "by_py_spy", hangs)
+    with program(SLEEPS) as process:
+        looks = looking.Looks([Subject(0, 0, process.pid)], tools, 0.0)
+        assert [one["state"] for one in looks.told()] == ["unknown"]
+        begin = time.monotonic()
+        looks.run(0.3)
+        assert time.monotonic() - begin < 5.0
+        (found,) = looks.told()
+        over.set()
+    assert (found["state"], found["groups"], found["missing"]) == (
+        "sleeping",
+        {},
+        ["the look at it was not over in time"],
+    )
 
 
 def test_what_was_not_seen_is_not_called_ended(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +227,7 @@ def test_nothing_happens_to_the_process(tools: Tools) -> None:
         assert process.stdout is not None
         before = Path(f"/proc/{process.pid}/status").read_text()
         by_py_spy = of(tools, process.pid)[0]
-        by_signal = of(Tools(folder, None), process.pid)[0]
+        by_signal = of(Tools(folder, None, asked=True), process.pid)[0]
         after = Path(f"/proc/{process.pid}/status").read_text()
         ready, _, _ = select.select([process.stdout], [], [], 30)
         assert ready
@@ -219,7 +257,7 @@ def asked(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch, **how: Any) 
 
     monkeypatch.setattr(server, "ask", ask)
     with program(code, str(folder)) as process:
-        (found,) = of(Tools(str(folder), **{"py_spy": None, "nccl": True, **how}), process.pid)
+        (found,) = of(Tools(str(folder), **{"py_spy": None, "asked": True, "nccl": True, **how}), process.pid)
     return found, heard
 
 
@@ -256,13 +294,102 @@ def test_a_rank_gets_a_second_signal_only_where_the_record_of_nccl_is_wanted(
     assert counts == [1, 2]
 
 
+WRITES_ITS_STACK = """
+import faulthandler, os, sys, time
+faulthandler.register(40, open(os.path.join(sys.argv[1], f"{os.getpid()}.stack"), "a"), all_threads=False)
+end, _ = os.pipe()
+print("here", flush=True)
+if sys.argv[2] == "waits": os.read(end, 1)
+if sys.argv[2] == "sleeps": time.sleep(300)
+while True: pass
+"""
+PTRACE_SEIZE = 0x4206
+
+
+@pytest.mark.parametrize(
+    ("does", "how", "interval", "signalled"),
+    [
+        ("waits", {}, 0.4, False),  # a mere suspicion
+        ("waits", {"stuck": True}, 0.4, True),
+        ("waits", {"stuck": True}, 0.0, True),
+        ("sleeps", {"stuck": True}, 0.4, False),
+        ("works", {"stuck": True}, 0.4, False),
+        ("works", {"stuck": True}, 0.0, False),
+        ("works", {"asked": True}, 0.4, True),
+        ("sleeps", {"asked": True}, 0.4, True),
+    ],
+)
+def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, Any], interval: float, signalled: bool) -> None:
+    """Where py-spy is missing: it may disturb what C code does."""
+    with program(WRITES_ITS_STACK, str(tmp_path), does) as process:
+        (found,) = of(Tools(str(tmp_path), None)._replace(**how), process.pid, interval=interval)
+        written = (tmp_path / f"{process.pid}.stack").stat().st_size
+    assert ("stack" in found, written > 0) == (signalled, signalled)
+    if not signalled:
+        assert "py-spy is not on this host; a signal" in found["missing"][-1]
+
+
+def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
+    """It would stop, for its debugger."""
+    with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process:
+        if ctypes.CDLL(None).ptrace(PTRACE_SEIZE, process.pid, 0, 0) != 0:
+            pytest.skip("ptrace is not allowed here")
+        (found,) = of(Tools(str(tmp_path), None, asked=True), process.pid)
+        state = processes.vital(process.pid)
+    assert state is not None
+    assert (found["state"], state.state) == ("sleeping", "sleeping")
+    assert found["missing"][-1] == "no stack: py-spy is not on this host; a debugger is attached to the rank"
+
+
+def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> None:
+    with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process:
+        file = tmp_path / f"{process.pid}.stack"
+        file.write_bytes(b"x" * (1 << 20))
+        for _ in range(2):
+            found = stacks.by_signal(str(tmp_path), process.pid)
+            assert found.main is not None
+        assert 0 < file.stat().st_size < 4096
+
+
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:
     """It would die of it."""
     with program(SLEEPS) as process:
         assert stacks.by_signal(str(tmp_path), process.pid).threads is None
-        (found,) = of(Tools(str(tmp_path), None), process.pid)
+        (found,) = of(Tools(str(tmp_path), None, asked=True), process.pid)
         assert process.poll() is None
     assert "does not answer the signal" in found["missing"][-1]
+
+
+REFUSED = """#!/bin/sh
+cat >&2 << 'END'
+Permission Denied: Try running again with elevated permissions by going 'sudo env "PATH=$PATH" !!'
+END
+exit 1
+"""
+IN_A_CONTAINER = """#!/bin/sh
+echo 'It looks like you are running in a docker container. Please start it with the SYS_PTRACE capability.' >&2
+exit 1
+"""
+BROKEN = "#!/bin/sh\necho 'Error: Failed to find  python version' >&2; exit 1"
+LATE = "#!/bin/sh\nexec sleep 30"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (REFUSED, "this host lets nobody read another process's memory (Yama or the container)"),
+        (IN_A_CONTAINER, "this host lets nobody read another process's memory (Yama or the container)"),
+        (BROKEN, "py-spy: Error: Failed to find python version"),
+        ("#!/bin/sh", "py-spy: nothing was read"),
+        (LATE, "py-spy: it did not end within 0.3 s"),
+    ],
+)
+def test_why_py_spy_has_read_nothing(tmp_path: Path, script: str, words: str) -> None:
+    """Not in its own words: they tell who typed the command to use sudo."""
+    fake = tmp_path / "py-spy"
+    fake.write_text(script)
+    fake.chmod(0o700)
+    assert stacks.by_py_spy(str(fake), os.getpid(), 0.3 if script == LATE else 20.0) == Stacks(None, words)
 
 
 # --- entering and leaving operations, by stacks alone ----------------------------------------------------------------

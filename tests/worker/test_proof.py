@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -159,6 +160,35 @@ def test_a_group_kills_what_forks_in_groups_below_it() -> None:
     group.remove()
     assert not os.path.exists(group.path)
     assert (group.empty(), group.pids()) == (True, set())
+
+
+HANGS = """#!/bin/sh
+[ "$1" = --version ] && echo py-spy 9.9 && exit
+echo $$ >> {}
+exec sleep 304
+"""
+
+
+def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
+    """A stop looks at the ranks first: what it runs for that is ended with it, and counts for nothing."""
+    helpers = node.scratch / "helpers"
+    program = HANGS.format(helpers).encode()
+    tool = {"hash": hashlib.sha256(program).hexdigest(), "kind": "binary"}
+    store = node.base / "store"
+    store.mkdir(parents=True, mode=0o700)
+    node.base.chmod(0o700)
+    (store / tool["hash"]).write_bytes(program)
+    run = node.start(SLEEP, node.record(doctor={"stall": 30.0}), py_spy=tool)
+    here(node, run)
+    eventually((node.folder(run) / "doctor" / "desk.sock").exists, "the doctor is there")
+    answer = node.call("stop", run=run, grace=5)
+    assert (answer["signalled"], answer["forced"], answer["survivors"]) == (3, 0, [])
+    pids = [int(line) for line in helpers.read_text().split()]
+    assert len(pids) == 2
+    looks = json.loads((node.folder(run) / "last_look.json").read_text())["looks"]
+    assert [one["state"] for one in looks] == ["sleeping", "sleeping"]
+    watchers_end(node, run)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @given(st.one_of(st.none(), st.integers(), st.text(), st.sampled_from(["", "/.."]).map("/sys/fs/cgroup{}/x".format)))

@@ -56,7 +56,7 @@ class Node:
         self.to: list[Node] = []  # who hears what it says
         self.subjects = [Subject(rank, 0, pid)]
         self.gone: list[dict[str, Any]] = []
-        tools = Tools("/nonexistent", None, may_signal=False)
+        tools = Tools("/nonexistent", None)
         self.watch = RunWatch(
             host,
             HOSTS,
@@ -342,6 +342,7 @@ def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node], monkeyp
     exchange()
     assert member.watch.slow == slow
     hub.to = []  # no connection
+    time.sleep(0.01)  # reports are told apart by their milliseconds
     hub.watch._tell(None, [])
     time.sleep(0.6)
     hub.to = [member]
@@ -433,6 +434,24 @@ def test_the_inbox_is_bounded_and_nobody_waits_for_it(nodes: list[Node]) -> None
 def test_a_watch_that_does_not_decide_looks_all_the_same(nodes: list[Node]) -> None:
     (found,) = nodes[1].watch.look(0.1)
     assert (found["host"], found["rank"], found["output_age_s"], found["pause_s"]) == ("node1", 1, None, 0.0)
+
+
+def test_a_signal_only_for_a_person_or_once_the_run_is_stuck(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tools] = []
+
+    def looked(subjects: Any, tools: Tools, interval: float) -> list[Any]:
+        seen.append(tools)
+        return []
+
+    monkeypatch.setattr(look, "look", looked)
+    one = nodes[1].watch
+    one.look()
+    one.look(asked=True)
+    one._keep({"diagnosis": {"verdict": "stuck", "suspects": [], "over": None}, "slow": []})
+    one.look()
+    assert [(tools.asked, tools.stuck) for tools in seen] == [(False, False), (True, False), (False, True)]
 
 
 def test_a_look_for_the_record_is_short() -> None:

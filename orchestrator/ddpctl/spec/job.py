@@ -153,7 +153,7 @@ class JobKeys(Strict):
     outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
     doctor: OptionalDoctor = Field(
-        default=Doctor(), description="How `ddpctl doctor` looks at its runs; off: py-spy is not sent to the nodes."
+        default=Doctor(), description="How the nodes watch the ranks, for `ddpctl doctor`; off: not at all."
     )
 
     @model_validator(mode="after")

@@ -110,9 +110,9 @@ def differences(own: Facts, others: Sequence[Facts]) -> List[str]:
         words.append("it swaps %d pages a second" % round(own["pages"]))
     degrees, usual = own.get("gpu_c"), _usual("gpu_c", others)
     if own.get("gpu_slowed"):
-        words.append("a GPU is slowed down by heat or power (%d degrees)" % round(degrees or 0.0))
+        words.append("a GPU is slowed down by heat or power (%d °C)" % round(degrees or 0.0))
     elif degrees is not None and usual is not None and degrees - usual >= HOTTER:
-        words.append("a GPU has %d degrees, those of the other hosts %d" % (round(degrees), round(usual)))
+        words.append("a GPU is at %d °C, those of the other hosts at %d °C" % (round(degrees), round(usual)))
     return words
 
 

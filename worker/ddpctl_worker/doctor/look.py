@@ -4,7 +4,8 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
 
     rank, local_rank, pid        who it is
     state                        running, sleeping, blocked, stopped, traced, ended; unknown where nothing was seen
-    cpu, below                   percent of one core in the last second: its own, and that of all it has started
+    cpu, below                   percent of one core in the last second: its own, and that of all it has started;
+                                 neither these nor bytes, still or children in a look of a moment (interval 0)
     wants_cpu                    whether it, or one that it has started, was ready to run most of the time
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
@@ -28,13 +29,16 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import flight, frames, gpu, process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
+from ddpctl_worker.doctor.verdict import BUSY_BYTES, BUSY_CPU
 
 INTERVAL_S = 1.0
 SAMPLES = 4  # of the stack in that time
 DEADLINE_S = 2.0
+MOMENT_S = 0.2  # for the record of a rank that is about to be stopped
 MOST_CHILDREN = 4  # whose stacks are read
 MOST_THREADS = 8
 NO_RECORD = "no record of its collectives"
+HELD = ("stopped", "traced")  # such a process answers nothing
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -47,30 +51,45 @@ class Subject(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """Where the rank's server and its file for stacks are; py-spy, where this host has it; whether to send a signal."""
+    """Where the rank's server and its file for stacks are; py-spy, where this host has it; what else may be done."""
 
     folder: str
     py_spy: Optional[str]
-    may_signal: bool = True
+    asked: bool = False  # by a person: a rank without another way to its stack may get the signal
+    stuck: bool = False  # as the run is known to be: so may one that does nothing
     nccl: bool = False  # ask for NCCL's record too: see record_of_nccl
+    no_py_spy: str = "py-spy is not on this host"
+
+
+class Looks:
+    """Looks at ranks, all at once; what is known of them can be asked for at any time."""
+
+    def __init__(self, subjects: Sequence[Subject], tools: Tools, interval: float) -> None:
+        self._each = [_Looking(one, tools, interval) for one in subjects]
+        self._use: Dict[int, gpu.Use] = {}
+        self._interval = interval
+
+    def run(self, seconds: float) -> None:
+        """Until they are over, but for ``seconds`` at most."""
+        begun = time.monotonic()
+        threads: List[threading.Thread] = list(self._each)
+        if self._interval:
+            threads.append(threading.Thread(target=lambda: self._use.update(gpu.by_pid()), name="gpu", daemon=True))
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(max(0.0, begun + seconds - time.monotonic()))
+
+    def told(self) -> List[Dict[str, Any]]:
+        use = dict(self._use)
+        return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.told() for each in self._each)]
 
 
 def look(subjects: Sequence[Subject], tools: Tools, interval: float = INTERVAL_S) -> List[Dict[str, Any]]:
     """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, DEADLINE_S more."""
-    use: Dict[int, gpu.Use] = {}
-    ask = threading.Thread(target=lambda: use.update(gpu.by_pid()), name="gpu", daemon=True)
-    if interval:
-        ask.start()
-    looks = [_Looking(one, tools, interval) for one in subjects]
-    for one in looks:
-        one.start()
-    until = time.monotonic() + interval + DEADLINE_S
-    for one in looks:
-        one.join(max(0.0, until - time.monotonic()))
-    if interval:
-        ask.join(max(0.0, until - time.monotonic()))
-    known = dict(use)
-    return [dict(one, **_on_gpu(known.get(int(one["pid"])))) for one in (each.told() for each in looks)]
+    looks = Looks(subjects, tools, interval)
+    looks.run(interval + DEADLINE_S)
+    return looks.told()
 
 
 def _on_gpu(use: Optional[gpu.Use]) -> Dict[str, Any]:
@@ -99,19 +118,37 @@ class _Looking(threading.Thread):
         self._subject, self._tools, self._interval = subject, tools, interval
         self._known: Dict[str, Any] = dict(subject._asdict(), state="unknown", missing=[])
         self._missing: List[str] = []
+        self.over = False
 
     def told(self) -> Dict[str, Any]:
         """What is known now."""
-        late = ["the look at it was not over within %g s" % DEADLINE_S] if self.is_alive() else []
+        late = [] if self.over else ["the look at it was not over in time"]
         return dict(self._known, missing=self._missing + late)
 
     def run(self) -> None:
         try:
-            self._run()
+            if self._interval:
+                self._follow()
+            else:
+                self._see()
         except Exception as error:
             self._missing.append("the look at it failed: %r" % error)
+        self.over = True
 
-    def _run(self) -> None:
+    def _see(self) -> None:
+        """At a rank that is about to be stopped: the quickest answers first, and nothing that a moment cannot show."""
+        pid = self._subject.pid
+        found = process.vital(pid)
+        if found is None or found.state == "ended":
+            self._known["state"] = "ended"
+            return
+        self._keep(found)
+        self._known["now"] = time.time()
+        stopped = found.state in HELD
+        self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, MOMENT_S), stopped)
+        self._keep_stacks([self._by_py_spy(pid)])
+
+    def _follow(self) -> None:
         pid = self._subject.pid
         begun = time.monotonic()
         before, work_before = process.vital(pid), process.work_of(process.below(pid))
@@ -119,7 +156,7 @@ class _Looking(threading.Thread):
             self._known["state"] = "ended"
             return
         self._keep(before)
-        stopped = before.state == "stopped"
+        stopped = before.state in HELD
         record_before = None if stopped else record_of(self._tools.folder, pid)
         samples = self._sample(begun)
         after, work_after = process.vital(pid), process.work_of(process.below(pid))
@@ -145,14 +182,13 @@ class _Looking(threading.Thread):
     def _sample(self, begun: float) -> List[Stacks]:
         found: List[Stacks] = []
         ready = 0
-        count = SAMPLES if self._interval else 1
-        for number in range(count):
-            pause = begun + self._interval * (number + 1) / count - time.monotonic()
+        for number in range(SAMPLES):
+            pause = begun + self._interval * (number + 1) / SAMPLES - time.monotonic()
             time.sleep(max(0.0, pause))
             ready += process.is_ready(self._subject.pid)
             if not found or found[-1].threads is not None:
-                found.append(stacks.by_py_spy(self._tools.py_spy, self._subject.pid))
-        self._known["wants_cpu"] = 2 * ready > count
+                found.append(self._by_py_spy(self._subject.pid))
+        self._known["wants_cpu"] = 2 * ready > SAMPLES
         return found
 
     def _keep_work(
@@ -187,14 +223,15 @@ class _Looking(threading.Thread):
 
     def _keep_stacks(self, samples: List[Stacks]) -> None:
         last = samples[-1]
-        if last.threads is None and self._tools.may_signal and self._known["state"] != "stopped":
-            first = last
-            samples = [*(one for one in samples if one.main is not None), *self._by_signal()]
-            last = samples[-1]
+        if last.threads is None:
+            first, why_not = last.trouble, self._why_no_signal()
+            if why_not:
+                last = Stacks(None, why_not)
+            else:
+                samples = [*(one for one in samples if one.main is not None), *self._by_signal()]
+                last = samples[-1]
             if last.threads is None:
-                self._missing.append("no stack: %s; %s" % (first.trouble, last.trouble))
-        elif last.threads is None:
-            self._missing.append("no stack: %s" % last.trouble)
+                self._missing.append("no stack: %s; %s" % (first, last.trouble))
         main = last.main
         if main is None:
             return
@@ -205,7 +242,27 @@ class _Looking(threading.Thread):
             self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
         self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
-        self._known["children"] = self._children()
+        if self._interval:
+            self._known["children"] = self._children()
+
+    def _why_no_signal(self) -> str:
+        """Why the rank must not get the signal that asks for its stack; empty where it may."""
+        known = self._known
+        if known["state"] in HELD:
+            return "the rank is %s" % known["state"]
+        if self._tools.asked:
+            return ""
+        if not self._tools.stuck:
+            return "a signal asks for it only once the run is stuck"
+        cpu = float(known.get("cpu") or 0.0) + float(known.get("below") or 0.0)
+        works = cpu >= BUSY_CPU or int(known.get("bytes") or 0) >= BUSY_BYTES or known.get("wants_cpu")
+        if works or known["sleep_s"] is not None or known["state"] != "sleeping":
+            return "a signal might disturb what the rank does"
+        return ""
+
+    def _by_py_spy(self, pid: int) -> Stacks:
+        program = self._tools.py_spy
+        return Stacks(None, self._tools.no_py_spy) if program is None else stacks.by_py_spy(program, pid)
 
     def _by_signal(self) -> List[Stacks]:
         """Its stack; twice where that decides whether it moves: see record_of_nccl."""
@@ -220,7 +277,7 @@ class _Looking(threading.Thread):
         """The Python processes that it has started, its data loader's above all."""
         found = []
         for pid in process.below(self._subject.pid)[:MOST_CHILDREN]:
-            main = stacks.by_py_spy(self._tools.py_spy, pid).main
+            main = self._by_py_spy(pid).main
             one = process.vital(pid)
             if main is not None and one is not None:
                 found.append({"pid": pid, "state": one.state, "sleep_s": one.sleep_s, "stack": main.frames[:24]})

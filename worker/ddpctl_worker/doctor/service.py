@@ -21,7 +21,7 @@ from ddpctl_worker.channel import Channel
 from ddpctl_worker.contract import TERMINAL
 from ddpctl_worker.doctor import dumps, flight, look, server
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.watch import ENTRIES
+from ddpctl_worker.doctor.watch import ENTRIES, shortened
 from ddpctl_worker.notes import note
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, ranks
@@ -31,6 +31,7 @@ from ddpctl_worker.run.status import node_status
 ANSWER_S = 5.0  # of the supervisor; a look takes a second, and three where a rank does not answer
 READ_S = 5.0  # for the dumps of a node; one of 2000 collectives takes 0.1 to 0.6 s
 MOST = 3 << 20  # bytes of an answer: a message to the controller may have 4 MiB
+SHORTENED = "the look at it is shortened: with all of it the node's answer is too long"
 
 
 def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -42,7 +43,7 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         told: Optional[Dict[str, Any]] = fs.read_optional(paths.last_look)
     else:
         told = ask(paths.doctor_socket)
-    found["looks"] = _list(told.get("looks")) if told is not None else _by_itself(paths)
+    found["looks"] = _list(told.get("looks")) if told is not None else fitting(_by_itself(paths, run))
     found["slow"] = _list((told or {}).get("slow"))
     if found["ended"]:
         _add_dumps(paths, found["looks"])
@@ -72,13 +73,29 @@ def _list(value: Any) -> List[Dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _by_itself(paths: RunPaths) -> List[Dict[str, Any]]:
+def fitting(looks: List[Dict[str, Any]], most: int = MOST) -> List[Dict[str, Any]]:
+    """The looks in ``most`` bytes: whole, shortened, or without stacks and collectives."""
+    for less in (dict, shortened, _barely):
+        made = [less(one) for one in looks]
+        if less is not dict:
+            made = [dict(one, missing=[*(one.get("missing") or ()), SHORTENED]) for one in made]
+        if len(json.dumps(made)) <= most:
+            break
+    return made
+
+
+def _barely(one: Dict[str, Any]) -> Dict[str, Any]:
+    return {name: value for name, value in one.items() if not isinstance(value, (dict, list))}
+
+
+def _by_itself(paths: RunPaths, run: Dict[str, Any]) -> List[Dict[str, Any]]:
     """Without the supervisor: the ranks below the launcher."""
     launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
     if launcher is None or not processes.is_alive(launcher):
         return []
     found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find(launcher.pid, {})]
-    return look.look(found, Tools(paths.doctor, None))
+    why = "the run's supervisor did not answer" if run.get("doctor") else "the doctor is off for this job"
+    return look.look(found, Tools(paths.doctor, None, asked=True, no_py_spy=why))
 
 
 def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
@@ -143,7 +160,8 @@ class Desk:
             line.settimeout(ANSWER_S)
             try:
                 if _same_user(line):
-                    line.sendall(json.dumps(self._tell()).encode("ascii")[:MOST])
+                    told = self._tell()
+                    line.sendall(json.dumps(dict(told, looks=fitting(told["looks"]))).encode("ascii"))
             except Exception as error:  # who asked has gone, or the look failed: it looks by itself
                 note("doctor: %r" % error)
 

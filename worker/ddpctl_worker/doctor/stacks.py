@@ -1,7 +1,7 @@
 """Python stacks of another process: by py-spy where it may read that memory, else by a signal the rank has asked for.
 
 py-spy touches nothing and also reads a process that is stopped. The signal cuts short a sleep or a read that C code is
-in, so it is sent only to a process that catches it, and only when a person asks or a run is stuck.
+in, so it is sent only to a process that catches it, and only when a person asks or a run is stuck (look.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ PY_SPY_S = 1.0
 STACK_SIGNAL = 40
 ANSWER_S = 0.3
 _TAIL = 64 << 10
+_MOST = 256 << 10  # bytes of stacks in one file; then it is emptied
 
 
 class Stacks(NamedTuple):
@@ -31,22 +32,27 @@ class Stacks(NamedTuple):
         return next((one for one in self.threads or () if one.main), None)
 
 
-def by_py_spy(program: Optional[str], pid: int, seconds: float = PY_SPY_S) -> Stacks:
+def by_py_spy(program: str, pid: int, seconds: float = PY_SPY_S) -> Stacks:
     """What py-spy reads of a process, without a pause for it."""
-    if program is None:
-        return Stacks(None, "py-spy is not on this host")
     argv = [program, "dump", "--nonblocking", "--json", "--locals", "--pid", str(pid)]
     try:
         said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=4 << 20)
     except OSError as error:
         return Stacks(None, "py-spy cannot be run: %s" % (error.strerror or error))
     if said["timed_out"]:
-        return Stacks(None, "py-spy did not end within %g s" % seconds)
+        late = said["seconds"] >= seconds
+        return Stacks(None, "py-spy: %s" % ("it did not end within %g s" % seconds if late else said["stderr"]))
     threads = frames.from_py_spy(said["stdout"], pid)
     if threads is None:
-        words = " ".join(said["stderr"].split())
-        return Stacks(None, "py-spy: %s" % (words[:200] or "nothing was read"))
+        return Stacks(None, _why(said["stderr"]))
     return Stacks(threads)
+
+
+def _why(text: str) -> str:
+    """Why py-spy has read nothing. Where it may not read, its own words tell the user to run a command."""
+    if "permission denied" in text.lower() or "SYS_PTRACE" in text:
+        return "this host lets nobody read another process's memory (Yama or the container)"
+    return "py-spy: %s" % (" ".join(text.split())[:200] or "nothing was read")
 
 
 def by_signal(folder: str, pid: int) -> Stacks:
@@ -54,9 +60,13 @@ def by_signal(folder: str, pid: int) -> Stacks:
     path = os.path.join(folder, "%d.stack" % pid)
     if not catches(pid, STACK_SIGNAL):
         return Stacks(None, "the rank does not answer the signal that asks for its stack")
+    if is_traced(pid):  # the signal would stop it, for its debugger
+        return Stacks(None, "a debugger is attached to the rank")
     if not _holds(pid, path):
         return Stacks(None, "the rank has closed the file for its stack")
     try:
+        if os.stat(path).st_size > _MOST:  # the rank appends to it, wherever its end is
+            os.truncate(path, 0)
         before = os.stat(path).st_size
         os.kill(pid, STACK_SIGNAL)
         until = time.monotonic() + ANSWER_S
@@ -78,10 +88,18 @@ def by_signal(folder: str, pid: int) -> Stacks:
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal: without one it would die of it."""
-    for line in (proc.read(pid, "status") or b"").splitlines():
-        if line.startswith(b"SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    return bool(int(_status(pid, b"SigCgt:"), 16) >> (number - 1) & 1)
+
+
+def is_traced(pid: int) -> bool:
+    """Whether a debugger is attached to it, running or not."""
+    return int(_status(pid, b"TracerPid:")) != 0
+
+
+def _status(pid: int, name: bytes) -> bytes:
+    """A number of /proc/PID/status; 0 when there is no such process."""
+    lines = (line.split() for line in (proc.read(pid, "status") or b"").splitlines())
+    return next((words[1] for words in lines if words[:1] == [name] and len(words) > 1), b"0")
 
 
 def _holds(pid: int, path: str) -> bool:

@@ -18,7 +18,7 @@ from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import flight, look, process, verdict
 from ddpctl_worker.doctor.hosts import HostFacts, differences
-from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.doctor.steps import GROUPS, KEPT
@@ -101,11 +101,20 @@ class RunWatch:
 
     def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
         """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
-        found = [*look.look(self._subjects(), self._tools._replace(nccl=asked), interval), *self._gone()]
-        ages = self._ages()
+        tools = self._tools._replace(nccl=asked, asked=asked, stuck=self.diagnosis is not None)
+        return self.whole(look.look(self._subjects(), tools, interval))
+
+    def last_looks(self) -> Looks:
+        """At ranks that are about to be stopped; not begun."""
+        return Looks(self._subjects(), self._tools._replace(stuck=self.diagnosis is not None), 0.0)
+
+    def whole(self, looks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+        """With the ranks that have ended, and with what only this node knows of each."""
+        ages, seen = self._ages(), {one["pid"] for one in looks}  # one may have ended since it was looked at
+        gone = [one for one in self._gone() if one["pid"] not in seen]
         return [
             dict(one, host=self._host, output_age_s=ages.get(int(one["local_rank"])), pause_s=self._stall.longest)
-            for one in found
+            for one in [*looks, *gone]
         ]
 
     def _run(self) -> None:

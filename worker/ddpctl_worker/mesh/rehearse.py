@@ -141,7 +141,7 @@ class _Rehearsal:
     def _where(self, launcher: int) -> Dict[str, str]:
         """Where the ranks stand that are there."""
         found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find(launcher, {})]
-        looks = look.look(found, Tools(self._paths.doctor, None), interval=0.0)
+        looks = look.look(found, Tools(self._paths.doctor, None, asked=True), interval=0.0)
         return {str(one["rank"]): words.where(seen.read(one)) for one in looks}
 
     def _take(self, data: bytes) -> None:

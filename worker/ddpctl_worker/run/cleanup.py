@@ -136,16 +136,15 @@ class Leftovers:
         self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S)
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
+        self._stuck = [processes.from_json(one) for one in words.get("stuck") or ()]  # not the job's: tool.py
         self.group = of_record(words.get("group"))
         self.proof = processes.Proof(self.group, subreaper=bool(roots), spare=self._spare)
 
     def _spare(self) -> List[int]:
-        return processes.living(self.supervisor) if self.supervisor is not None else []
+        return processes.living(*(one for one in (self.supervisor, *self._stuck) if one is not None))
 
     def members(self) -> Dict[int, proc.Stat]:
-        found = processes.members(self.cookie, self.roots, self.roots, self.known, self.group)
-        me = self.supervisor
-        return {pid: one for pid, one in found.items() if me is None or (pid, one.start) != (me.pid, me.start)}
+        return processes.members(self.cookie, self.roots, [*self.roots, *self._spare()], self.known, self.group)
 
 
 def wait_until_gone(

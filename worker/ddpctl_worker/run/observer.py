@@ -12,7 +12,7 @@ from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
 from ddpctl_worker.doctor import dumps
-from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.service import Desk
 from ddpctl_worker.doctor.watch import RunWatch, shortened
 from ddpctl_worker.gang.base import Gang
@@ -72,7 +72,7 @@ class Observer:
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
         self._began = time.time()
         self._stems = order.get("dump_stems") or ()
-        self._last = _Once("last look", self._look_last, LAST_S, changed)
+        self._changed = changed
         self._dumps = _Once("copy of torch's dumps", self._keep_dumps, DUMPS_S, changed)
         alone = int(run.get("nnodes") or 1) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
@@ -90,9 +90,10 @@ class Observer:
         )
         if gang is not None:
             gang.on_word(self._watch.hear)
-        self._desk = Desk(
-            paths.doctor_socket, lambda: {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
-        )
+        self._desk = Desk(paths.doctor_socket, self._answer)
+        self._last: Optional[Looks] = None
+        self._last_until = 0.0
+        self._last_kept = False
 
     @property
     def diagnosis(self) -> Optional[Dict[str, Any]]:
@@ -110,19 +111,39 @@ class Observer:
         return {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
-        """Whether the ranks may be stopped: where they stand has been seen, or that takes too long. Asked again and
-        again; the first call begins the look."""
-        return self._last.over()
+        """Whether the ranks may be stopped: where they stand is known, or as much of it as is to be had in LAST_S.
+        Asked again and again; the first call begins the look."""
+        if self._last is None:
+            self._last_until = time.monotonic() + LAST_S
+            self._watch.stop()
+            self._last = self._watch.last_looks()
+            Thread(target=self._look_last, args=(self._last,), name="last-look", daemon=True).start()
+        if not self._last_kept and time.monotonic() >= self._last_until:
+            self._keep_last(self._last)  # ranks that are stopped may end at once, and after them the record
+        return self._last_kept
+
+    def _look_last(self, looks: Looks) -> None:
+        try:
+            looks.run(LAST_S)
+        except RuntimeError as error:
+            notes.note("doctor: no thread for the last look: %s" % error)
+        if not self._last_kept:
+            self._keep_last(looks)
+        self._changed()
+
+    def _keep_last(self, looks: Looks) -> None:
+        try:
+            found = [shortened(one) for one in self._watch.whole(looks.told())]
+            value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": found, "slow": self._watch.slow}
+            self._recorder.put(self._paths.last_look, value, durable=False)
+        except Exception as error:
+            notes.note("doctor: the last look failed: %r" % error)
+        finally:
+            self._last_kept = True
 
     def dumps_kept(self) -> bool:
-        """The same of torch's dumps, once no process of the run is left."""
+        """Whether torch's dumps have been looked after, once no process of the run is left."""
         return self._dumps.over()
-
-    def _look_last(self) -> None:
-        self._watch.stop()
-        looks = [shortened(one) for one in self._watch.look(interval=0.0)]
-        value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": looks, "slow": self._watch.slow}
-        self._recorder.put(self._paths.last_look, value, durable=False)
 
     def _keep_dumps(self) -> None:
         left_out = dumps.keep(self._stems, self._roster.numbers().values(), self._began, self._paths.dumps)

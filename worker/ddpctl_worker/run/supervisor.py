@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
-from ddpctl_worker import notes, proc
+from ddpctl_worker import notes, proc, tool
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING, SUCCEEDED
 from ddpctl_worker.gang import join
@@ -85,6 +85,7 @@ class Supervisor:
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
+        self._stuck: List[int] = []  # programs that cannot be killed, as the guardian knows them
 
     def start(self) -> None:
         """Spawn the launcher, and the threads that must be there before it says a word."""
@@ -149,6 +150,7 @@ class Supervisor:
             faults.survive(self._turn)
         notes.send_notes(None)
         self._tether.tell(recorded=True)
+        self._tell_stuck(tool.started())
         self._launching.leave_group()
         self._answer(None)
         processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
@@ -164,6 +166,7 @@ class Supervisor:
             self._decide()
         if self._gang:
             self._gang.turned(self._drain.last_output or None, self._roster.living())
+        self._tell_stuck(tool.stuck())
         self._tether.beat()
 
     def _over(self) -> bool:
@@ -219,7 +222,7 @@ class Supervisor:
             if self.run.get("doctor"):
                 Thread(target=self._observe, name="doctor-start", daemon=True).start()
         if self.state != STARTING:
-            listed = self._roster.changed([os.getpid(), *self._deputy.pids()])
+            listed = self._roster.changed([os.getpid(), *self._spare()])
             if listed is not None:
                 self._recorder.put(self.paths.processes, listed, durable=False)
 
@@ -290,6 +293,7 @@ class Supervisor:
         succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
         if self._observer and not succeeded and not self._observer.last_look():
             return  # asked again at the next turn
+        tool.stop()
         grace, patience = self._asked_grace, 0.0
         if grace is None:
             grace = self._grace()
@@ -306,15 +310,21 @@ class Supervisor:
             grace,
             had_ranks=self._roster.any,
             patience=patience,
-            proof=processes.Proof(self._launching.group, subreaper=True, spare=self._deputy.pids),
+            proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
         )
         if self.status is None:
             self.state = STOPPING
             self._save_state()
 
     def _members(self) -> Dict[int, proc.Stat]:
-        keep = [os.getpid(), *processes.living(self.guardian), *self._deputy.pids()]
-        return processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
+        keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
+        found = processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
+        late = self._spare()  # started since
+        return {pid: one for pid, one in found.items() if pid not in late}
+
+    def _spare(self) -> List[int]:
+        """What it has started that is not the job's: the deputy, and what the doctor runs."""
+        return [*self._deputy.pids(), *tool.started()]
 
     def _conclude(self) -> None:
         """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
@@ -371,6 +381,13 @@ class Supervisor:
         known = self._ending.known
         if known is not None:
             self._tether.tell(end=self._exit_record(known))
+
+    def _tell_stuck(self, pids: List[int]) -> None:
+        """The guardian must not wait for a program that cannot be killed, nor call it the job's."""
+        if pids != self._stuck:
+            self._stuck = pids
+            who = [processes.identify(pid) for pid in pids]
+            self._tether.tell(stuck=[one.to_json() for one in who if one is not None])
 
     def _heartbeat(self) -> record.Heartbeat:
         """The age of this loop, whichever thread writes it down."""
