@@ -23,7 +23,7 @@ VERBS = {
     "echo": "channel",
     "fetch": "output.fetch",
     "firewall": "mesh.firewall",
-    "free_port": "mesh.listener",
+    "free_port": "run.ports",
     "gc": "store.gc",
     "install": "store.install",
     "listen": "mesh.listener",

@@ -1,18 +1,16 @@
-"""The listening half of the mesh: free ports, and one thread that answers on any number of them."""
+"""The listening half of the mesh: one thread that answers on any number of ports."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import selectors
 import socket
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_PORT, USUAL_PORTS
+from ddpctl_worker.channel import Channel
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.net import listen as listen_on
@@ -199,47 +197,6 @@ def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, 
                 taken.append({"port": port, "errno": error.errno, "error": os.strerror(error.errno or 0)})
             break
     return sockets, taken
-
-
-def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """``count`` distinct ports that nothing on this node listens on; ``avoid``: ports not to give out.
-
-    The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
-    ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
-    itself, where an outgoing connection could take the port between now and the launch.
-    ``exactly``: a list of ports; the answer has those of them that are free, and no other.
-    """
-    if request.get("exactly") is not None:
-        return {"ports": [port for port in map(int, request["exactly"]) if _is_free(port)]}
-    count = int(request.get("count", 1))
-    prefer = int(request.get("prefer", USUAL_PORTS[0]))
-    avoid = {int(port) for port in request.get("avoid", ())}
-    found = list(itertools.islice(filter(_is_free, _candidates(prefer, avoid)), count))
-    if len(found) < count:
-        raise WorkerError(
-            NO_PORT, "no free TCP port between 1024 and 65535", "see what listens: ddpctl exec -- ss -ltnp"
-        )
-    return {"port": found[0] if found else None, "ports": found}
-
-
-def _is_free(port: int) -> bool:
-    try:
-        listen_on(port).close()
-    except OSError:
-        return False
-    return True
-
-
-def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
-    """Ports in the order of their fitness; the many last ones are only drawn up when none of the usual ones is free."""
-    low, high = port_range()
-    first, last = USUAL_PORTS
-    prefer = min(max(prefer, first), last)
-    usual = [port for port in [*range(prefer, last + 1), *range(first, prefer)] if not low <= port <= high]
-    yield from (port for port in usual if port not in avoid)
-    others = [port for port in range(10000, 65536) if port not in avoid]
-    random.shuffle(others)
-    yield from sorted(others, key=lambda port: low <= port <= high)  # stable: still shuffled within each part
 
 
 def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:

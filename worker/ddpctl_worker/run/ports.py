@@ -1,0 +1,73 @@
+"""Ports for a launch: free ones that no other run of this node is about to take."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import Any, Dict, Iterator, Set
+
+from ddpctl_worker import fs, paths
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import NO_PORT, TERMINAL, USUAL_PORTS
+from ddpctl_worker.net import listen, port_range
+from ddpctl_worker.run.status import node_status
+
+
+def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``count`` distinct ports that nothing on this node listens on; ``avoid``: ports not to give out.
+
+    The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
+    ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
+    itself, where an outgoing connection could take the port between now and the launch. Never those of another run on
+    this node that has not ended: it may not listen yet.
+    ``exactly``: a list of ports; the answer has those of them that are free, and no other.
+    """
+    taken = _of_runs(request)
+    if request.get("exactly") is not None:
+        return {"ports": [port for port in map(int, request["exactly"]) if port not in taken and _is_free(port)]}
+    count = int(request.get("count", 1))
+    prefer = int(request.get("prefer", USUAL_PORTS[0]))
+    avoid = taken | {int(port) for port in request.get("avoid", ())}
+    found = list(itertools.islice(filter(_is_free, _candidates(prefer, avoid)), count))
+    if len(found) < count:
+        raise WorkerError(
+            NO_PORT, "no free TCP port between 1024 and 65535", "see what listens: ddpctl exec -- ss -ltnp"
+        )
+    return {"port": found[0] if found else None, "ports": found}
+
+
+def _of_runs(request: Dict[str, Any]) -> Set[int]:
+    """The ports of the runs that have this node as their master and have not ended."""
+    if not request.get("host"):
+        return set()
+    found: Set[int] = set()
+    for one in paths.known_runs(paths.base_of(request), str(request["host"])):
+        if os.path.exists(one.exit) or node_status(one)["state"] in TERMINAL:
+            continue
+        run = fs.read_optional(one.run)
+        gang = run.get("gang") or {}
+        mine = [run.get("master_port") if run.get("node_rank") == 0 else None]
+        mine.append(gang.get("port") if gang.get("hub_host") == run.get("host") else None)
+        found.update(port for port in mine if isinstance(port, int))
+    return found
+
+
+def _is_free(port: int) -> bool:
+    try:
+        listen(port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
+    """Ports in the order of their fitness; the many last ones are only drawn up when none of the usual ones is free."""
+    low, high = port_range()
+    first, last = USUAL_PORTS
+    prefer = min(max(prefer, first), last)
+    usual = [port for port in [*range(prefer, last + 1), *range(first, prefer)] if not low <= port <= high]
+    yield from (port for port in usual if port not in avoid)
+    others = [port for port in range(10000, 65536) if port not in avoid]
+    random.shuffle(others)
+    yield from sorted(others, key=lambda port: low <= port <= high)  # stable: still shuffled within each part
