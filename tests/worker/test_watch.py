@@ -242,6 +242,7 @@ def test_speed_is_judged_once_every_host_has_said_what_is_new(
         records.made[node.pid] = (3, True)
     if not heard:
         member.to = []
+        records.made[hub.pid] = (KEPT, True)  # more collectives than are kept for a rank that says nothing
     hub.watch.start()
     time.sleep(0.3)
     member.watch.start()
@@ -273,7 +274,7 @@ def test_nobody_is_slow_any_more_once_the_ranks_are_started_again(records: Recor
 def test_the_figures_of_a_slow_rank_stay_up_to_date(nodes: list[Node]) -> None:
     hub = nodes[0]
     hub.watch._slow = speed = Speed()  # type: ignore[assignment]
-    hub.watch._host_of = {1: "node1"}
+    hub.watch._host_of, hub.watch._all_counted = {1: "node1"}, True
 
     def told(now: float, lag_ms: float, busy: float) -> list[Any]:
         speed.slow = [{"rank": 1, "lag_ms": lag_ms, "last_share": 0.9}]
@@ -399,6 +400,23 @@ def test_what_waits_for_a_judgement_is_bounded() -> None:
     groups = unjudged.ranks[0]
     assert list(groups["0"]) == [(seq, seq - 0.5) for seq in range(10_000 - KEPT, 10_000)]
     assert set(groups) == {"0", *(f"new {at}" for at in range(101 - GROUPS, 100))}
+
+
+def test_no_speed_is_judged_before_every_rank_has_reported(
+    records: Records, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is busy with its start may not answer the first times."""
+    hub, member = nodes
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    records.made[hub.pid] = (3, True)
+    for node in nodes:
+        node.watch.start()
+    until(lambda: 1 in hub.watch._host_of)
+    time.sleep(0.5)
+    assert speed.fed == []
+    records.made[member.pid] = (3, True)
+    until(lambda: speed.fed)
+    assert set(speed.fed[0]) == {0, 1}
 
 
 def test_a_stopped_process_is_named(records: Records, nodes: list[Node]) -> None:

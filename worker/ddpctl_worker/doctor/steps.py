@@ -97,6 +97,8 @@ class ProcessGroup:
         self._done = -1
         self._before: Optional[Tuple[int, float]] = None  # sequence number and median arrival of the last collective
         self._gaps: Deque[float] = deque(maxlen=KEPT)
+        self._period: Optional[int] = None
+        self._fresh = 0  # gaps since that was found
         self._rows: List[_Row] = []  # not yet a step
         self._earlier: List[_Row] = []  # of the step before
         self._end: Optional[float] = None  # of the step before
@@ -129,6 +131,7 @@ class ProcessGroup:
         follows = self._before is not None and self._before[0] == seq - 1
         if self._before and follows:
             self._gaps.append(middle - self._before[1])
+            self._fresh += 1
             self._rows.append(_row(seq, middle, at, all_in))
         else:  # the one before is not known, so neither is how long ago it was
             self._rows, self._earlier, self._end = [], [], None
@@ -136,7 +139,7 @@ class ProcessGroup:
 
     def close_steps(self) -> None:
         """Cuts the collectives into steps. Where in a step the cut is does not matter."""
-        count = period(list(self._gaps))
+        count = self._steps_period()
         while count and len(self._rows) >= count:
             rows, self._rows = self._rows[:count], self._rows[count:]
             if self._end is not None:
@@ -144,6 +147,13 @@ class ProcessGroup:
                 self.count += 1
             self._earlier, self._end = rows, rows[-1].middle
         del self._rows[:-KEPT]
+
+    def _steps_period(self) -> Optional[int]:
+        """The number of collectives in a step. It takes most of the time of a judgement, so it is found again when a
+        quarter of the gaps is new."""
+        if self._period is None or self._fresh >= len(self._gaps) // 4:
+            self._period, self._fresh = period(list(self._gaps)), 0
+        return self._period
 
 
 def _row(seq: int, middle: float, at: Dict[int, float], all_in: Mapping[int, float]) -> _Row:

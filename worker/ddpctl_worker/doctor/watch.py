@@ -68,6 +68,7 @@ class RunWatch:
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
         self._unjudged = Unjudged()
+        self._all_counted = False  # every rank takes part in the judgement of speed
         self._parts: Dict[str, Dict[str, Any]] = {}  # host -> what came of a glance so far
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
         self._judge_at = time.monotonic()
@@ -212,7 +213,7 @@ class RunWatch:
     def _see_restarts(self, pids: Dict[int, Any]) -> None:
         """Ranks that their launcher has started again count their collectives from the start."""
         if any(self._pids.get(rank, pid) != pid for rank, pid in pids.items()):
-            self._slow, self._unjudged = SlowRanks(), Unjudged()
+            self._slow, self._unjudged, self._all_counted = SlowRanks(), Unjudged(), False
             if self.slow:
                 self._tell(self.diagnosis, [])
         self._pids.update(pids)
@@ -232,6 +233,11 @@ class RunWatch:
         """
         cost = time.thread_time()
         self._unheard = set(self._hosts)
+        if not self._all_counted:
+            self._all_counted = self._may_count()
+            if not self._all_counted:
+                self._judge_at = now
+                return
         unjudged, self._unjudged = self._unjudged, Unjudged()
         offsets = {rank: self._offset(host) for rank, host in self._host_of.items()}
         errors = {rank: one.error for rank, one in offsets.items() if one is not None}
@@ -245,6 +251,12 @@ class RunWatch:
         if others_now or (now >= self._slow_told + FIGURES_S and _differ(slow, self.slow)):
             self._slow_told = now
             self._tell(self.diagnosis, slow)
+
+    def _may_count(self) -> bool:
+        """Whether every rank has reported a collective, or those that have not have had their time: a group is taken
+        for the ranks that have reported by its first judgement."""
+        silent = self._host_of.keys() - {rank for rank, groups in self._unjudged.ranks.items() if groups}
+        return (not silent and set(self._host_of.values()) == set(self._hosts)) or self._unjudged.full
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
@@ -380,6 +392,11 @@ class Unjudged:
                 kept.extend((int(seq), float(at) - ahead) for seq, at in arrivals)
         while len(groups) > GROUPS:
             del groups[min(groups, key=lambda name: groups[name][-1][1])]
+
+    @property
+    def full(self) -> bool:
+        """Whether arrivals of some rank had to be dropped, or the next ones will."""
+        return any(len(kept) == KEPT for groups in self.ranks.values() for kept in groups.values())
 
 
 def shortened(one: Dict[str, Any]) -> Dict[str, Any]:
