@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 from ddpctl_worker.channel import Channel
@@ -36,3 +37,13 @@ def test_those_of_another_nodes_master_are_not(node: Node) -> None:
     run = node.start("import time; time.sleep(300)", record)
     assert node.call("free_port", exactly=[port])["ports"] == [port]
     node.call("stop", run=run, grace=0)
+
+
+def test_a_damaged_record_of_another_run_is_no_reason_to_fail(node: Node) -> None:
+    for name, text in (("run.json", "{"), ("state.json", "{")):
+        run = f"damaged-{name[:3]}"
+        folder = node.folder(run)
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "run.json").write_text(json.dumps(node.record(run, master_port=29720)))
+        (folder / name).write_text(text)
+    assert len(node.call("free_port", count=2, prefer=29720)["ports"]) == 2

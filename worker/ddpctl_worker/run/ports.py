@@ -7,11 +7,11 @@ import os
 import random
 from typing import Any, Dict, Iterator, Set
 
-from ddpctl_worker import fs, paths
+from ddpctl_worker import paths
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import NO_PORT, TERMINAL, USUAL_PORTS
 from ddpctl_worker.net import listen, port_range
-from ddpctl_worker.run.status import node_status
+from ddpctl_worker.run.status import status_or_fault
 
 
 def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -43,9 +43,10 @@ def _of_runs(request: Dict[str, Any]) -> Set[int]:
         return set()
     found: Set[int] = set()
     for one in paths.known_runs(paths.base_of(request), str(request["host"])):
-        if os.path.exists(one.exit) or node_status(one)["state"] in TERMINAL:
+        status = None if os.path.exists(one.exit) else status_or_fault(one)
+        if status is None or status["state"] in TERMINAL:
             continue
-        run = fs.read_optional(one.run)
+        run = status["record"]
         gang = run.get("gang") or {}
         mine = [run.get("master_port") if run.get("node_rank") == 0 else None]
         mine.append(gang.get("port") if gang.get("hub_host") == run.get("host") else None)

@@ -47,7 +47,7 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     run, job = request.get("run"), request.get("job")
     if run:
         paths = run_paths(base, run, host)
-        found = [one for one in [_status_or_fault(paths)] if one is not None]
+        found = [one for one in [status_or_fault(paths)] if one is not None]
         return {"runs": _with_metrics(found, base, host)}
     listed = []
     for paths in known_runs(base, host):
@@ -58,7 +58,7 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     states: List[Dict[str, Any]] = []
     jobs: Set[str] = set()
     for name, paths in ((made[1], made[2]) for made in listed):
-        one = _status_or_fault(paths)
+        one = status_or_fault(paths)
         if one is None:
             continue
         # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
@@ -158,7 +158,7 @@ def _readable(path: str) -> Optional[Dict[str, Any]]:
         return None
 
 
-def _status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
+def status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
     """``node_status``, or where a record is damaged a status that says so; it is not called over."""
     try:
         return node_status(paths)
