@@ -72,7 +72,7 @@ class Observer:
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
         self._began = time.time()
         self._stems = order.get("dump_stems") or ()
-        self._changed = changed
+        self._last = _Once("last look", self._look_last, LAST_S, changed)
         self._dumps = _Once("copy of torch's dumps", self._keep_dumps, DUMPS_S, changed)
         alone = int(run.get("nnodes") or 1) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
@@ -91,8 +91,7 @@ class Observer:
         if gang is not None:
             gang.on_word(self._watch.hear)
         self._desk = Desk(paths.doctor_socket, self._answer)
-        self._last: Optional[Looks] = None
-        self._last_until = 0.0
+        self._looks: Optional[Looks] = None  # the last ones
         self._last_kept = False
 
     @property
@@ -113,23 +112,17 @@ class Observer:
     def last_look(self) -> bool:
         """Whether the ranks may be stopped: where they stand is known, or as much of it as is to be had in LAST_S.
         Asked again and again; the first call begins the look."""
-        if self._last is None:
-            self._last_until = time.monotonic() + LAST_S
+        if self._looks is None:
             self._watch.stop()
-            self._last = self._watch.last_looks()
-            Thread(target=self._look_last, args=(self._last,), name="last-look", daemon=True).start()
-        if not self._last_kept and time.monotonic() >= self._last_until:
-            self._keep_last(self._last)  # ranks that are stopped may end at once, and after them the record
+            self._looks = self._watch.last_looks()
+        if self._last.over() and not self._last_kept:
+            self._last_kept = True
+            self._keep_last(self._looks)  # now: ranks that are stopped may end at once, and after them the record
         return self._last_kept
 
-    def _look_last(self, looks: Looks) -> None:
-        try:
-            looks.run(LAST_S)
-        except RuntimeError as error:
-            notes.note("doctor: no thread for the last look: %s" % error)
-        if not self._last_kept:
-            self._keep_last(looks)
-        self._changed()
+    def _look_last(self) -> None:
+        if self._looks is not None:
+            self._looks.run(LAST_S)
 
     def _keep_last(self, looks: Looks) -> None:
         try:
@@ -138,8 +131,6 @@ class Observer:
             self._recorder.put(self._paths.last_look, value, durable=False)
         except Exception as error:
             notes.note("doctor: the last look failed: %r" % error)
-        finally:
-            self._last_kept = True
 
     def dumps_kept(self) -> bool:
         """Whether torch's dumps have been looked after, once no process of the run is left."""
