@@ -11,31 +11,16 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.doctor import flight
 from ddpctl_worker.doctor.flight import Entry, entries, from_json, to_json
-from tests.worker.dumped import dump, pickled, record
+from tests.worker.dumped import ENTRY, dump, pickled, record
 from tests.worker.looks import RECORDS
 
 # Not from a machine: written by torch 2.13's FlightRecorderDetail.hpp (dump_json) and ProcessGroupNCCL.cpp.
 NCCL: dict[str, Any] = {
-    "record_id": 7,
-    "pg_id": 0,
+    **{name: value for name, value in ENTRY.items() if name != "frames"},
     "process_group": ["0", "default_pg"],
-    "thread_name": "python",
-    "thread_id": "139",
-    "collective_seq_id": 8,
-    "p2p_seq_id": 0,
-    "op_id": 8,
-    "profiling_name": "nccl:all_reduce",
-    "time_created_ns": 1_800_000_000_500_000_000,
-    "input_sizes": [[2, 3]],
-    "input_dtypes": ["Float"],
-    "output_sizes": [[2, 3]],
-    "output_dtypes": ["Float"],
     "state": "started",
     "time_discovered_started_ns": 1_800_000_000_600_000_000,
     "time_discovered_completed_ns": 0,
-    "retired": False,
-    "timeout_ms": 600_000,
-    "is_p2p": False,
 }
 CONFIG = {
     "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
