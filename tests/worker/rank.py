@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ddpctl_worker.doctor import server
 from ddpctl_worker.paths import RunPaths
@@ -123,3 +127,37 @@ class Start:
 
 
 MakeStart = Callable[..., Start]
+
+
+class Both:
+    """The same rank twice: with the doctor and without."""
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.doctor = Start(folder / "one", python, doctor=True)
+        self.plain = Start(folder / "two", python, doctor=False)
+
+    def run(self, *args: str, **options: Any) -> Ended:
+        """Fails where they differ in anything but the names of their folders."""
+        mine, theirs = (self._anonymous(one, one.run(*args, **options)) for one in (self.doctor, self.plain))
+        assert mine == theirs
+        return mine
+
+    @staticmethod
+    def _anonymous(start: Start, ended: Ended) -> Ended:
+        """Without the names of folders, and the addresses of threads."""
+        texts = (text.replace(start.paths.node, "RUN") for text in (ended.out, ended.err))
+        out, err = (re.sub("0x[0-9a-f]{8,}", "0x0", text) for text in texts)
+        return Ended(ended.code, out, err, ended.seconds)
+
+
+def program(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def reported(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found

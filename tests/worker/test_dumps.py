@@ -12,7 +12,7 @@ import pytest
 from ddpctl_worker.doctor import dumps
 from tests.worker.dumped import dump
 from tests.worker.node import Node
-from tests.worker.test_in_rank import fake_torch
+from tests.worker.test_in_rank_import import fake_torch
 
 NEW, OLD = dumps.STEMS
 # As torch's DebugInfoWriter: it appends the rank to the stem that it finds in the environment.
