@@ -17,11 +17,16 @@ Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 # verb -> its module. That is imported only when its verb is asked for: a status call on a busy node should not pay for
 # the mesh. The function has the verb's name.
 VERBS = {
+    "admit": "agent.rejoin",
+    "begin": "agent.begin",
+    "ask_checkpoint": "run.ask",
     "build": "store.build",
+    "checkpoints": "checkpoint.listing",
     "dial": "mesh.dialer",
     "doctor": "doctor.service",
     "echo": "channel",
     "fetch": "output.fetch",
+    "fetch_checkpoint": "output.fetch",
     "firewall": "mesh.firewall",
     "free_port": "run.ports",
     "gc": "store.gc",
@@ -30,15 +35,21 @@ VERBS = {
     "metrics": "output.metrics",
     "probe": "facts.probe",
     "rehearse": "mesh.rehearse",
+    "rejoin": "agent.rejoin",
+    "remove": "store.remove",
+    "restore": "checkpoint.restore",
+    "set_aside": "checkpoint.listing",
     "spread": "store.spread",
     "start": "run.start",
     "status": "run.status",
     "stop": "run.stop",
+    "store_get": "store.blobs",
     "store_has": "store.blobs",
     "store_put": "store.blobs",
     "tail": "output.tail",
 }
-TAKE_A_BODY = {"echo", "spread", "store_put"}  # raw bytes after the request; they read the channel themselves
+# Something follows the request; they read the channel themselves.
+TAKE_A_BODY = {"echo", "restore", "spread", "store_put"}
 
 
 def main() -> int:

@@ -49,6 +49,15 @@ UNREACHABLE = "unreachable"  # a node only: it cannot be asked now, or another m
 STALE = "stale"  # a node only: it runs, but its heartbeat is old
 TERMINAL = frozenset({SUCCEEDED, FAILED, KILLED, LOST})
 
+# --- what a run is called ------------------------------------------------------------------------------------------
+SHORTEST_BEGINNING = 4  # letters of a run id, as for git: fewer are more likely a name that was mistyped
+
+
+def begins(run: str, word: str) -> bool:
+    """Whether ``word`` may stand for the run id ``run``: it is the beginning of it."""
+    return len(word) >= SHORTEST_BEGINNING and run.startswith(word)
+
+
 # --- reasons of a failure ------------------------------------------------------------------------------------------
 EXITED = "exited"
 SIGNALED = "signaled"
@@ -64,7 +73,9 @@ SPAWN_FAILED = "spawn_failed"
 
 # --- kinds of a worker's error ---------------------------------------------------------------------------------------
 NO_SUCH_RUN = "no_such_run"
+NO_SUCH_CHECKPOINT = "no_such_checkpoint"
 OTHER_MACHINE = "other_machine"
+LIVE = "live"  # a run that has not ended is in the way
 BAD_REQUEST = "bad_request"
 UNSAFE_PATH = "unsafe_path"  # not ours, writable by others, a symbolic link, no folder
 UNWRITABLE = "unwritable"

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
 import time
 from typing import Any, ContextManager, Dict, Iterator, Optional
@@ -80,6 +81,25 @@ def discard(path: str) -> None:
     """Remove a file, if it is there and that is possible."""
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether it is a folder, and no symlink to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def remove(path: str) -> None:
+    """A file or a whole folder, and what is gone already; a symlink is removed, never followed.
+
+    Raises:
+        OSError: some of it stays.
+    """
+    while os.path.lexists(path):
+        with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
+            if is_folder(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
 
 
 def sync_folder(path: str) -> None:

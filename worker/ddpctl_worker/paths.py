@@ -17,7 +17,17 @@
                         supervisor's, nccl/rank_RANK torch's dump of NCCL's record
         diagnosis.json  why the run was or is stuck, and which ranks are slow
         last_look.json  where each rank stood before the run's end
-    <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone
+        attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
+                        to all attempts, everything else of the Nth attempt is in its own folder
+        peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on
+        launch.json     ... what it takes to start the agent again, without secrets; agent.lock is held by an agent that
+                        was; agent.sock is the agent's, for questions on this machine
+        notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
+        notify.log      what became of each notifier
+    <base_dir>/.names.lock             held by a start that may be the only one of its name
+    <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. That
+                        of another host holds copies of what that host wrote
+        .ddpctl/        a manifest for each checkpoint (checkpoint/manifest.py)
 
 Everything is 0700 / 0600; symlinks and foreign owners below base_dir are refused (UNSAFE_PATH).
 """
@@ -26,7 +36,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.contract import BAD_REQUEST
@@ -35,11 +45,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 class RunPaths:
-    """The files of one run on one node; ``node`` is that node's folder."""
+    """The files of one run on one node, or of one attempt: ``node`` is its folder, ``top`` that of the run."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
-        self.host = os.path.basename(node)
+    def __init__(self, top: str, attempt: Optional[int] = None) -> None:
+        self.top, self.attempt = top, attempt
+        self.node = node = top if attempt is None else os.path.join(top, "attempts", str(attempt))
+        self.host = os.path.basename(top)
         self.run = os.path.join(node, "run.json")
         self.state = os.path.join(node, "state.json")
         self.exit = os.path.join(node, "exit.json")
@@ -49,10 +60,10 @@ class RunPaths:
         self.processes = os.path.join(node, "processes.json")
         self.reserve = os.path.join(node, "reserve")
         self.stop_reserve = os.path.join(node, "stop.reserve")
-        self.logs = os.path.join(node, "logs")
+        self.logs = os.path.join(top, "logs")
         self.pipes = os.path.join(node, "pipes")
-        self.code = os.path.join(node, "code")
-        self.output = os.path.join(node, "output")
+        self.code = os.path.join(top, "code")
+        self.output = os.path.join(top, "output")
         self.metrics = os.path.join(node, "metrics")
         self.doctor = os.path.join(node, "doctor")
         self.doctor_boot = os.path.join(self.doctor, "boot")
@@ -60,13 +71,39 @@ class RunPaths:
         self.dumps = os.path.join(self.doctor, "nccl")
         self.diagnosis = os.path.join(node, "diagnosis.json")
         self.last_look = os.path.join(node, "last_look.json")
+        self.notify_log = os.path.join(node, "notify.log")
         self.shim = os.path.join(node, "python")
         self.error_file = os.path.join(node, "error.json")
-        self.debug_log = os.path.join(node, "supervisor.log")
+        self.debug_log = os.path.join(top, "supervisor.log")
+        self.peers = os.path.join(top, "peers.json")
+        self.agreed = os.path.join(top, "agreed.json")
+        self.launch = os.path.join(top, "launch.json")
+        self.agent_lock = os.path.join(top, "agent.lock")
+        self.agent_socket = os.path.join(top, "agent.sock")
+
+    def of_attempt(self, number: int) -> RunPaths:
+        """The files of an attempt, the first one being 1."""
+        return RunPaths(self.top, number)
+
+    def newest(self) -> RunPaths:
+        """The files of the newest attempt that this host took part in; of the run itself where it has none."""
+        return [self, *self.attempts()][-1]
+
+    def attempts(self) -> List[RunPaths]:
+        """Those that this host took part in, the oldest first; none of a run without restarts."""
+        try:
+            names = os.listdir(os.path.join(self.top, "attempts"))
+        except OSError:
+            return []
+        return [self.of_attempt(number) for number in sorted(int(name) for name in names if name.isdigit())]
 
     def fifo(self, local_rank: int, stream: str) -> str:
         """The FIFO of a rank's ``stream`` (``out`` or ``err``)."""
         return os.path.join(self.pipes, "%d.%s" % (local_rank, stream))
+
+    def notified(self, event: str, attempt: int) -> str:
+        """The claim that comes before the notifiers of ``event``."""
+        return os.path.join(self.node, "notified-%s-%d.json" % (event, attempt))
 
 
 def name(value: Any, what: str) -> str:
@@ -93,9 +130,14 @@ def run_paths(base: str, run: str, host: str) -> RunPaths:
     return RunPaths(os.path.join(runs_dir(base), name(run, "run id"), name(host, "host name")))
 
 
+def checkpoints_dir(base: str, job: str) -> str:
+    """The folder for all checkpoints of ``job`` on this machine: one folder in it for each host that wrote some."""
+    return os.path.join(base, "checkpoints", name(job, "job name"))
+
+
 def checkpoint_dir(base: str, job: str, host: str) -> str:
-    """The folder for the checkpoints of ``job`` on ``host``; nothing is created."""
-    return os.path.join(base, "checkpoints", name(job, "job name"), name(host, "host name"))
+    """The folder for the checkpoints of ``job`` that ``host`` wrote; nothing is created."""
+    return os.path.join(checkpoints_dir(base, job), name(host, "host name"))
 
 
 def known_runs(base: str, host: str) -> List[RunPaths]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.fs import read_text
 
@@ -60,6 +60,32 @@ def read(pid: int, name: str) -> Optional[bytes]:
         return None
 
 
+def written_to(paths: Iterable[str]) -> bool:
+    """Whether a process that may be looked at has one of these files open for writing, under whatever name."""
+    wanted = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            about = os.stat(path)
+            wanted.add((about.st_dev, about.st_ino))
+    return any(_writes(pid, wanted) for pid in pids())
+
+
+def _writes(pid: int, wanted: Set[Tuple[int, int]]) -> bool:
+    folder = "/proc/%d/fd" % pid
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            about = os.stat("%s/%s" % (folder, name))
+            if (about.st_dev, about.st_ino) in wanted:
+                told = (read(pid, "fdinfo/%s" % name) or b"").split(b"flags:", 1)[1].split()[0]
+                if int(told, 8) & os.O_ACCMODE:
+                    return True
+    return False
+
+
 def sockets(pid: int) -> Set[int]:
     """The inodes of the sockets that ``pid`` holds.
 
@@ -95,6 +121,15 @@ def exit_status(pid: int, start: int) -> Optional[int]:
         return int(rest[49]) if rest[0] in (b"Z", b"X") and int(rest[19]) == start else None
     except (IndexError, ValueError):
         return None
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether ``pid`` has a handler of its own for that signal: neither the default, which may end it, nor to ignore
+    it. False when it is gone."""
+    for line in (read(pid, "status") or b"").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def snapshot() -> Dict[int, Stat]:

@@ -17,8 +17,8 @@ of their ranks; then all nodes together give a line of the first kind for each m
     {"pair": ["node0", "node1"], "ranks": [0, 2], "latency_us": 52.1, "bytes": 67108864, "time_us": 61234.0,
      "busbw_gb_s": 1.096}
 
-``latency_us`` is the time of --min_bytes, the other three are of --max_bytes. A node's name is $DDPCTL_HOST, without it
-the host's. Other lines, which do not begin with ``{``, are for people.
+``latency_us`` is the shortest time of --min_bytes, the other three are of --max_bytes. A node's name is $DDPCTL_HOST,
+without it the host's. Other lines, which do not begin with ``{``, are for people.
 """
 
 from __future__ import annotations
@@ -180,8 +180,10 @@ def expected(op: str, rank: int, ranks: int) -> list[int]:
     return [total[rank]] if op == "reduce_scatter" else total
 
 
-def measure(team: Team, op: str, size: int, args: argparse.Namespace) -> float:
-    """Seconds that a run takes on the slowest rank. The first run's result is checked.
+def measure(
+    team: Team, op: str, size: int, args: argparse.Namespace, pick: Callable[[List[float]], float] = statistics.median
+) -> float:
+    """Seconds that a run takes on the slowest rank: what ``pick`` makes of its runs. The first one's result is checked.
 
     Raises:
         JobError: it is wrong on some rank; every rank raises this.
@@ -202,7 +204,7 @@ def measure(team: Team, op: str, size: int, args: argparse.Namespace) -> float:
     dist.all_reduce(first, dist.ReduceOp.MAX, group=team.group)  # every rank has to run as often
     for tensor in (whole, part):
         tensor.zero_()  # the sum of zeros stays in range, run after run
-    seconds = median_s(run, *how_often(args, float(first)), team.device)
+    seconds = pick(times_s(run, *how_often(args, float(first)), team.device))
     verdict = torch.tensor([seconds, dist.get_rank() + 1 if wrong else 0], dtype=torch.float64, device=team.device)
     dist.all_reduce(verdict, dist.ReduceOp.MAX, group=team.group)
     if verdict[1]:
@@ -219,8 +221,8 @@ def how_often(args: argparse.Namespace, first_s: float) -> tuple[int, int]:
     return min(args.warmup, max(0, fit - iters)), iters
 
 
-def median_s(run: Callable[[], Tensor], warmup: int, iters: int, device: torch.device) -> float:
-    """The median of this rank's runs, in seconds."""
+def times_s(run: Callable[[], Tensor], warmup: int, iters: int, device: torch.device) -> List[float]:
+    """How long each of this rank's runs takes, in seconds."""
     for _ in range(warmup):
         run()
     marks = [metrics.mark(device)]
@@ -229,7 +231,7 @@ def median_s(run: Callable[[], Tensor], warmup: int, iters: int, device: torch.d
         marks.append(metrics.mark(device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return statistics.median(map(metrics.seconds_between, marks, marks[1:]))
+    return list(map(metrics.seconds_between, marks, marks[1:]))
 
 
 def measure_all(team: Team, args: argparse.Namespace) -> Iterator[Line]:
@@ -360,11 +362,12 @@ def measure_together(net: Network, teams: list[list[int]]) -> list[Line]:
     """
     with team_of(net, teams) as team:
         seconds = []
-        for size in (net.args.min_bytes, net.args.max_bytes):
+        # A few bytes take as long as the network at the least: what is more is the processors' other work.
+        for size, pick in ((net.args.min_bytes, min), (net.args.max_bytes, statistics.median)):
             dist.barrier(group=net.control)  # no team measures its latency while another one fills the switch
             if team:
                 with named(net, teams):
-                    seconds.append(measure(team, "all_reduce", fit(size, team.size), net.args))
+                    seconds.append(measure(team, "all_reduce", fit(size, team.size), net.args, pick))
     if not team or team.rank:
         return []
     size = fit(net.args.max_bytes, team.size)

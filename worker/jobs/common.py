@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -120,6 +121,31 @@ def gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, mine)
     return torch.stack(rows).cpu()
+
+
+class SaveRequest:
+    """Whether somebody wants a checkpoint now: ``ddpctl checkpoint`` and ``ddpctl kill --save`` send SIGUSR1.
+
+    The signal reaches the ranks at different moments, maybe in different steps. So it only sets a flag, and the ranks
+    agree after each step: if one of them has it, all save that step.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGUSR1, self._note)
+        # The flags travel over gloo, from the CPU: NCCL would have each step wait until the GPU has computed it.
+        self._group = dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
+
+    def _note(self, *_: object) -> None:
+        self._asked = True
+
+    def agreed(self) -> bool:
+        """Whether all ranks save now; every rank calls this after every step."""
+        flag = torch.tensor(int(self._asked))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        if flag:
+            self._asked = False
+        return bool(flag)
 
 
 def run(main: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import Place, Refused, add_options, join, run, say, whole
+from common import Place, Refused, SaveRequest, add_options, join, run, say, whole
 from metrics import Meter
 from torch import Tensor, nn
 from torch.nn import functional
@@ -46,6 +46,7 @@ class Trainer(NamedTuple):
     text: Tensor  # int64 (n,): places in ALPHABET
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    request: SaveRequest
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -146,11 +147,12 @@ def prepare(args: argparse.Namespace, place: Place) -> Trainer:
     """Everything in place for the first step."""
     if args.batch_size % place.world_size:
         raise Refused(f"--batch_size {args.batch_size} is not a multiple of the world size, {place.world_size}")
+    request = SaveRequest()
     text = load_text(args, place)
     torch.manual_seed(args.seed)  # FSDP, unlike DDP, does not copy rank 0's weights: all ranks must make the same ones
     model = spread(GPT(args.context, args.layers, args.width, args.heads).to(place.device), args, place)
     optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)  # after sharding: it has to hold the shards
-    return Trainer(args, place, text, model, optimizer)
+    return Trainer(args, place, text, model, optimizer, request)
 
 
 def load_text(args: argparse.Namespace, place: Place) -> Tensor:
@@ -221,7 +223,7 @@ def train(trainer: Trainer, checkpoints: Checkpoints, done: int) -> None:
             say(f"rank {place.rank} holds {held(trainer)}")
         if place.rank == 0 and step % args.print_every == 0:
             say(f"step {step}/{args.steps} loss {loss:.4f} gradient {norm:.4f}")
-        if step % args.checkpoint_every == 0 or step == args.steps:
+        if trainer.request.agreed() or step % args.checkpoint_every == 0 or step == args.steps:
             checkpoints.save(trainer.model, trainer.optimizer, step)
             meter.start()
 

@@ -5,6 +5,7 @@ one line an epoch and writes the checkpoint. Read ``main`` first, then ``train_e
 are in resnet_settings.py (the options), batches.py (who gets which images), resnet.py (the network), checkpoint.py and
 metrics.py.
 
+SIGUSR1 (``ddpctl checkpoint``) has it save after the step under way.
 Killed and started again with ``--resume`` it continues with the step after its newest checkpoint, as if it had never
 stopped. Started by torchrun or ddpctl on every node; ``python resnet_ddp.py`` trains in one process. Needs torch 1.13.
 """
@@ -29,7 +30,7 @@ import numpy as np
 import resnet
 import torch
 import torch.distributed as dist
-from common import Place, Refused, gather, join, run, say, wait_for_all
+from common import Place, Refused, SaveRequest, gather, join, run, say, wait_for_all
 from metrics import Meter, write_metrics
 from resnet_settings import checkpoint_path, model_path, parse_args, rate_at, refuse
 from torch import Tensor, nn
@@ -53,11 +54,13 @@ class Training(NamedTuple):
     loader: DataLoader[Any]
     test: cifar10.Split
     meter: Meter
+    request: SaveRequest
 
 
 def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoint.State]:
     """Everything in place for the next step, and the state that it continues from."""
     device = place.device
+    request = SaveRequest()
     seed_everything(args.random_seed)
     train, test = batches.load(args, place)
     model = resnet.make(args.arch, cifar10.CLASSES, args.width)
@@ -75,7 +78,7 @@ def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoin
     # Around DDP, not inside it: torch.compile then cuts the graph where DDP's buckets end, and they still overlap.
     forward = torch.compile(parallel) if args.compile else parallel
     loader = batches.make_loader(train, args, place)
-    return Training(args, place, parallel, forward, optimizer, scaler, loader, test, Meter(parallel)), state
+    return Training(args, place, parallel, forward, optimizer, scaler, loader, test, Meter(parallel), request), state
 
 
 def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None:
@@ -188,7 +191,8 @@ def train_epoch(training: Training, epoch: int, images: int, loss_sum: float) ->
         losses += loss
         images += here * place.world_size
         training.meter.step(here, epoch=epoch, loss=loss / here)
-        if args.checkpoint_steps and number % args.checkpoint_steps == 0 and images < sampler.total_size:
+        due = training.request.agreed() or (args.checkpoint_steps and number % args.checkpoint_steps == 0)
+        if due and images < sampler.total_size:  # an epoch that is done is saved in any case
             save(training, epoch - 1, images, total(losses, epoch))
             training.meter.start()
     training.meter.write(epoch=epoch)

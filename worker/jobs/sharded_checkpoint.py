@@ -7,7 +7,8 @@ every rank write its own shard, and keeps an index of which part of which tensor
     step_000020/.metadata       DCP's index, written by rank 0
     step_000020/whole.json      ours, written last, by rank 0: step, settings, size and CRC-32 of every other file
 
-A folder without whole.json is half written and is never read. The newest two whole ones are kept.
+It is written as step_000020.part and renamed when it is whole, so a half-written one is never read. The newest two are
+kept.
 
 **Nodes that share no disk**: each node then has the files of its own ranks only, but needs all of them to resume. Copy
 them to every node, or save to a folder that all nodes share. ``save`` says so, ``resume`` refuses. Needs torch 2.6.
@@ -31,7 +32,7 @@ from common import Place, Refused, say, wait_for_all
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-MARKER = "whole.json"
+MARKER, ASIDE = "whole.json", ".part"
 KEEP = 2
 ADVICE = "to resume, copy all its files to every node, or use a --model_dir that all nodes share"
 
@@ -54,33 +55,39 @@ class Checkpoints:
         return os.path.join(self.folder, f"step_{step:06d}")
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Every rank writes its share, then rank 0 declares the checkpoint whole.
+        """Every rank writes its share, rank 0 declares the checkpoint whole, and then it gets its name.
 
         Raises:
             Refused: a rank cannot write.
         """
         folder = self.path(step)
+        aside = f"{folder}{ASIDE}"
         if self.place.local_rank == 0:
-            remove(folder)  # half written or damaged, or it would have been resumed
+            remove(aside)
+            remove(folder)  # damaged, or it would have been resumed
         wait_for_all(self.place.device)
         model_state, optimizer_state = get_state_dict(model, optimizer)
         try:
-            dcp.save({"model": model_state, "optimizer": optimizer_state["state"]}, checkpoint_id=folder)
+            dcp.save({"model": model_state, "optimizer": optimizer_state["state"]}, checkpoint_id=aside)
         except dcp.CheckpointException as error:
             raise Refused(f"cannot write {folder}: {cause(error)}") from error
-        files = {name: file for mine in gather_objects(written(folder, self.place.rank)) for name, file in mine.items()}
+        files = {name: file for mine in gather_objects(written(aside, self.place.rank)) for name, file in mine.items()}
         if self.place.rank == 0:
-            write_json(os.path.join(folder, MARKER), {"step": step, "settings": self.settings, "files": files})
+            write_json(os.path.join(aside, MARKER), {"step": step, "settings": self.settings, "files": files})
         if not self.looked:
             self.say_if_scattered(folder, files)
+        wait_for_all(self.place.device)
         self.kept = [*self.kept, step][-KEEP:]
         if self.place.local_rank == 0:
+            with suppress(FileNotFoundError):  # another node that shares the folder was quicker
+                os.replace(aside, folder)
+            make_names_durable(self.folder)
             self.remove_the_rest()
 
     def say_if_scattered(self, folder: str, files: Files) -> None:
         """One line where a rank does not see what the others wrote."""
         self.looked = True
-        seen = sum(os.path.exists(os.path.join(folder, name)) for name in files)
+        seen = sum(os.path.exists(os.path.join(f"{folder}{ASIDE}", name)) for name in files)
         few = [
             (rank, *other)
             for rank, other in enumerate(gather_objects((socket.gethostname(), seen)))
@@ -112,10 +119,13 @@ class Checkpoints:
         The optimizer's settings (learning rate ...) stay as they are.
 
         Raises:
-            Refused: a node lacks files, all checkpoints are damaged, or the settings differ.
+            Refused: of every checkpoint a node lacks files or has damaged ones, or the settings differ.
         """
         found = from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None)
-        manifest = next((manifest for manifest in found if self.is_whole(manifest)), None)
+        lacking: list[str] = []
+        manifest = next((manifest for manifest in found if self.is_whole(manifest, lacking)), None)
+        if manifest is None and lacking:
+            raise Refused(f"{lacking[0]}: {ADVICE}")
         if manifest is None and found:
             raise Refused(f"every checkpoint in {self.folder} is damaged: start again with another --model_dir")
         if manifest is None:
@@ -125,22 +135,22 @@ class Checkpoints:
         self.kept = [manifest["step"]]
         return int(manifest["step"])
 
-    def is_whole(self, manifest: dict[str, Any]) -> bool:
+    def is_whole(self, manifest: dict[str, Any], lacking: list[str]) -> bool:
         """Whether every node has every file, and as it was written. One rank a node reads them.
 
-        Raises:
-            Refused: a node lacks files. (It lacks those of older checkpoints as well.)
+        ``lacking`` gets what a node lacks: that of the newest checkpoint may have been lost with another node.
         """
         folder = self.path(manifest["step"])
         missing, damaged = inspect(folder, manifest["files"]) if self.place.local_rank == 0 else ([], [])
         reports = gather_objects((socket.gethostname(), missing, damaged))
-        for host, missing, _ in reports:
-            if missing:
-                raise Refused(f"{folder} on {host} lacks {', '.join(missing)}: {ADVICE}")
+        lacks = [f"{folder} on {host} lacks {', '.join(missing)}" for host, missing, _ in reports if missing]
+        lacking += lacks
+        if lacks and self.place.rank == 0:
+            say(f"{lacks[0]}: the checkpoint before it is next")
         for host, _, damaged in reports:
             if damaged and self.place.rank == 0:
                 say(f"{folder} on {host} is damaged ({', '.join(damaged)}): the checkpoint before it is next")
-        return not any(damaged for _, _, damaged in reports)
+        return not lacks and not any(damaged for _, _, damaged in reports)
 
     def compare_settings(self, manifest: dict[str, Any]) -> None:
         """Refuses a checkpoint of other settings."""
@@ -193,7 +203,7 @@ def read_manifests(folder: str) -> list[dict[str, Any]]:
     found = []
     for name in sorted(os.listdir(folder), reverse=True) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name, MARKER)
-        if name.startswith("step_") and os.path.exists(path):
+        if name.startswith("step_") and not name.endswith(ASIDE) and os.path.exists(path):
             try:
                 with open(path, encoding="utf-8") as file:
                     found.append(json.load(file))

@@ -46,11 +46,13 @@ class Gang:
         self.key = key
         self._wake_supervisor = wake
         self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time
-        self._words: List[Dict[str, Any]] = []  # of this node's doctor, to be said
+        self._words: List[Dict[str, Any]] = []  # to be said
         self._too_long: Set[str] = set()  # kinds of words that were noted as such
-        self._hear_word: Callable[[str, Dict[str, Any]], None] = lambda host, word: None
+        self._hearers: List[Callable[[str, Dict[str, Any]], None]] = []
         self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
         self._cuts = CutWatch(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
+        self._serves: Optional[int] = None  # the port where this node serves its checkpoints
+        self.servers: Dict[str, Tuple[List[str], int]] = {}  # the other nodes: their addresses and ports
         self._lock = threading.Lock()
         self._pipe = WakePipe()
         self._output: Optional[float] = None  # seconds since boot
@@ -85,15 +87,35 @@ class Gang:
         self._pipe.wake()
 
     def say(self, word: Dict[str, Any]) -> None:
-        """The doctor's word to the hub's doctor or, from there, to those of all members. From any thread; what cannot
+        """A word to the hub or, from there, to all members: the doctor's, or of a save. From any thread; what cannot
         be sent now is lost."""
         with self._lock:
             self._words = [*self._words[-MAX_WORDS:], word]
         self._pipe.wake()
 
     def on_word(self, hear: Callable[[str, Dict[str, Any]], None]) -> None:
-        """``hear`` is called with what another node's doctor says, and its host; it must not wait."""
-        self._hear_word = hear
+        """``hear`` is called with every word of another node, and its host; it must not wait."""
+        self._hearers.append(hear)
+
+    def _hear_word(self, host: str, word: Dict[str, Any]) -> None:
+        for hear in self._hearers:
+            hear(host, word)
+
+    def serve_checkpoints(self, port: Optional[int]) -> None:
+        """The other nodes get this one's checkpoints at ``port``."""
+        if port != self._serves:
+            self._serves = port
+            self._pipe.wake()
+
+    def _here(self) -> Dict[str, Any]:
+        """By which addresses the others may know this node, and where it serves."""
+        return {"k": "here", "at": self._cuts.here, "serves": self._serves}
+
+    def _meet(self, host: str, addresses: List[str], serves: Optional[int]) -> None:
+        """Another node has said so."""
+        self._cuts.meet(host, addresses)
+        if serves is not None:
+            self.servers = {**self.servers, host: (addresses, serves)}
 
     def offset(self, host: str) -> Optional[Offset]:
         """How far the clock of ``host`` is ahead of this node's; None: not known (the hub only)."""

@@ -49,6 +49,7 @@ class HubGang(Gang):
         self._refused = 0  # strangers since the log last mentioned them, and what was wrong with the last one
         self._refused_why = ""
         self._tell_at = 0.0
+        self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
         self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)
 
@@ -91,6 +92,9 @@ class HubGang(Gang):
                 self._council.cuts.told(self.host, link, now)
             for word in self._said_words():
                 self._tell_all({"k": "doctor", "word": word})
+            if self._serves != self._said_serves:
+                self._said_serves = self._serves
+                self._tell_all(dict(self._here(), host=self.host))
             for question in self._council.cuts.questions(now):
                 self._ask_about_link(*question)
             self._decide(now)
@@ -232,7 +236,8 @@ class HubGang(Gang):
         elif message.get("k") == "doctor":
             self._hear_word(host, message["word"])
         elif message.get("k") == "here":
-            self._introduce(line, host, [str(one) for one in message["at"]])
+            serves = message.get("serves")
+            self._introduce(line, host, [str(one) for one in message["at"]], None if serves is None else int(serves))
         elif message.get("k") == "bye":
             self._council.goodbye(host, _done(host, str(message.get("state"))), now)
             if message.get("state") in (FAILED, KILLED, LOST):
@@ -245,14 +250,17 @@ class HubGang(Gang):
         for line in [line for line in self._lines if line.wire.peer == host]:
             self._send(line, line.wire.pack({"k": "dial", "to": other, "end": end}))
 
-    def _introduce(self, line: _Line, host: str, addresses: List[str]) -> None:
+    def _introduce(self, line: _Line, host: str, addresses: List[str], serves: Optional[int]) -> None:
         """A node has said by which addresses the others may know it: they hear it, and it hears of them."""
-        self._cuts.meet(host, addresses)
+        self._meet(host, addresses, serves)
         for other in [one for one in self._lines if one.wire.peer not in (None, host)]:
-            self._send(other, other.wire.pack({"k": "here", "host": host, "at": addresses}))
-        for name, known in {**self._cuts.known, self.host: self._cuts.here}.items():
+            self._send(other, other.wire.pack({"k": "here", "host": host, "at": addresses, "serves": serves}))
+        for name, known in self._cuts.known.items():
             if name != host:
-                self._send(line, line.wire.pack({"k": "here", "host": name, "at": known}))
+                there = self.servers.get(name)
+                told = {"k": "here", "host": name, "at": known, "serves": None if there is None else there[1]}
+                self._send(line, line.wire.pack(told))
+        self._send(line, line.wire.pack(dict(self._here(), host=self.host)))
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
         for line in list(self._lines):

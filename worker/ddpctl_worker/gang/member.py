@@ -30,6 +30,7 @@ class MemberGang(Gang):
         self._sock: Optional[socket.socket] = None
         self._wire: Optional[MemberWire] = None
         self._joined = False  # ever
+        self._said_serves: Optional[int] = None  # as the hub knows it
         self._heard = self._since = time.monotonic()  # the hub's last word; when this connection was made
         self._parked: List[socket.socket] = []
         self._refused_since: Optional[float] = None
@@ -70,6 +71,8 @@ class MemberGang(Gang):
             if self._wire is not None and self._wire.open:
                 for word in words:
                     self._send({"k": "doctor", "word": word})
+            if self._wire is not None and self._wire.open and self._serves != self._said_serves:
+                self._introduce()
             links = self._found_links()  # what cannot be told now is found again, or is over
             if self._wire is not None and self._wire.open:
                 for link in links:
@@ -147,11 +150,15 @@ class MemberGang(Gang):
             if fresh:
                 self._unpark()
                 self._send(self._beat())
-                self._send({"k": "here", "at": self._cuts.here})
+                self._introduce()
                 if self._leaving is not None:
                     self._farewell()
         for message in messages:
             self._hear(message)
+
+    def _introduce(self) -> None:
+        self._said_serves = self._serves
+        self._send(self._here())
 
     def _beat(self) -> Dict[str, Any]:
         """Answers the hub's last beat too, so that the hub knows how far this clock is off (clocks.py)."""
@@ -172,7 +179,7 @@ class MemberGang(Gang):
         elif kind == "doctor":
             self._hear_word(self.hub_host, message["word"])
         elif kind == "here":
-            self._cuts.meet(message["host"], message["at"])
+            self._meet(message["host"], message["at"], message.get("serves"))
         elif kind == "bye":
             self._left = True
             # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.

@@ -54,8 +54,10 @@ class OutputPipe:
 class Drain:
     """All pipes of a run; ``changed`` is called when it is over."""
 
-    def __init__(self, writer: Writer, rank_of: Callable[[int], Optional[int]], changed: Callable[[], None]) -> None:
-        self._writer, self._rank_of, self._changed = writer, rank_of, changed
+    def __init__(
+        self, writer: Writer, rank_of: Callable[[int], Optional[int]], changed: Callable[[], None], attempt: int = 1
+    ) -> None:
+        self._writer, self._rank_of, self._changed, self._attempt = writer, rank_of, changed, attempt
         self._sources: Dict[int, OutputPipe] = {}
         self._selector = selectors.DefaultSelector()
         self._pipe = WakePipe()
@@ -180,5 +182,5 @@ class Drain:
             return
         rank = None if source.local_rank is None else self._rank_of(source.local_rank)
         now, stream = time.time(), source.stream
-        blob = b"".join([lines.encode(now, rank, stream, text, end) for text, end in pieces])
+        blob = b"".join([lines.encode(now, rank, stream, text, end, self._attempt) for text, end in pieces])
         self._writer.submit(blob, len(pieces))

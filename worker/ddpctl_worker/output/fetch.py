@@ -9,11 +9,13 @@ import tempfile
 from typing import IO, Any, Dict, Iterator, List, Optional, Set
 
 from ddpctl_worker import fs
-from ddpctl_worker.channel import Channel
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.contract import NO_SUCH_CHECKPOINT
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.output.lines import decode
 from ddpctl_worker.output.logs import Reader
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.paths import RunPaths, base_of, checkpoint_dir
 from ddpctl_worker.run.launcher import folders_of, place, working_folder
 from ddpctl_worker.run.record import named_by
 
@@ -29,17 +31,43 @@ def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     paths, run = named_by(request)
     outputs = request.get("outputs")
     sender = _Sender(channel)
-    for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look, paths.debug_log):
+    for path in (paths.debug_log, paths.agreed, paths.notify_log):
         sender.plain(path, "record/" + os.path.basename(path))
-    for path in dumps.kept(paths.dumps):
-        sender.plain(path, "record/nccl/" + os.path.basename(path))
+    _send_record(paths, sender, "record/")
+    for attempt in paths.attempts():
+        _send_record(attempt, sender, "record/attempts/%d/" % (attempt.attempt or 1))
     _send_logs(paths, sender)
-    for path in _walk(paths.metrics):
-        sender.plain(path, "metrics/" + os.path.relpath(path, paths.metrics))
+    newest = paths.newest()
+    for attempt in [paths, *paths.attempts()]:
+        folder = "metrics/" if attempt.attempt == newest.attempt else "metrics/attempts/%d/" % (attempt.attempt or 1)
+        for path in _walk(attempt.metrics):
+            sender.plain(path, folder + os.path.relpath(path, attempt.metrics))
     for path in _walk(paths.output):
         sender.plain(path, "output/" + os.path.relpath(path, paths.output))
     missing = _send_outputs(paths, run.get("outputs") if outputs is None else outputs, sender)
     return {"files": sender.files, "bytes": sender.bytes, "missing": missing}
+
+
+def _send_record(paths: RunPaths, sender: _Sender, folder: str) -> None:
+    for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look):
+        sender.plain(path, folder + os.path.basename(path))
+    for path in dumps.kept(paths.dumps):
+        sender.plain(path, folder + "nccl/" + os.path.basename(path))
+
+
+def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: {"file"} and {"chunk"} frames for the files named in ``paths`` of what ``writer`` wrote of an entry, as
+    long as it is still that ``version``; then nothing more."""
+    folder = checkpoint_dir(base_of(request), str(request.get("job") or ""), str(request.get("writer") or ""))
+    entry = str(request.get("entry") or "")
+    known = manifest.read(folder, entry)
+    if known is None or known["version"] != request.get("version"):
+        raise WorkerError(NO_SUCH_CHECKPOINT, "the checkpoint %s is no longer here as it was" % entry, "run it again")
+    sender = _Sender(channel)
+    for name in request.get("paths") or ():
+        if name in known["files"]:
+            sender.plain(manifest.file_of(folder, entry, name), name or os.path.basename(entry))
+    return {}
 
 
 class _Sender:
@@ -122,16 +150,17 @@ def _scratch(folder: str) -> IO[bytes]:
 
 
 def _send_outputs(paths: RunPaths, outputs: Any, sender: _Sender) -> List[str]:
-    state = fs.read_json(paths.state) or {}
+    state = fs.read_json(paths.newest().state) or {}
     root = os.path.realpath(str(state.get("cwd") or working_folder(None, paths)))
+    kept = _kept(paths, root)
     missing = []
     for wanted in outputs or ():
         pattern = os.path.join(root, place(os.path.expanduser(str(wanted)), folders_of(paths)))
         found = sorted(glob.glob(pattern, recursive=True)) or ([pattern] if os.path.lexists(pattern) else [])
         sent = 0
         for top in found:
-            for path in _walk(top):
-                name = _name_below(root, path)
+            for path in _walk(os.path.realpath(top) if os.path.realpath(top) in kept else top):
+                name = _name_below(root, path, kept)
                 if name is not None:
                     sender.plain(path, "outputs/" + name)
                     sent += 1
@@ -140,12 +169,22 @@ def _send_outputs(paths: RunPaths, outputs: Any, sender: _Sender) -> List[str]:
     return missing
 
 
-def _name_below(root: str, path: str) -> Optional[str]:
+def _kept(paths: RunPaths, root: str) -> Dict[str, str]:
+    """The job's ``checkpoint.paths``, by where they really are: these links are ddpctl's own."""
+    settings = (fs.read_json(paths.run) or {}).get("checkpoint") or {}
+    links = [os.path.join(root, str(path).rstrip("/")) for path in settings.get("paths") or ()]
+    return {os.path.realpath(link): link for link in links if os.path.islink(link)}
+
+
+def _name_below(root: str, path: str, kept: Dict[str, str]) -> Optional[str]:
     """The name that an output gets; None when it lies outside the working folder through a symbolic link.
 
     An absolute output (declared as such) lies elsewhere by intent: it keeps its full path.
     """
     real = os.path.realpath(path)
+    for there, link in kept.items():
+        if (real + os.sep).startswith(there + os.sep):
+            real = link + real[len(there) :]
     if real.startswith(root + os.sep):
         return os.path.relpath(real, root)
     return None if os.path.normpath(path).startswith(root + os.sep) else os.path.normpath(path).lstrip("/")

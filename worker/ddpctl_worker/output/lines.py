@@ -1,8 +1,9 @@
 """Byte streams of processes into records of the log, and back. Pure.
 
 A record is one JSON line: ``t`` wall-clock seconds, ``r`` rank or null, ``s`` "o" or "e", ``x`` text, ``e`` what ended
-it: "\n", "\r" (a progress bar) or "" (cut: not ended yet, or very long). Bytes that are no UTF-8 survive as lone
-surrogates (PEP 383), which JSON can carry: ``text.encode("utf-8", "surrogateescape")`` gives the very bytes back.
+it: "\\n", "\\r" (a progress bar) or "" (cut: not ended yet, or very long), ``a`` the attempt, unless it is the first.
+Bytes that are no UTF-8 survive as lone surrogates (PEP 383), which JSON can carry: ``text.encode("utf-8",
+"surrogateescape")`` gives the very bytes back.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 _HEADS = {b"\n": '"\\n"}\n', b"\r": '"\\r"}\n', b"": '""}\n'}
 
 
-def encode(stamp: float, rank: Optional[int], stream: str, text: bytes, end: bytes) -> bytes:
+def encode(stamp: float, rank: Optional[int], stream: str, text: bytes, end: bytes, attempt: int = 1) -> bytes:
     """One record as it lies in the log."""
     words = quote(text.decode("utf-8", "surrogateescape"))
     where = "null" if rank is None else str(rank)
+    if attempt > 1:
+        where += ',"a":%d' % attempt
     line = '{"t":%.6f,"r":%s,"s":"%s","x":%s,"e":%s' % (stamp, where, stream, words, _HEADS[end])
     return line.encode("ascii")
 

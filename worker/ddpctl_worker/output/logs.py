@@ -41,8 +41,10 @@ def segments(folder: str) -> List[Segment]:
 class Writer:
     """Appends records from a thread of its own. A disk that is slower than the ranks costs lines, never their time."""
 
-    def __init__(self, folder: str, *, segment: int = SEGMENT_BYTES, total: int = TOTAL_BYTES) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: str, *, segment: int = SEGMENT_BYTES, total: int = TOTAL_BYTES, resume: bool = False
+    ) -> None:
+        self._folder, self._resume = folder, resume
         self._segment, self._total = segment, max(total, 2 * segment)
         self._chunk = min(1 << 20, segment // 4)  # bytes of one write
         self._cond = threading.Condition()
@@ -84,12 +86,26 @@ class Writer:
 
     def _run(self) -> None:
         try:
+            if self._resume:
+                self._continue()
             while self._turn():
                 pass
             self._tell_of_loss()
             self._finish_segment()
         finally:
             self.over = True
+
+    def _continue(self) -> None:
+        """After the log of an earlier attempt. A record that was cut off by its end is taken away."""
+        try:
+            there = segments(self._folder)
+            sizes = [os.stat(one.path).st_size for one in there]
+            self._kept = [(one.start, size, one.path) for one, size in zip(there, sizes, strict=False)]
+            if there:
+                self._offset = Reader(self._folder).end()
+                os.truncate(there[-1].path, self._offset - there[-1].start)
+        except OSError as error:
+            note("log: %r" % error)
 
     def _turn(self) -> bool:
         """One write; False when all is written and nothing will follow. A fault costs a write, never the thread."""

@@ -33,7 +33,7 @@ def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
     What one call leaves out for its size the next one gives: it is asked again until no line comes.
     """
-    paths, _ = named_by(request)
+    paths = named_by(request)[0].newest()
     offsets = request.get("offsets") or {}
     ranks = {}
     files = _files(paths)
@@ -69,7 +69,8 @@ def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
     except OSError:
         return max(0, offset), []
     with open(fd, "rb") as file:
-        start = max(0, os.fstat(fd).st_size + offset) if offset < 0 else offset
+        size = os.fstat(fd).st_size
+        start = max(0, size + offset) if offset < 0 else offset if offset <= size else 0  # of another attempt
         file.seek(start)
         data = file.read(most)
     end = data.rfind(b"\n") + 1

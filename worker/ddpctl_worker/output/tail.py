@@ -106,12 +106,14 @@ def _shown(records: Any, ranks: Optional[Set[int]]) -> Iterator[Dict[str, Any]]:
             "text": value["x"],
             "end": value.get("e", "\n"),
             "offset": end,
+            "attempt": value.get("a", 1),
         }
 
 
 def _gap(size: int, offset: int) -> Dict[str, Any]:
     text = "ddpctl: %d bytes of the log are no longer kept here" % size
-    return {"rank": None, "stream": "stderr", "time": notes.now_iso(), "text": text, "end": "\n", "offset": offset}
+    where = {"rank": None, "stream": "stderr", "time": notes.now_iso(), "offset": offset, "attempt": 1}
+    return dict(where, text=text, end="\n")
 
 
 def before_last(folder: str, count: int, ranks: Optional[Set[int]]) -> int:

@@ -17,8 +17,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker import notes, proc
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes, record
+from ddpctl_worker.run import notifying, processes, record
 from ddpctl_worker.run.cgroup import of_record
+from ddpctl_worker.run.lease import GUARDIAN, Lease
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 BEAT_S = 1.0
@@ -27,6 +28,7 @@ UP_S = 120.0  # nor will one that has never turned, unless the run may take long
 NAP_S = 5.0  # a listener that comes back later than this was itself asleep: a suspended machine
 GRACE_S = 10.0
 LOOK_S = 1.0
+OVER_S = 1.0  # what a supervisor has to end the ranks when their lease is over; it takes a tenth of that
 PAUSE_S = 10.0  # at most, between two attempts to clean up
 RESTART_S = 5.0
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.cleanup import deputy; deputy()"
@@ -118,7 +120,7 @@ class TetherListener:
 
 class Leftovers:
     """How to find and end what a dead supervisor left: by cookie and by what was known of it; ``words`` are what it
-    told its guardian. No disk is asked.
+    told its guardian. No disk is asked. ``lease``: for how many seconds they may still run.
 
     The supervisor itself may still be there: a process with a thread that waits for a hung disk cannot end.
     """
@@ -130,10 +132,11 @@ class Leftovers:
         roots: Sequence[int],
         supervisor: Optional[processes.ProcessId],
         words: Dict[str, Any],
+        lease: float = GRACE_S,
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
         self.launcher = processes.from_json(words.get("launcher"))
-        self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S)
+        self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S, max(0.0, lease))
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
         self._stuck = [processes.from_json(one) for one in words.get("stuck") or ()]  # not the job's: tool.py
@@ -148,13 +151,19 @@ class Leftovers:
 
 
 def wait_until_gone(
-    listener: TetherListener, supervisor: Optional[processes.ProcessId], look: Callable[[], None]
+    listener: TetherListener, supervisor: Optional[processes.ProcessId], look: Callable[[], None], lease: Lease
 ) -> Optional[str]:
-    """Until the supervisor is gone; one whose loop is stuck is killed. Returns what to say of its end."""
-    while listener.listen(LOOK_S):
-        if listener.stands_still() and supervisor is not None:
+    """Until the supervisor is gone; one whose loop is stuck is killed, and one that has not ended all processes of the
+    job by the end of their lease. Returns what to say of its end."""
+    pause = LOOK_S
+    while listener.listen(pause):
+        left = lease.left() + OVER_S
+        overdue = left <= 0 and not listener.words.get("ended")
+        if (overdue or listener.stands_still()) and supervisor is not None:
             processes.send(supervisor, 9)
-            return "the supervisor %s and was killed; the processes that it left were killed" % listener.how_still()
+            how = "had not ended the ranks when their lease was over" if overdue else listener.how_still()
+            return "the supervisor %s and was killed; the processes that it left were killed" % how
+        pause = min(LOOK_S, left) if left > 0 else LOOK_S
         look()
     died = listener.words.get("died")
     return "the supervisor failed (%s); the processes that it left were killed" % died if died else None
@@ -193,9 +202,9 @@ def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Opt
 class Deputy:
     """The process that takes a dead guardian's place. Held by the supervisor; does nothing while the guardian lives."""
 
-    def __init__(self, order: Dict[str, Any], tether: Tether) -> None:
-        self._order = {"node": order["node"], "cookie": order["cookie"]}
-        self._tether = tether
+    def __init__(self, order: Dict[str, Any], tether: Tether, lease: Lease) -> None:
+        self._order = {name: order.get(name) for name in ("top", "attempt", "cookie", "notify")}
+        self._tether, self._lease = tether, lease
         self._code_path: str = order["code_path"]
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._start_at: Optional[float] = None  # when one is to be started; None: none is missing
@@ -224,12 +233,14 @@ class Deputy:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
-        child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, close_fds=True)
+        lease = self._lease.for_heir()
+        own = [lease[GUARDIAN]] if lease else []
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, pass_fds=own)
         child.returncode = 0  # the supervisor reaps every child itself
         assert child.stdin is not None
         me = processes.identify(os.getpid())
         self._tether.attach(child.stdin.fileno())  # kept open: its end tells the deputy that the supervisor is gone
-        self._tether.tell(order=dict(self._order, supervisor=me.to_json() if me else None))
+        self._tether.tell(order=dict(self._order, lease=lease, supervisor=me.to_json() if me else None))
         return child
 
     def ended(self, pid: int) -> bool:
@@ -261,9 +272,12 @@ def deputy() -> None:
         found = None if supervisor is None else _note(order["cookie"], supervisor)
         known = known if found is None else found
 
-    detail = wait_until_gone(listener, supervisor, look)
-    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.words)
-    clean_up(RunPaths(order["node"]), left, detail)
+    lease = Lease(order["lease"], GUARDIAN)
+    detail = wait_until_gone(listener, supervisor, look, lease)
+    paths = RunPaths(order["top"], order["attempt"])
+    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.words, lease.left())
+    clean_up(paths, left, detail)
+    notifying.at_end(paths, order["notify"])
 
 
 def _note(cookie: str, supervisor: processes.ProcessId) -> Optional[Set[Tuple[int, int]]]:

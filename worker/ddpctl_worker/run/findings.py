@@ -9,11 +9,13 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.notes import iso
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.drain import Drain
+from ddpctl_worker.output.lines import STDERR
 from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run import cgroup
 from ddpctl_worker.run.cause import Failure
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
+from ddpctl_worker.run.rendezvous import given_up
 
 LAUNCHER_S = 1.0  # how long a launcher may take to report a rank that has failed
 EARLY_S = 3.0  # how long victims wait for a culprit here, before a rank that ended early is suspected
@@ -23,8 +25,9 @@ CATCH_UP_S = 1.0  # how long the last words of a rank may take to come through i
 class Findings:
     """``candidates`` is what may have failed, ``kept`` the same from before this node's own signals blurred it."""
 
-    def __init__(self, host: str, drain: Drain, roster: Roster, recorder: Recorder) -> None:
-        self._host, self._drain, self._roster, self._recorder = host, drain, roster, recorder
+    def __init__(self, run: Dict[str, Any], drain: Drain, roster: Roster, recorder: Recorder) -> None:
+        self._run, self._drain, self._roster, self._recorder = run, drain, roster, recorder
+        self._host: str = run["host"]
         self._oom = cgroup.OomHistory()
         self._look: Optional[Look] = None
         self.kept: List[Failure] = []
@@ -95,18 +98,25 @@ class Findings:
         """When the first rank failed, here or, for all that is known here, elsewhere (wall clock)."""
         return min([one.at for one in self._roster.deaths.values() if one.status], default=time.time())
 
+    def _launchers_words(self, told: Failure) -> str:
+        """What the launcher itself said: one that gives up ends its ranks first, and those would be taken for it."""
+        if told.rank is None:
+            return told.message
+        return self._drain.tails().get((None, STDERR), "") if told.victim else ""
+
     def outcome(self, told: Failure) -> Outcome:
         when = told.when or time.time()
         if told.early:
             why = outcomes.ended_early(self._host, told.rank, iso(when), self._first_failure() - when)
             return outcomes.failed(why, when=when, suspect=True)
+        gave_up = given_up(self._run, self._launchers_words(told))
         why = outcomes.cause(
-            self._host,
-            told.reason,
-            told.message,
-            rank=told.rank,
+            gave_up.host if gave_up else self._host,
+            gave_up.reason if gave_up else told.reason,
+            gave_up.message if gave_up else told.message,
+            rank=None if gave_up else told.rank,
             exit_code=told.exit_code,
-            signal=told.signal,
+            signal=None if gave_up else told.signal,
             traceback=told.traceback,
             when=when,
         )

@@ -18,6 +18,7 @@ from ddpctl_worker.output.lines import STDERR, STDOUT
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import cgroup, processes
 from ddpctl_worker.run.cgroup import ControlGroup
+from ddpctl_worker.run.record import attempt_of
 
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -29,7 +30,7 @@ _F_SETPIPE_SZ = 1031
 _SHIM = """#!{shell}
 unset PYTHON_EXEC
 export DDPCTL_METRICS={metrics}/rank-"$RANK".jsonl
-{doctor}if [ -p {pipes}/"$LOCAL_RANK.out" ] && [ -p {pipes}/"$LOCAL_RANK.err" ]; then
+{attempt}{doctor}if [ -p {pipes}/"$LOCAL_RANK.out" ] && [ -p {pipes}/"$LOCAL_RANK.err" ]; then
 exec {python} "$@" >{pipes}/"$LOCAL_RANK.out" 2>{pipes}/"$LOCAL_RANK.err"
 fi
 exec {python} "$@"
@@ -48,10 +49,16 @@ def login_environment() -> Dict[str, str]:
     return {os.fsdecode(key): os.fsdecode(value) for key, value in found.items()}
 
 
+def scrubbed(login: Dict[str, str]) -> Dict[str, str]:
+    """The login's environment without what belongs to another launch."""
+    names = (key for key in login if key not in contract.SCRUB_NAMES and not key.startswith(contract.SCRUB_PREFIXES))
+    return {key: login[key] for key in names}
+
+
 def folders_of(paths: RunPaths) -> Dict[str, str]:
     """What the tokens of contract.py stand for in a run; see ``CHECKPOINT_DIR_TOKEN`` for the one that it shares."""
     return {
-        contract.RUN_DIR_TOKEN: paths.node,
+        contract.RUN_DIR_TOKEN: paths.top,
         contract.OUTPUT_DIR_TOKEN: paths.output,
         contract.CODE_DIR_TOKEN: paths.code,
     }
@@ -80,8 +87,7 @@ def environment(
 
     ``checkpoints`` is the folder for the checkpoints of this job on this node.
     """
-    names = (key for key in login if key not in contract.SCRUB_NAMES and not key.startswith(contract.SCRUB_PREFIXES))
-    found = {key: login[key] for key in names}
+    found = scrubbed(login)
     tokens = set(request.get("token_env") or ())
     folders = {**folders_of(paths), contract.CHECKPOINT_DIR_TOKEN: checkpoints}
     for key, value in (request.get("env") or {}).items():
@@ -94,20 +100,23 @@ def environment(
             contract.ENV_JOB: run["job"],
             contract.ENV_RUN: run["run"],
             contract.ENV_HOST: run["host"],
-            contract.ENV_RUN_DIR: paths.node,
+            contract.ENV_RUN_DIR: paths.top,
             contract.ENV_OUTPUT_DIR: paths.output,
             contract.ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim names a file for each rank
             contract.ENV_COOKIE: cookie,
+            contract.ENV_ATTEMPT: str(attempt_of(run) - 1),
         }
     )
     return found
 
 
-def make_shim(paths: RunPaths, python: str, env: Mapping[str, str], nproc: int, *, doctor: bool = False) -> bool:
+def make_shim(
+    paths: RunPaths, python: str, env: Mapping[str, str], nproc: int, *, doctor: bool = False, attempt: int = 1
+) -> bool:
     """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
 
     ``env`` is the launcher's; ``python`` is looked up in its PATH when it has no folder of its own. ``doctor``: the
-    ranks let the doctor see them, where the disk takes what that needs.
+    ranks let the doctor see them, where the disk takes what that needs. ``attempt``: which one it is of its run.
     """
     real = shutil.which(python, path=env.get("PATH"))
     if real is None:
@@ -120,7 +129,8 @@ def make_shim(paths: RunPaths, python: str, env: Mapping[str, str], nproc: int, 
             os.mkfifo(paths.fifo(rank, "out"), 0o600)
             os.mkfifo(paths.fifo(rank, "err"), 0o600)
         with open(paths.shim, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(_SHIM.format(shell=_shell(env), doctor=_way_in(paths) if doctor else "", **quoted))
+            words = {"shell": _shell(env), "doctor": _way_in(paths) if doctor else "", "attempt": _attempt(attempt)}
+            file.write(_SHIM.format(**words, **quoted))
         os.chmod(paths.shim, 0o700)
         null = subprocess.DEVNULL
         runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0
@@ -139,6 +149,12 @@ def _shell(env: Iterable[str]) -> str:
         return "/bin/sh"
     bash = shutil.which("bash", path=os.defpath)
     return bash + " -p" if bash else "/bin/sh"
+
+
+def _attempt(number: int) -> str:
+    """The line of the shim that counts restarts as torch does: its launcher is a new one each time, and counts its own
+    only."""
+    return "export TORCHELASTIC_RESTART_COUNT=$((${TORCHELASTIC_RESTART_COUNT:-0} + %d))\n" % (number - 1)
 
 
 def _way_in(paths: RunPaths) -> str:
@@ -305,7 +321,8 @@ class Launching:
             TooLate: somebody else has claimed it.
             OSError: the disk takes nothing.
         """
-        self.group = cgroup.make(self._run["run"], self._run["host"])
+        attempt = "" if self._paths.attempt is None else ".%d" % self._paths.attempt
+        self.group = cgroup.make(self._run["run"], self._run["host"] + attempt)
         if not fs.write_once(self._paths.claim, self.names(), durable=False):
             self.leave_group()
             raise TooLate("the start of this run took too long and was abandoned")
@@ -317,7 +334,8 @@ class Launching:
             for local in range(int(self._run["nproc"])):
                 drain.add(open_fifo(self._paths.fifo(local, "out")), local, STDOUT)
                 drain.add(open_fifo(self._paths.fifo(local, "err")), local, STDERR)
-        called_off = (self._paths.stop, self._paths.exit)
+        whole = RunPaths(self._paths.top)
+        called_off = (self._paths.stop, self._paths.exit, whole.stop, whole.exit)
         prepare = BeforeExec(oom_score, int(self._order["umask"]), self.group, called_off)
         try:
             child = spawn(self._order["argv"], self._order["cwd"], self._environment(), prepare)

@@ -13,11 +13,12 @@ from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
-from ddpctl_worker.doctor.service import Desk
+from ddpctl_worker.doctor.service import fitting
 from ddpctl_worker.doctor.watch import RunWatch, shortened
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.output.drain import Drain
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.desk import Desk
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Recorder
 
@@ -107,7 +108,7 @@ class Observer:
 
     def _answer(self) -> Dict[str, Any]:
         """For the doctor verb."""
-        return {"looks": self._watch.look(asked=True), "slow": self._watch.slow}
+        return {"looks": fitting(self._watch.look(asked=True)), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
         """Whether the ranks may be stopped: where they stand is known, or as much of it as is to be had in LAST_S.

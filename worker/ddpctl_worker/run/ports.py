@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from typing import Any, Dict, Iterator, Set
 
 from ddpctl_worker import paths
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_PORT, TERMINAL, USUAL_PORTS
+from ddpctl_worker.contract import NO_PORT, USUAL_PORTS
 from ddpctl_worker.net import listen, port_range
-from ddpctl_worker.run.status import status_or_fault
+from ddpctl_worker.run.status import unfinished
 
 
 def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -42,14 +41,16 @@ def _of_runs(request: Dict[str, Any]) -> Set[int]:
     if not request.get("host"):
         return set()
     found: Set[int] = set()
-    for one in paths.known_runs(paths.base_of(request), str(request["host"])):
-        status = None if os.path.exists(one.exit) else status_or_fault(one)
-        if status is None or status["state"] in TERMINAL:
-            continue
+    for status in unfinished(paths.base_of(request), str(request["host"])):
         run = status["record"]
+        if run.get("run") == request.get("own"):  # asks for its own next attempt
+            continue
         gang = run.get("gang") or {}
         mine = [run.get("master_port") if run.get("node_rank") == 0 else None]
         mine.append(gang.get("port") if gang.get("hub_host") == run.get("host") else None)
+        last = (status.get("agreed") or {"attempts": [{}]})["attempts"][-1]
+        if last.get("hosts", [None])[0] == run.get("host"):
+            mine += [last["master_port"], last["gang_port"]]
         found.update(port for port in mine if isinstance(port, int))
     return found
 

@@ -47,6 +47,14 @@ def ended(child: int) -> Optional[int]:
     return found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status | core
 
 
+def collected(child: int) -> bool:
+    """Collect a child of this process, if it has ended: whether it is no zombie, and none any more."""
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
 def open_pidfd(pid: int) -> Optional[int]:
     """A descriptor that becomes readable when ``pid`` dies; None without support for it, or without the process."""
     opener = getattr(os, "pidfd_open", None)  # Python 3.9, Linux 5.3

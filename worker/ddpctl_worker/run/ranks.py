@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker import proc
 from ddpctl_worker.run import processes
+from ddpctl_worker.run.record import attempt_of
 
 MAX_DEPTH = 3  # a launcher may run inside a wrapper
 NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
@@ -102,6 +103,7 @@ class Roster:
     def __init__(self, run: Dict[str, Any], watch: Callable[[int, bool], None]) -> None:
         # Any other rendezvous hands out the ranks itself, and restarts them.
         self._static = run.get("rendezvous", "static") == "static"
+        self._first = attempt_of(run)
         self._planned: List[int] = list(run.get("ranks") or []) if self._static else []
         self._watch = watch
         self._ranks: Dict[int, RankProcess] = {}  # by local rank
@@ -136,17 +138,18 @@ class Roster:
         return bool(deaths) and all(one is not None and (self._static or one.status == 0) for one in deaths)
 
     def attempt(self) -> int:
-        return max([one.attempt for one in self._ranks.values()] or [1])
+        return max([self._first, *(one.attempt for one in self._ranks.values())])
 
     def rank_of(self, local: int, launcher: Optional[int]) -> Optional[int]:
         """The rank of a pipe. Under an elastic rendezvous only the rank's own environment tells, below a ``launcher``
-        that runs."""
-        if local in self._ranks:
-            return self._ranks[local].rank
+        that runs: what follows a rank that has died may have another number."""
+        known = self._ranks.get(local)
+        if known is not None and (self._static or local not in self.deaths):
+            return known.rank
         if local < len(self._planned):
             return self._planned[local]
         below = [] if launcher is None else find(launcher, {})
-        return next((one.rank for one in below if one.local_rank == local), None)
+        return next((one.rank for one in below if one.local_rank == local), None if known is None else known.rank)
 
     def numbers(self) -> Dict[int, int]:
         """local rank -> rank, as planned or, better, as seen."""
@@ -184,6 +187,14 @@ class Roster:
                 found = proc.read_stat(one.pid)
                 if found is None or found.start != one.start or not found.alive:
                     self._note(local)
+
+    def first_death(self) -> Optional[float]:
+        """When the first of the ranks of now ended, however it did (wall-clock time); None: all that were seen live."""
+        return min((death.at for death in list(self.deaths.values())), default=None)
+
+    def restarted(self) -> float:
+        """When the last of the ranks of now was started again (wall-clock time); 0.0: none was."""
+        return max(self._restarted.values(), default=0.0)
 
     def first_failure(self) -> Optional[float]:
         """When the first rank died of a failure that its launcher will not repair; None: none has.

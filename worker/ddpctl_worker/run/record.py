@@ -9,7 +9,7 @@ import os
 import struct
 import time
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
@@ -36,6 +36,11 @@ def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, Dict[str, Any]]:
     if run is None:
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
     return paths, run
+
+
+def attempt_of(run: Mapping[str, Any]) -> int:
+    """Which attempt a run.json is about; of a run, the first one that is its own: it may continue another run."""
+    return int(run.get("attempt") or 1)
 
 
 def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:

@@ -11,40 +11,106 @@ import os
 import secrets
 import shutil
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import ddpctl_worker
 from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, ENV_CHECKPOINT_DIR, NO_SPACE, SPAWN_FAILED, STARTING, TERMINAL
+from ddpctl_worker.checkpoint import links
+from ddpctl_worker.contract import (
+    BAD_REQUEST,
+    CORRUPT,
+    ENV_CHECKPOINT_DIR,
+    LIVE,
+    NO_SPACE,
+    OS_ERROR,
+    SPAWN_FAILED,
+    STARTING,
+    TERMINAL,
+)
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import guardian, launcher, processes, record
-from ddpctl_worker.run.status import node_status
+from ddpctl_worker.run import detached, guardian, launcher, processes, record
+from ddpctl_worker.run.status import node_status, unfinished
+from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
 from ddpctl_worker.tool import run as run_tool
 
+NAMES = ".names.lock"  # in base_dir: held by a start that may be the only one of its name
 OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
 CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
 PY_SPY_S = 5.0  # py-spy says its version in milliseconds
 STOP_BYTES = 4 << 10  # room for the word of a stop
+KEPT = ("argv", "cwd", "env", "token_env", "python_exec", "py_spy")  # of the request for a run with restarts
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"status": NodeStatus} once the record is durable and the launcher runs, or could not be run."""
+    """The verb: {"status": NodeStatus} once the record is durable and the launcher runs, or could not be run.
+
+    ``beside``: the other live runs of that name here. With ``alone`` there must be none.
+
+    Raises:
+        WorkerError: LIVE, there is one.
+    """
     _check(request)
     base, run = paths.base_of(request), request["run"]
     found = paths.run_paths(base, run["run"], run["host"])
-    fs.own_folder(base, "runs", run["run"])
+    if request.get("alone"):
+        fs.own_folder(base)
+        with fs.alone(os.path.join(base, NAMES), channel):  # of two that start at once, one comes first
+            if not os.path.lexists(found.node):  # else this start is repeated
+                _refuse_beside(base, run)
+            claimed = _claim_run(base, found, request)
+    else:
+        claimed = _claim_run(base, found, request)
+    if not claimed:
+        return {"status": _standing(found, channel), "port": fs.read_optional(found.state).get("port")}
+    if run.get("restart"):
+        order = {"request": request, "base": base, "top": found.top, "umask": channel.login_umask}
+        words = ["ddpctl-agent", found.host, run["run"]]
+        said = detached.launch("ddpctl_worker.agent.agent", dict(order, code_path=code_path()), words)
+    else:
+        said = guardian.launch(_order(request, base, found, secrets.token_hex(16), channel.login_umask))
+    if said["refused"] is not None:
+        _failed(found, str(said["refused"]))
+        if run.get("restart"):
+            raise WorkerError(OS_ERROR, str(said["refused"]))
+    elif run.get("keep_runs") is not None:
+        prune_later(base, run, found.debug_log)
+    return {"status": node_status(found), "port": said.get("port"), "beside": _beside(base, run)}
+
+
+def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
+    others = _beside(base, run)
+    if others:
+        raise WorkerError(
+            LIVE,
+            "run %s is live here" % others[-1],
+            "end it: ddpctl kill %s; or choose another --name" % run["job"],
+        )
+
+
+def _beside(base: str, run: Dict[str, Any]) -> List[str]:
+    """The other runs of that name that are live here, by their ids."""
+    found = (one for one in unfinished(base, run["host"]) if one["job"] == run["job"])
+    return sorted(str(one["run"]) for one in found if one["run"] != run["run"])
+
+
+def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: int, lease: Dict[str, Any]) -> None:
+    """Start this host's part of an attempt; what comes of it is in its record.
+
+    ``lease``: until when it may run, and the pipes through which that is renewed (lease.py).
+    """
+    run = request["run"]
+    fs.own_folder(found.top, os.path.basename(os.path.dirname(found.node)))
     if not _claim(found, run):
-        return {"status": _standing(found, channel)}
-    order = _order(request, base, found, channel.login_umask)
-    refused = guardian.launch(order)["refused"]
+        return
+    order = _order(request, base, found, secrets.token_hex(16), umask)
+    refused = guardian.launch(dict(order, lease=lease))["refused"]
     if refused is not None:
         _failed(found, str(refused))
-    return {"status": node_status(found)}
 
 
 def _failed(found: RunPaths, why: str) -> None:
@@ -71,25 +137,45 @@ def _check(request: Dict[str, Any]) -> None:
             raise WorkerError(BAD_REQUEST, "the environment variable %r is not text, or holds a NUL byte" % key)
 
 
-def _claim(found: RunPaths, run: Dict[str, Any]) -> bool:
+def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> bool:
+    run = request["run"]
+    fs.own_folder(base, "runs", run["run"])
+    return _claim(found, run, _for_a_comeback(request) if run.get("restart") else None)
+
+
+def _for_a_comeback(request: Dict[str, Any]) -> Dict[str, Any]:
+    """What it takes to start the agent again (agent/rejoin.py), but for what must be on no disk."""
+    kept = {name: request.get(name) for name in KEPT}
+    return dict(kept, secret_names=sorted(request.get("secrets") or ()), code_path=code_path())
+
+
+def _claim(found: RunPaths, run: Dict[str, Any], launch: Optional[Dict[str, Any]] = None) -> bool:
     """Put a complete folder in place; False when there is one already."""
     if os.path.lexists(found.node):
         fs.check_own(found.node)
         return False
-    aside = RunPaths(os.path.join(os.path.dirname(found.node), ".%s.%s" % (run["host"], secrets.token_hex(6))))
+    parent, name = os.path.split(found.node)
+    aside = os.path.join(parent, ".%s.%s" % (name, secrets.token_hex(6)))
+
+    def there(path: str) -> str:
+        return os.path.join(aside, os.path.relpath(path, found.node))
+
     me = processes.identify(os.getpid())
     try:
-        os.mkdir(aside.node, 0o700)
-        for folder in (aside.logs, aside.output, aside.metrics):
-            os.mkdir(folder, 0o700)
-        record.make_reserve(aside.reserve)
-        record.make_reserve(aside.stop_reserve, STOP_BYTES)
-        fs.write_json(aside.run, run)
+        os.mkdir(aside, 0o700)
+        for folder in (found.logs, found.output) if found.attempt is None else ():
+            os.mkdir(there(folder), 0o700)
+        os.mkdir(there(found.metrics), 0o700)
+        record.make_reserve(there(found.reserve))
+        record.make_reserve(there(found.stop_reserve), STOP_BYTES)
+        fs.write_json(there(found.run), run)
+        if launch is not None:
+            fs.write_json(there(found.launch), launch)
         starter = {"state": STARTING, "starter": me.to_json() if me else None, "boot": proc.boot_id()}
-        fs.write_json(aside.state, dict(starter, machine=proc.machine()))
-        os.rename(aside.node, found.node)
+        fs.write_json(there(found.state), dict(starter, machine=proc.machine()))
+        os.rename(aside, found.node)
     except OSError as error:
-        shutil.rmtree(aside.node, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -114,23 +200,27 @@ def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
         time.sleep(0.05)
 
 
-def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> Dict[str, Any]:
+def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, umask: int) -> Dict[str, Any]:
     """Everything the supervisor needs, or why this run cannot be started (``refused``)."""
     run = request["run"]
-    cookie = secrets.token_hex(16)
-    shim, cwd = False, "/"
+    shim, cwd, keeper = False, "/", None
     env = _environment(request, base, found, cookie)
+    again = os.path.isdir(found.code)  # what lies in it may be of an attempt before
     refused = _make_folders(run, base, found, env)
     if refused is None:
         cwd = launcher.working_folder(request.get("cwd"), found)
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
+    if refused is None:
+        keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
-        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=bool(run.get("doctor")))
+        watched, number = bool(run.get("doctor")), record.attempt_of(run)
+        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number)
         if shim:
             env["PYTHON_EXEC"] = found.shim
     return {
-        "node": found.node,
+        "top": found.top,
+        "attempt": found.attempt,
         "run": run,
         "argv": request["argv"],
         "cwd": cwd,
@@ -141,9 +231,46 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> D
         "umask": umask,
         "dump_stems": dumps.users_stems(env, cwd),
         "gang_key": request.get("gang_key"),
+        "notify": notifiers(request, cwd, umask),
+        "keeper": keeper,
         "py_spy": _py_spy(request, base) if refused is None else None,
-        "code_path": os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))),
+        "code_path": code_path(),
     }
+
+
+def code_path() -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
+
+
+def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[str, Any]]:
+    """What it takes to run the job's notifiers; None where it has none. The cookie is not in their environment: they
+    are no part of the job, and a kill must not find them."""
+    if not request.get("notify"):
+        return None
+    env = {**launcher.scrubbed(launcher.login_environment()), **(request.get("secrets") or {})}
+    return {"to": request["notify"], "env": env, "cwd": cwd, "umask": umask}
+
+
+def _keeper(
+    run: Dict[str, Any], base: str, folder: Optional[str], cwd: str, again: bool, credentials: Optional[Dict[str, str]]
+) -> Tuple[Optional[Dict[str, Any]], Optional[str]]:
+    """What the keeper of the checkpoints must know, and why the run cannot be started. A benchmark has a folder of its
+    own, of which nothing is kept."""
+    settings = run.get("checkpoint")
+    if not settings or folder is None:
+        return None, None
+    try:
+        tied = links.tie(cwd, folder, settings.get("paths") or (), again)
+    except (WorkerError, OSError) as error:
+        return None, "a path of checkpoint.paths cannot be kept: %s" % error
+    if folder != paths.checkpoint_dir(base, run["job"], run["host"]):
+        return None, None
+    outputs = list(run.get("outputs") or ())
+    order = {"folder": folder, "host": run["host"], "tied": tied, "keep": settings["keep"], "outputs": outputs}
+    if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
+        of_run = {"base": base, "job": run["job"], "hosts": run["hosts"], "replicas": settings["replicas"]}
+        order["copying"] = {**of_run, **credentials}
+    return order, None
 
 
 def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
@@ -183,7 +310,7 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
 
 def _unpack_code(run: Dict[str, Any], base: str, found: RunPaths) -> None:
     code: Optional[Dict[str, Any]] = run.get("code")
-    if not code:
+    if not code or os.path.isdir(found.code):  # an attempt finds what the one before has left
         return
     from ddpctl_worker.store.blobs import blob_path
 

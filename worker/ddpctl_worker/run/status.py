@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
@@ -25,6 +25,9 @@ STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
 HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
 
 
+Recorded = Tuple[Dict[str, Any], RunPaths]  # a run.json, and the run's other files
+
+
 class Judgement(NamedTuple):
     """What became of a run without an exit record: its state and, where it is over, the end to be written down.
 
@@ -38,7 +41,8 @@ class Judgement(NamedTuple):
 
 
 def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: every run of this host that was asked for (``run``, or ``job``: a name or a run id), newest first.
+    """The verb: every run of this host that was asked for, newest first. ``run`` is an id; ``job`` a name or an id, or
+    the beginning of ids where it is neither.
 
     The newest comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how many old
     runs one message had no room for.
@@ -49,16 +53,14 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         paths = run_paths(base, run, host)
         found = [one for one in [status_or_fault(paths)] if one is not None]
         return {"runs": _with_metrics(found, base, host)}
-    listed = []
-    for paths in known_runs(base, host):
-        made = _readable(paths.run)
-        if made is not None and made.get("host") == host and job in (None, made.get("job"), made.get("run")):
-            listed.append((str(made.get("created")), str(made.get("job")), paths))
-    listed.sort(key=lambda entry: entry[0], reverse=True)
+    listed = list(_records(base, host))
+    if job is not None:
+        listed = _meant(listed, str(job))
+    listed.sort(key=lambda entry: str(entry[0].get("created")), reverse=True)
     states: List[Dict[str, Any]] = []
     jobs: Set[str] = set()
-    for name, paths in ((made[1], made[2]) for made in listed):
-        one = status_or_fault(paths)
+    for made, paths in listed:
+        name, one = str(made.get("job")), status_or_fault(paths)
         if one is None:
             continue
         # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
@@ -68,6 +70,27 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     states = _with_metrics(states, base, host) if job is not None else states
     told = _within(states, ANSWER_BYTES)
     return {"runs": told, "left_out": len(states) - len(told)}
+
+
+def _records(base: str, host: str) -> Iterator[Recorded]:
+    for paths in known_runs(base, host):
+        made = _readable(paths.run)
+        if made is not None and made.get("host") == host:
+            yield made, paths
+
+
+def _meant(listed: List[Recorded], word: str) -> List[Recorded]:
+    """The runs that ``word`` names; where it names none, those whose id begins with it."""
+    exact = [one for one in listed if word in (one[0].get("job"), one[0].get("run"))]
+    return exact or [one for one in listed if contract.begins(str(one[0].get("run")), word)]
+
+
+def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
+    """NodeStatus of every run of this host that has not ended. One that has is passed over without a look into it."""
+    for paths in known_runs(base, host):
+        found = None if os.path.exists(paths.exit) else status_or_fault(paths)
+        if found is not None and found["state"] not in contract.TERMINAL:
+            yield found
 
 
 def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
@@ -84,7 +107,10 @@ def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
 def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Dict[str, Any]]:
     """Only the newest run is worth reading files of a job's own: that is the one that is shown."""
     if states:
-        states[0]["metrics"] = last_values(run_paths(base, str(states[0]["run"]), host))
+        paths = run_paths(base, str(states[0]["run"]), host)
+        if paths.attempts():  # a host that is in the newest one no more has nothing to say of it
+            paths = paths.of_attempt(int(states[0]["attempt"]))
+        states[0]["metrics"] = last_values(paths)
     return states
 
 
@@ -93,6 +119,45 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     run = fs.read_json(paths.run)
     if run is None:
         raise WorkerError(contract.NO_SUCH_RUN, "there is no run in %s" % paths.node)
+    if run.get("restart") and paths.attempt is None:
+        return _with_attempts(paths, run)
+    return _status(paths, run)
+
+
+def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
+    """That of a run with restarts: how the newest attempt that this host took part in stands, and what the agents have
+    ``agreed`` on (a Paper of quorum.py). Between two attempts it is starting."""
+    own = _status(paths, run)
+    first = {
+        "attempts": [run["restart"]["first"]],
+        "live": True,
+        "go": record.attempt_of(run),
+        "aside": {},
+        "over": None,
+    }
+    paper: List[Any] = fs.read_optional(paths.agreed).get("paper") or [1, 1, first]
+    term, version, value = paper
+    last = value["attempts"][-1]
+    numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
+    part = _readable_status(paths.of_attempt(numbers[-1])) if numbers else None
+    if part is None:
+        part = dict(own, state=contract.PENDING if own["state"] not in contract.TERMINAL else own["state"], ranks=[])
+    elif own["state"] == contract.LOST and part["state"] not in contract.TERMINAL:
+        part.update(state=contract.STALE)  # the agent is gone, and its lease not over yet
+    elif own["state"] in contract.TERMINAL or own["state"] in (contract.UNREACHABLE, contract.STALE):
+        part.update({name: own[name] for name in ("state", "cause", "ended", "note")})
+    elif part["state"] in contract.TERMINAL and part["state"] != contract.SUCCEEDED:
+        part.update(state=contract.STARTING, cause=None, ended=None)  # there may be another attempt
+    return dict(part, attempt=last["attempt"], record=run, agreed=dict(value, term=term, version=version))
+
+
+def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """The status of an attempt; None where it has not begun here."""
+    run = fs.read_json(paths.run)
+    return None if run is None else _status(paths, run)
+
+
+def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     end = fs.read_json(paths.exit)
     found = Judgement(str(end["state"])) if end else judge(paths, run)
     if found.outcome is not None:
@@ -120,7 +185,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
         "ranks": run.get("ranks") or _ranks_seen(paths),
         "exit_code": end.get("exit_code"),
         "heartbeat_age_s": round(max(0.0, now - beating.at), 3) if beating else None,
-        "attempt": end.get("attempt", 1),
+        "attempt": max(int(end.get("attempt", 1)), record.attempt_of(run)),
         "started": started if isinstance(started, str) else None,
         "ended": end.get("ended"),
         "cause": end.get("cause"),
@@ -223,7 +288,7 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.
 
 def _coming(paths: RunPaths, host: str) -> bool:
     claimed = processes.from_json(fs.read_optional(paths.claim).get("supervisor"))
-    run = os.path.basename(os.path.dirname(paths.node))
+    run = os.path.basename(os.path.dirname(paths.top))
     # Twice: the guardian forks once on its way up, and a look that begins before and ends after that finds neither.
     return processes.is_alive(claimed) or any(processes.guardians(run, host) for _ in range(2))
 

@@ -12,12 +12,12 @@ import shutil
 import signal
 import threading
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
+from ddpctl_worker.contract import BUSY, NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.run import processes, record
@@ -39,20 +39,35 @@ from ddpctl_worker.run.stopper import GIVE_UP_S, Stopper, run_to_end
 LOOK_S = 0.02
 WORD_S = 2.0  # for the disk to take the word of a stop
 FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
+LEASE_S = 40.0  # a lease ends within 17 s, and the ranks with it
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
 def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"signalled", "forced", "survivors", "status"}. On a run that has ended it only looks."""
     paths = run_paths(base_of(request), request["run"], request["host"])
-    by = str(request.get("by") or "")
-    run = fs.read_json(paths.run)
-    if run is None and _forestall(paths, str(request["host"]), by):
+    by, grace = str(request.get("by") or ""), request.get("grace")
+    if fs.read_json(paths.run) is None and _forestall(paths, str(request["host"]), by):
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
-    run = run or fs.read_json(paths.run) or {}
+    told = stop_here(paths, None if grace is None else float(grace), by)
+    for attempt in paths.attempts():  # the agent has ended the newest; what is left of any is ended here
+        if _has_something(attempt):
+            more = stop_here(attempt, None if grace is None else float(grace), by)
+            counts = {name: told[name] + more[name] for name in ("signalled", "forced", "survivors")}
+            told = dict(told, **counts)
+    return told
+
+
+def _has_something(attempt: RunPaths) -> bool:
+    state = holders(attempt)
+    return bool(watchers(state) or remains(attempt, state))
+
+
+def stop_here(paths: RunPaths, grace: Optional[float], by: str) -> Dict[str, Any]:
+    """The same for a run, or an attempt, that is on this node; ``grace`` None: the job's own."""
+    run = fs.read_json(paths.run) or {}
     limits = run.get("timeouts") or {}
-    grace = request.get("grace")
-    grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, float(grace))
+    grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, grace)
     refuse_elsewhere(paths)
     settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = fs.read_json(paths.exit)
@@ -81,6 +96,29 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         "survivors": own.survivors,
         "status": status,
     }
+
+
+def let_go(attempt: RunPaths) -> None:
+    """What an agent that is gone has left of an attempt has ended when this returns. Its supervisor ends it when the
+    lease does, and records that; where none is left to do that, what there is is ended here.
+
+    Raises:
+        WorkerError: some of it is still there.
+    """
+    if os.path.exists(attempt.exit) and not _has_something(attempt):
+        return
+    refuse_elsewhere(attempt)
+    until = time.monotonic() + LEASE_S
+    while watchers(holders(attempt)):
+        if time.monotonic() > until:
+            text = "the last attempt has not ended within %d s after its agent" % LEASE_S
+            raise WorkerError(BUSY, text, "end the run, or wait and try again")
+        time.sleep(LOOK_S)
+    left = _sweep(attempt, 0.0).survivors
+    if left:
+        pids = ", ".join(str(one["pid"]) for one in left)
+        raise WorkerError(BUSY, "processes of the last attempt cannot be killed (pid %s)" % pids, "restart the host")
+    settle(attempt)
 
 
 def _forestall(paths: RunPaths, host: str, by: str) -> bool:

@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 from ddpctl_worker import notes, proc, tool
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import FAILED, RUNNING, SIGNALED, SPAWN_FAILED, STARTING, STOP_GRACE_S, STOPPING, SUCCEEDED
+from ddpctl_worker.contract import (
+    ENV_CHECKPOINT_DIR,
+    FAILED,
+    KILLED,
+    NODE_LOST,
+    RUNNING,
+    SIGNALED,
+    SPAWN_FAILED,
+    STARTING,
+    STOP_GRACE_S,
+    STOPPING,
+    SUCCEEDED,
+)
 from ddpctl_worker.gang import join
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.drain import Drain
@@ -27,9 +39,13 @@ from ddpctl_worker.run.cleanup import Deputy, Tether
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
 from ddpctl_worker.run.launcher import Launching, way_in_stands
+from ddpctl_worker.run.lease import SUPERVISOR, Lease
+from ddpctl_worker.run.partners import partners_of
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
+from ddpctl_worker.run.saving import Saving
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
@@ -40,6 +56,7 @@ LEFTOVER_S = 10.0  # what a launcher that has ended left running may continue fo
 LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
 DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
+LEASED_GRACE_S = 2.0  # what a dead supervisor left has less time where other hosts wait for its lease to end
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
 ONLY_OUTSIDE = (
     "doctor: the ranks here are only seen from outside, without their collectives: %s is on a disk that is full or "
@@ -57,7 +74,7 @@ class Supervisor:
     def __init__(self, order: Dict[str, Any], guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
         self.order, self.run = order, order["run"]
         self.host: str = self.run["host"]
-        self.paths = RunPaths(order["node"])
+        self.paths = RunPaths(order["top"], order.get("attempt"))
         self.guardian = guardian
         self.state = STARTING
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
@@ -75,13 +92,19 @@ class Supervisor:
         self._guardian_fd = guardian_fd
         self._tether = Tether(guardian_fd)
         self._recorder = Recorder(self.paths, self.host, self._heartbeat, self._wakeup.wake)
-        self._writer = Writer(self.paths.logs)
+        self._writer = Writer(self.paths.logs, resume=(self.paths.attempt or 1) > 1)
         self._roster = Roster(self.run, self._wakeup.watch)
-        self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake)
-        self._findings = Findings(self.host, self._drain, self._roster, self._recorder)
-        self._deputy = Deputy(order, self._tether)
+        self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake, record.attempt_of(self.run))
+        self._findings = Findings(self.run, self._drain, self._roster, self._recorder)
+        self._lease = Lease(order.get("lease"), SUPERVISOR)
+        self._deputy = Deputy(order, self._tether, self._lease)
+        self._keeping = Keeping(order)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
+        folder = order["env"].get(ENV_CHECKPOINT_DIR)
+        self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
+        self._shutdown = False  # the machine ends this supervisor; the ranks save first
+        self._partners = partners_of(self.run, self._roster)
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
@@ -99,8 +122,10 @@ class Supervisor:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
         if refused is None and not self._stop_asked():
             refused = self._launching.start(self._drain)
+            self._keeping.start()
             self._stop_asked()  # meanwhile, by one who found nobody to signal
-        self._tether.tell(**self._launching.names(), grace=self._grace())
+        grace = self._grace() if self.paths.attempt is None else min(self._grace(), LEASED_GRACE_S)
+        self._tether.tell(**self._launching.names(), grace=grace)
         notes.send_notes(self._recorder.note)
         self._drain.start()
         self._writer.start()
@@ -108,6 +133,8 @@ class Supervisor:
         self._recorder.start()
         if self._gang:
             self._gang.start()
+        if self._partners:
+            self._partners.start()
         if refused is not None:
             self._refuse(refused)
 
@@ -150,7 +177,7 @@ class Supervisor:
             faults.survive(self._turn)
         notes.send_notes(None)
         self._tether.tell(recorded=True)
-        self._tell_stuck(tool.started())
+        self._tell_stuck([*tool.started(), *self._keeping.stuck()])
         self._launching.leave_group()
         self._answer(None)
         processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
@@ -159,6 +186,7 @@ class Supervisor:
         self._wait()
         self._collect()
         self._stand()
+        self._keeping.tell(self._roster.first_death(), self._roster.restarted())
         if self._over():
             self._conclude()
         else:
@@ -166,7 +194,10 @@ class Supervisor:
             self._decide()
         if self._gang:
             self._gang.turned(self._drain.last_output or None, self._roster.living())
-        self._tell_stuck(tool.stuck())
+            self._keeping.listen()
+            self._gang.serve_checkpoints(self._keeping.port)
+            self._keeping.meet(self._gang.servers)
+        self._tell_stuck([*tool.stuck(), *self._keeping.stuck()])
         self._tether.beat()
 
     def _over(self) -> bool:
@@ -179,7 +210,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        due = [now + 1.0]
+        due = [now + min(1.0, max(TICK_S, self._lease.left()))]
         if not self._over():
             due.append(self._scan_at)
         if self.outcome is not None or self._stopper is not None:
@@ -199,6 +230,8 @@ class Supervisor:
             if self.status == 0 and self._ending.known is None:
                 self._ending.settle(Outcome(SUCCEEDED, None))
         ended = reap()
+        for pid in ended:
+            self._keeping.ended(pid)
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
         if any(self._deputy.ended(pid) for pid in ended):
@@ -243,8 +276,13 @@ class Supervisor:
     def _decide(self) -> None:
         """What must end, and why."""
         self._take_orders()
+        if self._lease.over():
+            self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
+        lost = self._partners.end(self.status) if self._partners and self._ending.known is None else None
+        if lost is not None:
+            self._ending.propose(lost)
         self._ending.look(self.status, self._stopper is not None, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
@@ -262,7 +300,10 @@ class Supervisor:
             self._answer(None)
 
     def _take_orders(self) -> None:
-        if self._wakeup.asked(SHUTDOWN) and self.outcome is None:
+        if self._wakeup.asked(SHUTDOWN) and not self._shutdown:
+            self._shutdown = True
+            self._saving.begin()
+        if self._shutdown and self._saving.over and self._ending.known is None:
             text = "the supervisor received SIGTERM: is the machine shutting down?"
             self._ending.propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
         if self._wakeup.asked(STOP):
@@ -280,6 +321,16 @@ class Supervisor:
         if self._stopper is not None and grace is not None:
             self._stopper.shorten(float(grace))
 
+    def _end_at_once(self) -> None:
+        """The other hosts may start the ranks of the next attempt from now on."""
+        if self.outcome is None:
+            text = "%s does not reach enough of the run's hosts any more, which may continue without it" % self.host
+            self._ending.end_with(outcomes.failed(outcomes.cause(self.host, NODE_LOST, text)))
+        self._asked_grace = 0.0
+        self._begin_stop()
+        if self._stopper is not None:
+            self._stopper.shorten(0.0)
+
     def _overdue(self) -> Optional[Outcome]:
         diagnosis = self._observer.diagnosis if self._observer else None
         return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang, diagnosis)
@@ -291,7 +342,7 @@ class Supervisor:
         if self._stopper is not None:
             return
         succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
-        if self._observer and not succeeded and not self._observer.last_look():
+        if self._observer and not succeeded and not self._lease.over() and not self._observer.last_look():
             return  # asked again at the next turn
         tool.stop()
         grace, patience = self._asked_grace, 0.0
@@ -323,20 +374,30 @@ class Supervisor:
         return {pid: one for pid, one in found.items() if pid not in late}
 
     def _spare(self) -> List[int]:
-        """What it has started that is not the job's: the deputy, and what the doctor runs."""
-        return [*self._deputy.pids(), *tool.started()]
+        """What it has started that is not the job's: the deputy, the keeper, and what the doctor runs."""
+        return [*self._deputy.pids(), *self._keeping.pids(), *tool.started()]
 
     def _conclude(self) -> None:
         """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
         take as long as the disk is away, and the other nodes need not wait for that."""
         assert self.outcome is not None
-        if self._gang:
-            self._gang.leave(self.outcome)
+        if self._drain_until is None:
+            self._tether.tell(ended=True)  # from now on no lease is needed
+        if self._partners:
+            self._partners.stop()
         self._drain.close()
+        if self._gang:
+            if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
+                return
+            self._gang.leave(self.outcome)
         self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
         if not self._drain.over and time.monotonic() < self._drain_until:
             return
         if self._observer and not self._observer.dumps_kept():
+            return
+        killed = self.outcome.state == KILLED
+        seconds = LAST_KILLED_S if killed else LAST_S
+        if not self._keeping.settled(self.outcome.state == SUCCEEDED, linger=not killed, seconds=seconds):
             return
         if self._log_until is None:
             self._close_log()

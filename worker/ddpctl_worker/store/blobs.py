@@ -14,9 +14,9 @@ import hashlib
 import os
 import re
 import stat
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ddpctl_worker import fs
+from ddpctl_worker import fs, paths
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
 
@@ -103,15 +103,19 @@ class Part:
     is locked while this object lives, so that no second writer takes it up.
     """
 
-    def __init__(self, base_dir: str, sha256: str, size: int, *, fresh: bool = False) -> None:
+    def __init__(
+        self, base_dir: str, sha256: str, size: int, *, fresh: bool = False, folder: Sequence[str] = ("store",)
+    ) -> None:
         """Takes up an abandoned part unless ``fresh``; checks the free space for what is still missing.
+
+        ``folder``: where below ``base_dir`` it lies.
 
         Raises:
             WorkerError: unsafe_path or no_space.
         """
         self.sha256, self.size = sha256, size
-        self._folder = fs.own_folder(base_dir, "store")
-        self._final = blob_path(base_dir, sha256)
+        self._folder = fs.own_folder(base_dir, *folder)
+        self._final = os.path.join(self._folder, os.path.basename(blob_path(base_dir, sha256)))
         self._sha = hashlib.sha256()
         self.done = 0
         adopted = None if fresh else _adopt(self._folder, sha256, size)
@@ -267,7 +271,8 @@ def _no_space(error: OSError, folder: str) -> WorkerError:
 def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
-    With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``.
+    With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``. With a
+    ``job`` the answer has its ``checkpoints`` too, in short (``listing.summary``).
     """
     base_dir = request["base_dir"]
     folder = fs.own_folder(base_dir, "store")
@@ -282,7 +287,29 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         if parts:
             partial[sha256] = os.lstat(parts[0]).st_size
     info = os.statvfs(folder)
-    return {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
+    found = {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
+    if request.get("job"):
+        from ddpctl_worker.checkpoint.listing import summary
+
+        found["checkpoints"] = summary(paths.base_of(request), request["job"])
+    return found
+
+
+def store_get(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"hash"}`` -> the blob in frames ``{"chunk": true}``, then ``{}``.
+
+    Raises:
+        WorkerError: CORRUPT, it is not here.
+    """
+    fd = open_blob(request["base_dir"], request["hash"])
+    if fd is None:
+        raise WorkerError(CORRUPT, "%s is not in the store" % request["hash"])
+    try:
+        for piece in iter(lambda: os.read(fd, _CHUNK), b""):
+            channel.send({"chunk": True}, piece)
+    finally:
+        os.close(fd)
+    return {}
 
 
 def store_put(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:

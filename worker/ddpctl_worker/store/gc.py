@@ -7,18 +7,17 @@ import datetime
 import fcntl
 import glob
 import os
-import shutil
 import stat
 import time
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Set
 
 import ddpctl_worker
 from ddpctl_worker import fs, proc
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import TERMINAL
+from ddpctl_worker.channel import Channel
 from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run.status import last_sign, node_status
+from ddpctl_worker.run.status import last_sign
 from ddpctl_worker.store.install import MARKER
+from ddpctl_worker.store.remove import is_over, take
 
 FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
 DAY = 86400.0
@@ -52,7 +51,7 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         items = list(finder.items())
         freed = 0
         for item in items if request.get("delete") else []:
-            _remove(item.path)
+            take(item.path) if item.kind == "run" else fs.remove(item.path)
             freed += item.bytes
         return {
             "items": [
@@ -114,8 +113,8 @@ class Finder:
     def _runs(self) -> Iterator[Unused]:
         """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts)."""
         for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
-            parts = [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if _is_folder(path)]
-            over = all(self._over(paths) for paths in parts)
+            parts = [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
+            over = all(is_over(paths, self._host) for paths in parts)
             age = min((self._now - _ended(paths) for paths in parts), default=0.0)
             if over and age > self._max_age:
                 yield self._item("run", run, age)
@@ -123,19 +122,8 @@ class Finder:
             for paths in parts:
                 self._keep(fs.read_optional(paths.run), over)
             yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
-            if not os.listdir(run) and self._old(run):
+            if _is_empty(run) and self._old(run):
                 yield self._item("part", run)
-
-    def _over(self, paths: RunPaths) -> bool:
-        """Another host's part counts as over only by its exit record: its processes cannot be seen from here."""
-        if os.path.exists(paths.exit):
-            return True
-        if paths.host != self._host:
-            return False
-        try:
-            return node_status(paths)["state"] in TERMINAL
-        except (WorkerError, OSError):
-            return False
 
     def _keep(self, run: Dict[str, Any], over: bool) -> None:
         code = run.get("code")
@@ -200,7 +188,7 @@ class Finder:
     def _leftovers(self) -> Iterator[Unused]:
         yield from self._tools()
         yield from self._packages()
-        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*"):
+        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*", "runs/.*"):
             yield from self._broken_off(pattern)
 
     def _tools(self) -> Iterator[Unused]:
@@ -237,7 +225,7 @@ def mapped_paths() -> Set[str]:
 
 def files_of(path: str) -> Iterator[os.stat_result]:
     """Every regular file below ``path``, or itself."""
-    if not _is_folder(path):
+    if not fs.is_folder(path):
         with contextlib.suppress(OSError):
             yield os.lstat(path)
         return
@@ -257,8 +245,11 @@ def _ended(paths: RunPaths) -> float:
         return last_sign(paths)
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
+def _is_empty(folder: str) -> bool:
+    try:
+        return not os.listdir(folder)
+    except FileNotFoundError:  # it was removed just now
+        return False
 
 
 def _is_locked(path: str) -> bool:
@@ -274,15 +265,6 @@ def _is_locked(path: str) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _remove(path: str) -> None:
-    """A file or a whole folder; a symlink is removed, never followed."""
-    if _is_folder(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 def _seconds(text: Any) -> Optional[float]:

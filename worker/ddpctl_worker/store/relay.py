@@ -16,6 +16,7 @@ import ssl
 import struct
 import tempfile
 import threading
+import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ddpctl_worker.channel import WorkerError
@@ -33,6 +34,7 @@ ALIVE_S = 1.5  # how often a waiting server says that it lives
 _LINE_LIMIT = 1 << 20
 BACKLOG = 64
 MAX_CONNECTIONS = 64
+LEAST, LEAST_S = 256 << 10, 30.0  # bytes in seconds from a peer that has them: less is as good as nothing
 SEND_S = 20.0  # a peer that takes nothing for this long is given up
 
 
@@ -94,8 +96,12 @@ def send_line(sock: ssl.SSLSocket, data: Dict[str, Any]) -> None:
 def read_line(sock: ssl.SSLSocket) -> Dict[str, Any]:
     """One JSON line; raises PeerGone when there is none."""
     line = bytearray()
+    until = None  # who begins a line has to end it
     while not line.endswith(b"\n"):
         piece = sock.recv(1 if len(line) > 4096 else 4096)
+        until = until or time.monotonic() + LEAST_S
+        if time.monotonic() > until:
+            raise PeerGone("its answer took more than %d s" % LEAST_S)
         if not piece or len(line) > _LINE_LIMIT:
             raise PeerGone("its answer is not understood")
         line += piece
@@ -117,11 +123,27 @@ def send_gone(sock: ssl.SSLSocket) -> None:
     sock.sendall(HEADER.pack(GONE, 0))
 
 
+class LeastRate:
+    """Gives up a peer that trickles: LEAST_S seconds of waiting for it must bring LEAST bytes."""
+
+    def __init__(self) -> None:
+        self._waited, self._got = 0.0, 0
+
+    def took(self, count: int, waited: float) -> None:
+        """Raises PeerGone."""
+        self._got += count
+        self._waited += waited
+        if self._got >= LEAST:
+            self._waited, self._got = 0.0, 0
+        elif self._waited >= LEAST_S:
+            raise PeerGone("it sent only %d bytes in %d s" % (self._got, self._waited))
+
+
 class ChunkReader:
     """Reads chunks from a peer; ``read`` returns (bytes or None for GONE, watermark)."""
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        self._sock = sock
+    def __init__(self, sock: ssl.SSLSocket, least: Optional[LeastRate] = None) -> None:
+        self._sock, self._least = sock, least
         self._buffer = bytearray(CHUNK + HEADER.size)
 
     def read(self) -> Tuple[Optional[bytes], int]:
@@ -136,6 +158,7 @@ class ChunkReader:
         view = memoryview(self._buffer)[:size]
         got = 0
         while got < size:
+            begun = time.monotonic()
             try:
                 count = self._sock.recv_into(view[got:])
             except socket.timeout:
@@ -145,24 +168,27 @@ class ChunkReader:
             if not count:
                 raise PeerGone("it closed the connection")
             got += count
+            if self._least is not None:
+                self._least.took(count if size != HEADER.size else 0, time.monotonic() - begun)
         return bytes(view)
 
 
-class Relay:
-    """Serves the files of ``incoming`` as they grow, from a thread for each connection."""
+class Serving:
+    """Listens for the nodes that hold the certificate, and answers each connection in a thread of its own."""
 
-    def __init__(self, incoming: Incoming, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
-        """Listens on the first of ``ports`` that is free (0: any). Raises WorkerError when none is."""
-        self._incoming, self._tls, self._host = incoming, tls, host
-        self._listener = _listen(ports)
+    def __init__(self, host: str, tls: ssl.SSLContext, listener: socket.socket) -> None:
+        self._host, self._tls, self._listener = host, tls, listener
         self._closed = threading.Event()
         self._open: Set[socket.socket] = set()
         self._lock = threading.Lock()
         self._places = threading.Semaphore(MAX_CONNECTIONS)
-        self.sent = 0
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
+
+    def _answer(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
+        """What a peer asks for in its first line."""
+        raise NotImplementedError
 
     def close(self) -> None:
         self._closed.set()
@@ -203,7 +229,8 @@ class Relay:
                 plain = secure
             request = read_line(secure)
             secure.settimeout(SEND_S)
-            self._answer(secure, request)
+            if request.get("to") == self._host:  # otherwise they dialled an address that means another machine to them
+                self._answer(secure, request)
         except (OSError, PeerGone, WorkerError, ValueError, KeyError, TypeError):
             pass  # the peer goes elsewhere, a stranger goes away
         finally:
@@ -212,9 +239,16 @@ class Relay:
             plain.close()
             self._places.release()
 
+
+class Relay(Serving):
+    """Serves the files of ``incoming`` as they grow."""
+
+    def __init__(self, incoming: Incoming, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
+        """Listens on the first of ``ports`` that is free (0: any). Raises WorkerError when none is."""
+        self._incoming, self.sent = incoming, 0
+        super().__init__(host, tls, listen_on(ports))
+
     def _answer(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
-        if request.get("to") != self._host:
-            return  # they dialled an address that means another machine to them
         if "status" in request:
             item = self._incoming.items.get(request["status"])
             send_chunk(sock, b"", item.done if item else 0)
@@ -245,7 +279,7 @@ class Relay:
             os.close(fd)
 
 
-def _listen(ports: Iterable[int]) -> socket.socket:
+def listen_on(ports: Iterable[int]) -> socket.socket:
     """On every address: who may talk is decided by the certificate."""
     problem = "no port was offered"
     for port in ports:

@@ -1,0 +1,303 @@
+"""What the leading agent does: sees that an attempt is over everywhere, and has all agree on what follows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ddpctl_worker import notes
+from ddpctl_worker.agent import policy
+from ddpctl_worker.agent.caller import Caller
+from ddpctl_worker.agent.growth import Growth
+from ddpctl_worker.agent.part import LocalPart, brief
+from ddpctl_worker.agent.quorum import Voter
+from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.contract import FAILED, SUCCEEDED
+from ddpctl_worker.run.ports import free_port
+
+NEAR_S = 4.0  # who has not asked for so long is not near
+CHECK_S = 3.0  # one look from one host at another
+STEADY_NEAR_S = 10.0  # a host that the run may grow to is near for so long
+GROW_AGAIN_S = 30.0  # when it could not
+FEW_S = 20.0  # how long it is waited for hosts, where there are too few
+STUCK_S = 90.0  # a host whose part does not end is lost, even if it answers
+MOST_ATTEMPTS = 20  # that are told; with the oldest of them gone, their numbers still count
+ROUNDS = 2  # of them; one may be bad luck
+MOST_NAMED = 8  # in a sentence that every host is told with each change
+PARTNERS = 2  # a host is convicted by two others or more
+
+
+Save = Callable[[Mapping[str, Any]], Dict[str, Any]]
+
+
+class Leader:
+    """Every agent has one; it is at work on the host that leads."""
+
+    def __init__(self, run: Dict[str, Any], voter: Voter, line: PeerLine, base: str, save: Save) -> None:
+        self._save = save  # the ranks of this host
+        self._run, self.voter, self._line, self._base = run, voter, line, base
+        place = run["restart"]
+        hosts = [one["host"] for one in place["hosts"] if one["role"] != "witness"]
+        nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
+        self._rules = policy.Rules(hosts, nodes, least, restarts, bool(place.get("grow")))
+        self._near_since: Dict[str, float] = {}
+        self._growth: Optional[Growth] = None
+        self._grow_at = 0.0  # the next time to try it
+        self._begun: Dict[int, float] = {}  # when each attempt was first seen here (seconds since boot)
+        self._lasted: List[float] = []
+        self._next_at: Optional[float] = None
+        self._stopping: Dict[int, float] = {}  # since when each attempt is to end
+        self._ended: Dict[int, float] = {}  # since when it has, as far as this host knows
+
+    # --- what a host says of itself
+
+    def report(self, part: Optional[LocalPart]) -> Dict[str, Any]:
+        """``clear``: nothing of this attempt, nor of one before it, runs here or ever will. ``end``: how it ended."""
+        last = self.voter.paper.value["attempts"][-1]["attempt"]
+        mine = part is not None and part.number == last
+        ended = part is None or part.end is not None
+        clear = last if ended and (mine or not self.voter.paper.value["live"]) else last - 1
+        ready = last if mine and part is not None and part.ready else 0
+        end = brief(part.end, part.called_off) if mine and part is not None else None
+        return {"clear": clear, "end": end, "attempt": last, "ready": ready, "free": ended}
+
+    # --- what the leader does
+
+    def turn(self, caller: Caller, part: Optional[LocalPart]) -> None:
+        """One look, and what follows from it."""
+        with caller.lock:
+            voter, now = self.voter, notes.boottime()
+            value = voter.paper.value
+            if self._growth is not None and not voter.leads:
+                self._growth.stop()
+                self._growth = None
+            if not voter.leads or not voter.agreed or value["over"] is not None:
+                return
+            last = value["attempts"][-1]
+            self._begun.setdefault(last["attempt"], now)
+            reports = {**caller.reports, voter.host: self.report(part)}
+            near = caller.near(NEAR_S)
+            self._near_since = {host: self._near_since.get(host, now) for host in near}
+            if last["ended"] is None:
+                self._watch(caller, value, reports, near, now)
+                return
+        self._go_on(caller, value, near, now)
+
+    def _watch(
+        self, caller: Caller, value: Dict[str, Any], reports: Mapping[str, Any], near: List[str], now: float
+    ) -> None:
+        """While the attempt runs, or is being ended."""
+        last = value["attempts"][-1]
+        hosts: List[str] = last["hosts"]
+        clear = [one for one in hosts if int((reports.get(one) or {}).get("clear", 0)) >= last["attempt"]]
+        if not value["live"]:
+            self._stopping.setdefault(last["attempt"], now)
+        late = now > self._stopping.get(last["attempt"], now) + STUCK_S  # it answers, and its part does not end
+        silent = [one for one in hosts if one not in clear and (one not in near or late)]
+        lost = [one for one in silent if late or now > self.voter.quiet_at(one)]
+        if len(clear) + len(lost) == len(hosts):
+            self._conclude(caller, value, ends_of(last, reports, clear), near, now)
+        elif value["live"] and (lost or any(_failed(reports.get(one), last["attempt"]) for one in clear)):
+            self._write(caller, dict(value, live=False))  # from now on nobody gets a lease for it
+        elif value["live"] and value["go"] < last["attempt"] and _all_ready(reports, last):
+            self._write(caller, dict(value, go=last["attempt"]))
+        elif value["live"] and value["go"] == last["attempt"] and not clear and not silent:
+            self._grow(caller, value, reports, now)
+
+    def _grow(self, caller: Caller, value: Dict[str, Any], reports: Mapping[str, Any], now: float) -> None:
+        """While all is well: see whether there are more hosts to continue on, and end the attempt once it has saved."""
+        last = value["attempts"][-1]
+        free = [one for one in self._near_since if one in last["hosts"] or (reports.get(one) or {}).get("free")]
+        steady = [one for one in free if now >= self._near_since[one] + STEADY_NEAR_S and one not in value["aside"]]
+        hosts = policy.growth(self._rules, value["attempts"], steady, now - self._begun[last["attempt"]])
+        growth = self._growth
+        if growth is not None and (growth.failed or growth.attempt != last["attempt"] or growth.hosts != hosts):
+            growth.stop()
+            self._growth, self._grow_at = None, now + GROW_AGAIN_S
+        elif growth is not None and growth.saved is not None:
+            notes.note("growth: %s was saved, and the run continues on %d hosts" % (growth.saved, len(hosts)))
+            self._growth = None
+            grown = int(value.get("grown", 0)) + 1
+            self._write(caller, dict(value, live=False, grew=last["attempt"], grown=grown))
+        elif growth is None and hosts and now >= self._grow_at:
+            self._growth = Growth(last, hosts, self._ask_to_save, lambda hosts: not self._bad_links(hosts))
+            self._growth.start()
+
+    def _conclude(self, caller: Caller, value: Dict[str, Any], ends: policy.Ends, near: List[str], now: float) -> None:
+        last = value["attempts"][-1]
+        grew = value.get("grew") == last["attempt"]
+        grown = int(value.get("grown", 0))
+        step = policy.after(self._rules, value["attempts"], ends, near, value["aside"], grown, grew)
+        done = dict(last, ended=notes.now_iso(), cause=step.cause, set_aside=step.set_aside)
+        aside = {**value["aside"], **step.unfit}
+        if grew and step.cause is None:
+            self._next_at = now
+        else:
+            self._lasted.append(now - self._begun[last["attempt"]])
+            self._next_at = now + policy.pause(self._lasted)
+        attempts = [*value["attempts"][:-1], done]
+        self._write(caller, dict(value, attempts=attempts, live=False, aside=aside, over=step.over))
+        ended = "stopped to continue on more hosts" if grew and step.over is None else SUCCEEDED
+        notes.note("attempt %d is over: %s" % (last["attempt"], (step.cause or {}).get("message", ended)))
+
+    def _go_on(self, caller: Caller, value: Dict[str, Any], near: List[str], now: float) -> None:
+        """After an attempt, and a pause: the next one."""
+        last = value["attempts"][-1]
+        since = self._ended.setdefault(last["attempt"], now)
+        if now < (self._next_at or since + NEAR_S):  # a new leader has not heard all of them yet
+            return
+        convicted = self._convicted(near)
+        usable = [host for host in near if host not in {**value["aside"], **convicted}]
+        hosts, ports = self._with_ports(usable, last)
+        self._next_at = notes.boottime() + 1.0
+        with caller.lock:
+            if not self.voter.leads or self.voter.paper.value is not value:
+                return
+            if not ports:
+                if now - since > FEW_S:
+                    cause, why = dict(last["cause"] or {}), policy.too_few(self._rules, hosts)
+                    cause["message"] = "%s; not restarted: %s" % (cause.get("message", ""), why)
+                    self._write(caller, dict(value, over={"state": FAILED, "cause": cause}))
+            else:
+                fresh = {"attempt": last["attempt"] + 1, "hosts": hosts, "started": notes.now_iso(), "ended": None}
+                fresh.update(master_port=ports[0], gang_port=ports[1], cause=None, set_aside=[])
+                also = [{"host": host, "why": why} for host, why in convicted.items()]
+                done = dict(last, set_aside=[*last["set_aside"], *also])
+                attempts = [*_shortened(value["attempts"][:-1]), done, fresh][-MOST_ATTEMPTS:]
+                self._write(caller, dict(value, attempts=attempts, live=True))
+
+    def _write(self, caller: Caller, value: Dict[str, Any]) -> None:
+        self.voter.write(value)
+        caller.save()
+        caller.changed.set()
+        threading.Thread(target=caller.nudge, name="nudge", daemon=True).start()
+
+    def _convicted(self, near: List[str]) -> Dict[str, str]:
+        """Hosts that two others, or all others, cannot reach in either of two rounds."""
+        hosts = [one for one in near if one in self._rules.hosts]
+        bad: Optional[Set[FrozenSet[str]]] = None
+        for _ in range(ROUNDS):
+            if bad == set():
+                break
+            found = self._bad_links(hosts)
+            bad = found if bad is None else bad & found
+        return convict(hosts, bad or set())
+
+    def _bad_links(self, hosts: List[str]) -> Set[FrozenSet[str]]:
+        found: Set[FrozenSet[str]] = set()
+
+        def look(host: str) -> None:
+            others = [one for one in hosts if one != host]
+            if host == self.voter.host:
+                told = reachable(self._line, others, CHECK_S)
+            else:
+                try:
+                    told = self._line.ask(host, {"k": "check", "hosts": others}, CHECK_S + 2.0)["found"]
+                except Unanswered:
+                    return
+            found.update(frozenset((host, other)) for other, why in told.items() if why is not None)
+
+        at_once(look, hosts, CHECK_S + 3.0)
+        return set(found)
+
+    def _with_ports(self, usable: List[str], last: Mapping[str, Any]) -> Tuple[List[str], List[int]]:
+        """The hosts of the next attempt, and its ports; fewer hosts than it needs where there are no more. A host that
+        this one does not reach cannot be the master."""
+        usable = list(usable)
+        while True:
+            hosts = policy.choose(self._rules, last["hosts"], usable)
+            if len(hosts) < self._rules.least:
+                return hosts, []
+            ports = self._ports(hosts[0], last)
+            if ports is not None:
+                return hosts, ports
+            notes.note("agent: %s gives no ports for the next attempt, which does without it" % hosts[0])
+            usable.remove(hosts[0])
+
+    def _ports(self, master: str, last: Mapping[str, Any]) -> Optional[List[int]]:
+        """Two free ports on the next master, for torch and for the gang; those of the last attempt if they are free."""
+        wish = {"prefer": last["master_port"]}
+        if master == self.voter.host:
+            return self._free_ports(wish)
+        try:
+            return [int(port) for port in self._line.ask(master, {"k": "ports", **wish})["ports"]]
+        except (Unanswered, KeyError):
+            return None
+
+    def _free_ports(self, wish: Mapping[str, Any]) -> List[int]:
+        request = {"base_dir": self._base, "host": self.voter.host, "count": 2, "prefer": wish.get("prefer") or 0}
+        request["own"] = self._run["run"]
+        found: List[int] = free_port(request, _NO_CHANNEL)["ports"]
+        return found
+
+    def _ask_to_save(self, host: str, question: Dict[str, Any]) -> Mapping[str, Any]:
+        return self._save(question) if host == self.voter.host else self._line.ask(host, question)
+
+    # --- questions of the others
+
+    def answer(self, host: str, question: Dict[str, Any], caller: Caller) -> Dict[str, Any]:
+        """What this host answers to ``question``."""
+        kind = question["k"]
+        if kind in ("poll", "pre", "vote"):
+            return caller.answer(host, question)
+        if kind == "save":
+            return self._save(question)
+        if kind == "hurry":
+            caller.hurry()
+        elif kind == "check":
+            others = [one for one in question["hosts"] if one in self._line.peers]
+            return {"found": reachable(self._line, others, CHECK_S)}
+        elif kind == "ports":
+            try:
+                return {"ports": self._free_ports(question)}
+            except WorkerError as error:
+                return {"why": error.message}
+        elif kind == "over":
+            with caller.lock:
+                if self.voter.leads and self.voter.paper.value["over"] is None:
+                    self._write(caller, dict(self.voter.paper.value, live=False, over=question["over"]))
+        return {}
+
+
+_NOT_BEGUN = {"state": FAILED, "cause": None, "ended": None, "left": 0}
+_NO_CHANNEL: Any = None  # nobody waits at the other end
+
+
+def convict(hosts: List[str], bad: Set[FrozenSet[str]]) -> Dict[str, str]:
+    """Who is to blame for links that are cut, and why: a host that fails with two others. One bad link between two
+    hosts convicts neither of them."""
+    found = {}
+    for host in hosts:
+        partners = sorted(other for link in bad if host in link for other in link if other != host)
+        if len(partners) >= PARTNERS:
+            more = " and %d others" % (len(partners) - MOST_NAMED) if len(partners) > MOST_NAMED else ""
+            why = "no connection between it and %s%s" % (", ".join(partners[:MOST_NAMED]), more)
+            found[host] = (len(partners), why)
+    worst = max([count for count, _ in found.values()] or [0])
+    return {host: why for host, (count, why) in found.items() if count == worst}
+
+
+def ends_of(attempt: Mapping[str, Any], reports: Mapping[str, Any], clear: Sequence[str]) -> policy.Ends:
+    """How each host's part of an attempt ended. A host that is ``clear`` and tells no end had not begun when the
+    attempt was called off: that is no loss of it."""
+    ends = {host: _end(reports.get(host), attempt["attempt"]) for host in attempt["hosts"]}
+    return {host: dict(_NOT_BEGUN) if end is None and host in clear else end for host, end in ends.items()}
+
+
+def _all_ready(reports: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
+    return all((reports.get(one) or {}).get("ready") == last["attempt"] for one in last["hosts"])
+
+
+def _end(report: Optional[Mapping[str, Any]], attempt: int) -> Optional[Dict[str, Any]]:
+    return dict(report["end"]) if report and report.get("attempt") == attempt and report.get("end") else None
+
+
+def _failed(report: Optional[Mapping[str, Any]], attempt: int) -> bool:
+    end = _end(report, attempt)
+    return end is None or end["state"] != SUCCEEDED
+
+
+def _shortened(attempts: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """What every host is told again with each change has to stay small."""
+    return [dict(one, cause=dict(one["cause"], traceback=None)) if one.get("cause") else one for one in attempts]

@@ -1,0 +1,172 @@
+"""One host's part of one attempt: what it is, how it is started, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import threading
+from typing import Any, Dict, List, Mapping, Optional
+
+from ddpctl_worker import fs
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, KILLED, SPAWN_FAILED, TERMINAL
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import lease as leases
+from ddpctl_worker.run import record
+from ddpctl_worker.run.start import start_attempt
+from ddpctl_worker.run.status import node_status
+from ddpctl_worker.run.stop import stop_here
+
+LAUNCHER_OPTIONS = 13  # python -m MODULE and five options with their values: planning.py of ddpctl
+MAX_TRACEBACK = 4 << 10  # of a cause that goes to the other hosts
+
+
+def attempt_record(run: Mapping[str, Any], attempt: Mapping[str, Any], host: str) -> Dict[str, Any]:
+    """The record of ``host``'s part of ``attempt``: that of the run, with what is the attempt's own."""
+    members = {one["host"]: one for one in run["restart"]["hosts"]}
+    hosts: List[str] = list(attempt["hosts"])
+    counts = [int(members[one]["nproc"]) for one in hosts]
+    rank = hosts.index(host)
+    first = sum(counts[:rank])
+    return {
+        **run,
+        "attempt": attempt["attempt"],
+        "hosts": hosts,
+        "nnodes": len(hosts),
+        "node_rank": rank,
+        "nproc": counts[rank],
+        "ranks": list(range(first, first + counts[rank])),
+        "world_size": sum(counts),
+        "master_addr": members[hosts[0]]["address"] if len(hosts) > 1 else "127.0.0.1",
+        "master_port": attempt["master_port"],
+        "gang": _gang(hosts, members, host, attempt["gang_port"]),
+    }
+
+
+def _gang(hosts: List[str], members: Mapping[str, Any], host: str, port: Any) -> Optional[Dict[str, Any]]:
+    if len(hosts) < 2:
+        return None
+    hub = members[hosts[0]]
+    return {"hub_host": hosts[0], "hub_addr": hub["address"], "port": port, "bind_addr": members[host]["address"]}
+
+
+def attempt_argv(argv: List[str], part: Mapping[str, Any]) -> List[str]:
+    """The launcher's command line for an attempt, from that of another one."""
+    values = {
+        "--nnodes": part["nnodes"],
+        "--node_rank": part["node_rank"],
+        "--nproc_per_node": part["nproc"],
+        "--master_addr": part["master_addr"],
+        "--master_port": part["master_port"],
+    }
+    placed = list(argv)
+    for at in range(3, min(LAUNCHER_OPTIONS, len(argv) - 1), 2):
+        if argv[at] in values:
+            placed[at + 1] = str(values[argv[at]])
+    return placed
+
+
+class LocalPart:
+    """``number``: of the attempt. ``ready``: what it resumes from is in place. ``end``: its exit record, once there is
+    one."""
+
+    def __init__(self, top: str, number: int) -> None:
+        self.paths = RunPaths(top, number)
+        self.number = number
+        self.ready = self.started = False
+        self.called_off = False  # it is stopped because the attempt is over elsewhere
+        self._lock = threading.Lock()
+        self.end: Optional[Dict[str, Any]] = None
+        self._pipes: List[int] = []
+
+    def start(
+        self, request: Mapping[str, Any], base: str, attempt: Mapping[str, Any], umask: int, lease: float
+    ) -> None:
+        """Start it. Raises WorkerError, OSError: the disk takes nothing."""
+        part = attempt_record(request["run"], attempt, self.paths.host)
+        key = str(request.get("gang_key") or "")
+        mine = dict(request, run=part, argv=attempt_argv(request["argv"], part), gang_key=key_of(key, self.number))
+        mine["notify"] = None  # an attempt's end is not the run's
+        readers, self._pipes = leases.pipes()
+        try:
+            start_attempt(mine, base, self.paths, umask, dict(readers, until=lease))
+        finally:
+            for fd in readers.values():
+                os.close(fd)
+
+    def renew(self, until: float) -> None:
+        """It may run until then (seconds since boot)."""
+        with self._lock:
+            if self.end is None:
+                leases.renew(self._pipes, until)
+
+    def look(self) -> None:
+        """See whether it is over."""
+        if self.end is None and self.started:
+            self.end = fs.read_json(self.paths.exit) or self._lost()
+        if self.end is not None:
+            self._close()
+
+    def failed(self, why: str) -> None:
+        """It could not be started."""
+        self.end = record.exit_record(outcomes.failed(outcomes.cause(self.paths.host, SPAWN_FAILED, why)))
+        self._close()
+
+    def stop(self, grace: Optional[float], by: str) -> None:
+        """End it, with proof."""
+        if os.path.exists(self.paths.run):
+            stop_here(self.paths, grace, by)
+        self.look()
+
+    def call_off(self) -> None:
+        """End it with the job's own grace, since the attempt is over on other hosts. Does not wait."""
+        if not self.called_off:
+            threading.Thread(target=self.stop, args=(None, "ddpctl"), name="call-off", daemon=True).start()
+            self.called_off = True
+
+    def _close(self) -> None:
+        with self._lock:
+            while self._pipes:
+                os.close(self._pipes.pop())
+
+    def _lost(self) -> Optional[Dict[str, Any]]:
+        """What became of it where nobody is left to write that down."""
+        status = None
+        with contextlib.suppress(Exception):
+            status = node_status(self.paths)
+        if status is None or status["state"] not in TERMINAL:
+            return None
+        return record.exit_record(Outcome(status["state"], status["cause"]), ended=status["ended"])
+
+
+def left_behind(paths: RunPaths) -> Optional[LocalPart]:
+    """The newest part here that was begun by an agent which is gone; it has ended. If it was ended from outside, that
+    is no kill of the run."""
+    begun = paths.attempts()
+    if not begun:
+        return None
+    part = LocalPart(paths.top, int(begun[-1].attempt or 0))
+    part.ready = part.started = part.called_off = True
+    part.look()
+    return part
+
+
+def key_of(run_key: str, attempt: int) -> str:
+    """The gang's key of an attempt: a process that is left of another one must not join it."""
+    return hmac.new(bytes.fromhex(run_key), b"ddpctl-attempt/%d" % attempt, hashlib.sha256).hexdigest()
+
+
+def brief(end: Optional[Mapping[str, Any]], called_off: bool = False) -> Optional[Dict[str, Any]]:
+    """What the other hosts need to know of an exit record. A part that was ``called_off`` has no cause of its own."""
+    if end is None:
+        return None
+    left = len(end.get("survivors") or ())
+    if called_off and end["state"] == KILLED:
+        return {"state": FAILED, "cause": None, "ended": end.get("ended"), "left": left}
+    cause = end.get("cause")
+    if cause:
+        cause = dict(cause, traceback=(cause.get("traceback") or "")[-MAX_TRACEBACK:] or None)
+    return {"state": end["state"], "cause": cause, "ended": end.get("ended"), "left": left}

@@ -1,0 +1,215 @@
+"""What follows an attempt: the end of the run, or another attempt, and on which hosts. Pure.
+
+The evidence first: which host is set aside is decided by what was seen of that host. An exception of the script, a lack
+of memory, a full disk or a kill say nothing against a host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, NODE_LOST, SPAWN_FAILED, SUCCEEDED
+
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+GROW_AFTER_S, MOST_GROW_AFTER_S = 60.0, 3600.0
+STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
+# What a GPU that is broken makes drivers and libraries say; NVIDIA's Xid 48, 63, 64, 74, 79, 94, 95 in words.
+_BROKEN_GPU = re.compile(
+    r"uncorrectable ECC|GPU (?:has fallen off the bus|is lost)|Unable to determine the device handle for GPU|"
+    r"CUDA error: hardware stack error|row remapp\w+ fail",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
+Ends = Mapping[str, Optional[Mapping[str, Any]]]  # the exit record of each host; None: it was not heard of any more
+
+
+class Rules(NamedTuple):
+    """What a job allows; ``hosts`` in the order of the list, spares included, the witness left out."""
+
+    hosts: Sequence[str]
+    nodes: int  # of an attempt
+    least: int  # as few as it may run on
+    restarts: int
+    grow: bool = False  # to a host that is back, without waiting for a failure
+
+
+class NextStep(NamedTuple):
+    """What comes next: ``over`` (a state and its cause), or another attempt, on these ``hosts`` as things stand."""
+
+    cause: Optional[Dict[str, Any]]  # of the attempt's end
+    set_aside: List[Dict[str, str]]  # who does not take part in the next one, and why
+    unfit: Dict[str, str]  # those of them who will not in any later one, even if they answer
+    over: Optional[Dict[str, Any]] = None
+    hosts: Sequence[str] = ()
+
+
+def after(
+    rules: Rules,
+    attempts: Sequence[Mapping[str, Any]],
+    ends: Ends,
+    near: Sequence[str],
+    aside: Mapping[str, str],
+    grown: int = 0,
+    grew: bool = False,
+) -> NextStep:
+    """``attempts``: all of them, the last one being over. ``ends``: the exit record of each of its hosts, None for one
+    that was not heard of any more. ``near``: hosts that answer now. ``aside``: who must not be used, and why. ``grew``:
+    it was stopped to continue on more hosts, as ``grown`` attempts so far were; these do not count as restarts."""
+    damaged = broken(ends)
+    if grew:
+        ends = {host: _stopped(end) for host, end in ends.items()}
+    cause = cause_of(ends)
+    lost = {host: "it was not heard of any more" for host, end in ends.items() if end is None}
+    stuck = {host: "it answers, and its part of the attempt does not end" for host in lost if host in near}
+    misfits = _misfits(attempts, cause)
+    unfit = {**stuck, **damaged, **misfits}
+    states = {str(end["state"]) for end in ends.values() if end is not None}
+    if states == {SUCCEEDED} and not lost:
+        return NextStep(None, [], {}, over={"state": SUCCEEDED, "cause": None})
+    if cause is not None and cause["reason"] == KILLED_BY_USER:
+        return NextStep(cause, [], {}, over={"state": KILLED, "cause": cause})
+    set_aside = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
+    usable = [one for one in near if one not in aside and one not in unfit and one not in lost]
+    hosts = choose(rules, attempts[-1]["hosts"], usable)
+    why_not = None if misfits or (grew and cause is None) else _why_not(rules, attempts, cause, grown)
+    if why_not:
+        last = dict(cause or {}, message="%s; not restarted: %s" % ((cause or {}).get("message", ""), why_not))
+        return NextStep(cause, set_aside, unfit, over={"state": FAILED, "cause": last})
+    return NextStep(cause, set_aside, unfit, hosts=hosts)
+
+
+def _stopped(end: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
+    """How a part ended that ddpctl itself has stopped: that it was killed, or missed ranks that were, is no cause."""
+    return dict(end, state=FAILED, cause=None) if end is not None and end["state"] != SUCCEEDED else end
+
+
+def _misfits(attempts: Sequence[Mapping[str, Any]], cause: Optional[Mapping[str, Any]]) -> Dict[str, str]:
+    """A host that a healthy run was stopped for, and that cannot start its part (no space, say): the run does without
+    it, as before."""
+    before = attempts[-2] if len(attempts) > 1 else None
+    if before is None or before.get("cause") is not None or cause is None or cause["reason"] != SPAWN_FAILED:
+        return {}
+    return {} if cause["host"] in before["hosts"] else {str(cause["host"]): str(cause["message"])}
+
+
+def growth(rules: Rules, attempts: Sequence[Mapping[str, Any]], usable: Sequence[str], lasted: float) -> List[str]:
+    """The hosts to continue on with more of them than the live attempt has, which began ``lasted`` seconds ago; none
+    where there are no more or it is too early. A host that was lost again and again is waited for longer each time."""
+    last: List[str] = attempts[-1]["hosts"]
+
+    def waits(host: str) -> float:
+        losses: int = sum(one["host"] == host for attempt in attempts for one in attempt["set_aside"])
+        return min(MOST_GROW_AFTER_S, GROW_AFTER_S * float(2 ** max(0, losses - 1)))
+
+    hosts = choose(rules, last, [host for host in usable if host in last or lasted >= waits(host)])
+    return hosts if rules.grow and {*hosts} > {*last} else []
+
+
+def cause_of(ends: Ends) -> Optional[Dict[str, Any]]:
+    """The first failure in time, a culprit before those who only missed another host; a kill before everything. None
+    where nothing has failed. Of a host that was lost, rather than of those that were cut off from it."""
+    found = [dict(end["cause"]) for end in ends.values() if end is not None and end.get("cause")]
+    killed = [one for one in found if one["reason"] == KILLED_BY_USER]
+    culprits = killed or [one for one in found if one["reason"] != NODE_LOST]
+    if culprits:
+        return min(culprits, key=lambda one: str(one["time"]))
+    if not found and None not in ends.values():
+        return None
+    lost = [host for host, end in ends.items() if end is None]
+    about = [one for one in found if one["host"] in lost] or ([] if lost else found)
+    if about:
+        missed = Counter(one["host"] for one in about)
+        return max(about, key=lambda one: missed[one["host"]])
+    return outcomes.cause(lost[0], NODE_LOST, "nothing was heard from %s: it is down or cut off" % lost[0])
+
+
+def broken(ends: Ends) -> Dict[str, str]:
+    """Hosts whose own words say that their hardware is broken, with these words."""
+    found: Dict[str, str] = {}
+    for host, end in ends.items():
+        words = _BROKEN_GPU.search(_words(end.get("cause"))) if end is not None and _own(end, host) else None
+        if words:
+            found[host] = "its GPU is broken: %s" % words.group(0)
+        if end is not None and end.get("left"):
+            found[host] = "%d processes of the job there cannot be killed" % end["left"]
+    return found
+
+
+def choose(rules: Rules, before: Sequence[str], usable: Sequence[str]) -> List[str]:
+    """The hosts of the next attempt in the order of their node ranks: those of the last one, then others."""
+    stay = [host for host in rules.hosts if host in usable and host in before]
+    more = [host for host in rules.hosts if host in usable and host not in before]
+    chosen = {*(stay + more)[: rules.nodes]}
+    return [host for host in rules.hosts if host in chosen]
+
+
+def speaker(leader: Optional[str], witness: Optional[str], last: Mapping[str, Any]) -> Optional[str]:
+    """The host that runs the notifiers: the one that leads. A witness has neither the job's code nor its secrets, so
+    then the first host of the ``last`` attempt does that was not lost with it."""
+    if leader is None or leader != witness:
+        return leader
+    gone = [one["host"] for one in last["set_aside"]]
+    return next((host for host in last["hosts"] if host not in gone), None)
+
+
+def same_exception(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str, Any]]) -> bool:
+    """Whether two attempts failed of one exception at one place, or could not even be started for one reason."""
+    first, second = _fingerprint(one), _fingerprint(other)
+    return first is not None and first == second
+
+
+def pause(lasted: Sequence[float]) -> float:
+    """Seconds to wait before the next attempt; ``lasted``: how long each one ran."""
+    short = 0
+    for seconds in reversed(lasted):
+        if seconds >= STEADY_S:
+            break
+        short += 1
+    return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, short - 1))
+
+
+def _why_not(
+    rules: Rules,
+    attempts: Sequence[Mapping[str, Any]],
+    cause: Optional[Mapping[str, Any]],
+    grown: int,
+) -> Optional[str]:
+    if attempts[-1]["attempt"] - grown > rules.restarts:
+        times = "once" if rules.restarts == 1 else "%d times" % rules.restarts
+        return "it was restarted %s before" % times if rules.restarts else "the job has no restarts"
+    if len(attempts) > 1 and same_exception(attempts[-2].get("cause"), cause):
+        return "it failed at the same place twice in a row, so restarting will not help"
+    return None
+
+
+def too_few(rules: Rules, hosts: Sequence[str]) -> str:
+    """Why it cannot continue on these hosts."""
+    return "it needs %d hosts, and %d can be used" % (rules.least, len(hosts))
+
+
+def _fingerprint(cause: Optional[Mapping[str, Any]]) -> Optional[Tuple[str, ...]]:
+    if not cause:
+        return None
+    if cause.get("reason") == SPAWN_FAILED:
+        return SPAWN_FAILED, str(cause.get("message"))
+    trace = str(cause.get("traceback") or "")
+    places = _PLACE.findall(trace)
+    if cause.get("reason") != EXITED or not places:
+        return None
+    last = trace.rstrip().splitlines()[-1]
+    file, line = places[-1]
+    return EXITED, os.path.basename(file), line, last.split(":", 1)[0]  # each host has the code in a folder of its own
+
+
+def _words(cause: Any) -> str:
+    return "%s\n%s" % (cause.get("message") or "", cause.get("traceback") or "") if isinstance(cause, dict) else ""
+
+
+def _own(end: Mapping[str, Any], host: str) -> bool:
+    """Whether the cause that a host tells is its own: all tell the one that they have agreed on."""
+    cause = end.get("cause")
+    return isinstance(cause, dict) and cause.get("host") == host

@@ -1,0 +1,229 @@
+"""Questions from one agent of a run to another, and their answers: one connection each, proved with the run's key.
+
+The handshake is the gang's (gang/wire.py), under a key of the agents' own. The one that answers says who it is: an
+address may be another host's by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import random
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ddpctl_worker import net
+from ddpctl_worker.contract import USUAL_PORTS
+from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger, Wire
+from ddpctl_worker.notes import note, trace
+
+ASK_S = 2.0
+SERVE_S = 5.0  # one connection, whatever comes on it
+MOST_AT_ONCE = 128  # connections
+BACKLOG = 128
+AT_ONCE = 64  # hosts that are asked at one time
+Answer = Callable[[str, Dict[str, Any]], Dict[str, Any]]  # who asks, and what
+
+
+class Unanswered(Exception):
+    """The other agent did not answer, in time or at all; its text says why."""
+
+
+def key_of(run_key: str) -> bytes:
+    """The agents' key, from the run's (hex)."""
+    return hmac.new(bytes.fromhex(run_key), b"ddpctl-agents/1", hashlib.sha256).digest()
+
+
+class PeerLine:
+    """How to reach the others; ``peers``: address and port by host.
+
+    An agent that was started again has another port. It says so, and everybody passes it on with every question and
+    answer: ``moved`` counts the starts, so that old word never replaces newer.
+    """
+
+    def __init__(self, key: bytes, run: str, host: str, peers: Mapping[str, Tuple[str, int]]) -> None:
+        self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
+        self.moved: Dict[str, Tuple[int, int]] = {}  # how often, and the port; replaced as a whole
+        self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
+        self._learning = threading.Lock()
+
+    def learn(self, moved: Mapping[str, Any]) -> None:
+        """Where an agent is now, as another one says, or this one of itself."""
+        with self._learning:
+            for host, (count, port) in moved.items():
+                if host in self.peers and int(count) > self.moved.get(host, (0, 0))[0]:
+                    self.moved = {**self.moved, host: (int(count), int(port))}
+                    self.peers[host] = (self.peers[host][0], int(port))
+
+    def with_moved(self, message: Dict[str, Any]) -> Dict[str, Any]:
+        """A message as it goes out."""
+        return dict(message, moved=self.moved) if self.moved else message
+
+    def ask(self, host: str, question: Dict[str, Any], seconds: float = ASK_S) -> Dict[str, Any]:
+        """The answer of the agent on ``host``.
+
+        Raises:
+            Unanswered: there is none within ``seconds``.
+        """
+        until = time.monotonic() + seconds
+        wire = MemberWire(self._key, self._run, self._host, host)
+        try:
+            name, port = self.peers[host]
+            with socket.create_connection((self._found.get(name, name), port), seconds) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.sendall(wire.hello())
+                while not wire.open:
+                    wire.feed(_some(sock, until))
+                self._found[name] = sock.getpeername()[0]
+                sock.sendall(wire.pack(self.with_moved(question)))
+                answer = _message(wire, sock, until)
+        except (OSError, Stranger) as error:
+            raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
+        if answer.get("from") != host:
+            raise Unanswered("%s answers at the address of %s" % (answer.get("from"), host))
+        self.learn(answer.pop("moved", {}))
+        return answer
+
+
+class AnswerDesk:
+    """Where the others ask. A thread for each connection: there is one a second and host, and each is over at once."""
+
+    def __init__(self, key: bytes, run: str, host: str, hosts: Sequence[str], bind: str) -> None:
+        self._key, self._run, self._host = key, run, host
+        self._answer: Answer
+        self._line: PeerLine
+        self._others = [one for one in hosts if one != host]
+        self._room = threading.Semaphore(MOST_AT_ONCE)
+        self._socket = _bound(bind)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def start(self, answer: Answer, line: PeerLine) -> None:
+        """``line``: that of the same agent, for who has moved."""
+        self._answer, self._line = answer, line
+        threading.Thread(target=self._accept, name="desk", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError as error:  # no descriptors, say: it may pass
+                note("agent: no connection can be taken: %s" % error)
+                time.sleep(0.5)
+                continue
+            self._room.acquire()
+            try:
+                threading.Thread(target=self._serve, args=(sock,), name="answer", daemon=True).start()
+            except RuntimeError as error:
+                note("agent: %s" % error)
+                sock.close()
+                self._room.release()
+
+    def _serve(self, sock: socket.socket) -> None:
+        until = time.monotonic() + SERVE_S
+        try:
+            with sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                wire = HubWire(self._key, self._run, self._others)
+                while not wire.open:
+                    wire.feed(_some(sock, until, MAX_HELLO + 1))
+                sock.sendall(wire.reply)
+                question = _message(wire, sock, until)
+                assert wire.peer is not None
+                self._line.learn(question.pop("moved", {}))
+                answer = dict(self._answer(wire.peer, question), **{"from": self._host})
+                sock.sendall(wire.pack(self._line.with_moved(answer)))
+        except (OSError, Stranger):
+            pass  # gone, or not one of us: it asks again, or has no business here
+        except Exception as error:
+            note("agent: a question was not answered: %s" % trace(error))
+        finally:
+            self._room.release()
+
+
+def _bound(address: str) -> socket.socket:
+    """A socket on a free port of this address, one of torch's usual ones if there is one: a firewall may be open for
+    these. On all addresses where the node does not have this one (NAT)."""
+    first, last = USUAL_PORTS
+    usual = random.sample(range(first + 100, last + 1), 50)
+    for port in (*usual, 0):
+        try:
+            return net.listen_at(address or "::", port, BACKLOG)
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                break
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return net.listen(0, BACKLOG)
+
+
+def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:
+    while True:
+        found = wire.feed(_some(sock, until))
+        if found:
+            return found[0]
+
+
+def _some(sock: socket.socket, until: float, most: int = 1 << 16) -> bytes:
+    """What has come. Raises OSError: nothing until then, or the other side has closed."""
+    sock.settimeout(max(0.001, until - time.monotonic()))
+    data = sock.recv(most)
+    if not data:
+        raise OSError(errno.ECONNRESET, "the connection was closed")
+    return data
+
+
+def at_once(
+    work: Callable[[str], None], hosts: Sequence[str], seconds: float, enough: Optional[threading.Event] = None
+) -> None:
+    """``work`` for every host, in threads. Waits until all have done it, or ``enough`` is set, or for ``seconds``; who
+    takes longer continues."""
+    enough = enough or threading.Event()
+    waiting = deque(hosts)
+    done: List[str] = []
+
+    def some() -> None:
+        while True:
+            try:
+                host = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                work(host)
+            except Exception as error:
+                note("agent: %s" % trace(error))
+            done.append(host)
+            if len(done) == len(hosts):
+                enough.set()
+
+    started = 0
+    with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
+        for _ in range(min(len(waiting), AT_ONCE)):
+            threading.Thread(target=some, name="at-once", daemon=True).start()
+            started += 1
+    if started:
+        enough.wait(seconds)
+    elif hosts:
+        some()
+
+
+def reachable(line: PeerLine, hosts: Sequence[str], seconds: float = ASK_S) -> Dict[str, Optional[str]]:
+    """For each of ``hosts`` why it does not answer from here; None: it does. All at once."""
+    found: Dict[str, Optional[str]] = dict.fromkeys(hosts, "no answer within %g s" % seconds)
+
+    def look(host: str) -> None:
+        try:
+            line.ask(host, {"k": "here"}, seconds)
+            found[host] = None
+        except Unanswered as error:
+            found[host] = str(error)
+
+    at_once(look, hosts, seconds + 1.0)
+    return dict(found)

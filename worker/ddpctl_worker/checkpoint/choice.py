@@ -1,0 +1,118 @@
+"""Which complete checkpoints of a job a start resumes from, and which host gets which of their files from where. Pure.
+
+What is complete is decided in ``complete.py``, of which ``ddpctl checkpoints`` asks the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ddpctl_worker.checkpoint.complete import (
+    METADATA,
+    SHARD,
+    Chosen,
+    Manifest,
+    best,
+    content,
+    indexed,
+    moment,
+    rank,
+)
+from ddpctl_worker.checkpoint.entries import save_of, series_of
+
+
+class Kept(NamedTuple):
+    """A valid manifest, and the host on which everything that it names lies."""
+
+    host: str
+    manifest: Manifest
+
+
+class Restore(NamedTuple):
+    """``hosts`` lack something of ``chosen``; ``sources``: path -> where it is, as (host, writer)."""
+
+    chosen: Chosen
+    hosts: List[str]
+    sources: Dict[str, List[Tuple[str, str]]]
+
+    def order(self) -> Dict[str, Any]:
+        """What one of the hosts is given."""
+        return {**self.chosen._asdict(), "sources": self.sources}
+
+
+def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
+    """The newest complete checkpoint of each series that these manifests describe together, the newest one first.
+
+    A name without a step (``best.pt``) is a series of its own: what a script saves in several files, it needs again.
+    Where each rank saves a file of its own, all those of its save come with it.
+    """
+    entries: Dict[str, List[Manifest]] = {}
+    for one in manifests:
+        known = entries.setdefault(one["entry"], [])
+        if one not in known:
+            known.append(one)
+    complete = sorted((one for one in map(best, entries.values()) if one is not None), key=rank)
+    wanted = latest([one.entry for one in complete])
+    return [one for one in reversed(complete) if one.entry in wanted]
+
+
+def latest(entries: Sequence[str]) -> Set[str]:
+    """The last one of each series, and the others of the same save. ``entries``: oldest first."""
+    last = {series_of(entry) or entry: entry for entry in entries}
+    saves = {save_of(entry) for entry in last.values()}
+    return {entry for entry in entries if save_of(entry) in saves}
+
+
+def all_have(summaries: Mapping[str, Sequence[Sequence[str]]]) -> bool:
+    """Whether there can be nothing to restore: every host has all newest ones itself, or there are none at all. A
+    summary is rows of (writer, entry, version, time), with no version where an entry has no manifest yet."""
+    found: Dict[str, Tuple[float, str, str]] = {}
+    for rows in summaries.values():
+        for _, entry, version, time in rows:
+            found[entry] = max((moment(time), entry, version), found.get(entry, (0.0, "", "")))
+    last = latest([entry for _, entry, _ in sorted(found.values())])
+    wanted = {(entry, version) for _, entry, version in found.values() if entry in last}
+    own = {host: {(row[1], row[2]) for row in rows if row[0] == host} for host, rows in summaries.items()}
+    return not any(version == "" for rows in summaries.values() for _, _, version, _ in rows) and all(
+        wanted <= rows for rows in own.values()
+    )
+
+
+def restoring(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:
+    """What has to be done for all of ``hosts`` to have the newest complete checkpoints in their own folders."""
+    found = []
+    for chosen in newest(one.manifest for one in held):
+        wanted = content(chosen.files)
+        parts = [one for one in held if one.manifest["entry"] == chosen.entry]
+        own = {one.host: content(one.manifest["files"]) for one in parts if one.manifest["host"] == one.host}
+        lacking = [host for host in hosts if own.get(host) != wanted]
+        if lacking:
+            found.append(Restore(chosen, lacking, {path: _where(path, file, parts) for path, file in wanted.items()}))
+    return found
+
+
+def _where(path: str, sha256: str, parts: Sequence[Kept]) -> List[Tuple[str, str]]:
+    """Who has that file, as (host, writer)."""
+    having = [one for one in parts if content(one.manifest["files"]).get(path) == sha256]
+    return sorted({(one.host, one.manifest["host"]) for one in having})
+
+
+def covered(manifest: Manifest, by: Manifest) -> bool:
+    """Whether ``by`` has every file of ``manifest``, with the same content."""
+    return content(manifest["files"]).items() <= content(by["files"]).items()
+
+
+def previous(old: Optional[Manifest], new: Manifest, since: Optional[int] = None) -> Optional[int]:
+    """What ``previous`` is in the manifest ``new`` of a host that had ``old`` until now: the time of the index and the
+    shards that were replaced. Other shards of that save may still lie elsewhere, or here. Nor does anything from before
+    ``since``, the start of the run that wrote the index, belong to this save."""
+    known = [since] if since is not None and since < indexed(new) else []
+    if old is not None:
+        known += [old["previous"]] if old.get("previous") is not None else []
+        replaced = [file for path, file in old["files"].items() if new["files"].get(path) != file and _of_torch(path)]
+        known += [file["mtime_ns"] for file in replaced]
+    return max(known, default=None)
+
+
+def _of_torch(path: str) -> bool:
+    return path.endswith(SHARD) or path.rpartition("/")[2] == METADATA

@@ -1,0 +1,157 @@
+"""What in a job's folder for checkpoints is a checkpoint.
+
+An **entry** is a file or a folder that a job saves as one thing. Its name is its path below the folder for checkpoints:
+``snapshot.pt``, ``step_120``, or ``saved_models/epoch_3.pt``, since scripts like to save into a folder of their own. So
+a folder is either an entry or a **group** of entries:
+
+- It is an entry with shards of torch.distributed.checkpoint in it, or if it has a number like ``step_120`` has one.
+- It is a group if something in it has a number: ``saved_models/epoch_3.pt``, ``fsdp_gpt/step_000050/``.
+- Any other folder is an entry: ``final_model/`` with its weights, its tokenizer and its settings belongs together.
+
+Left out everywhere: symbolic links, names that count as temporary, and logs, which never come to rest. A file of text
+or settings is part of a folder, but no checkpoint of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+
+from ddpctl_worker.checkpoint.complete import METADATA, SHARD
+
+_DEPTH = 8  # folders in folders; deeper is no checkpoint
+_TEMPORARY = (".tmp", ".part", ".partial")
+_BESIDE = (".txt", ".csv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".md", ".html", ".png", ".py", ".lock")
+_POINTERS = ("latest", "checkpoint")  # DeepSpeed's and TensorFlow's: the name of the newest one, in a file
+_COUNTED = re.compile(r"(step|iter(?:ation)?|checkpoint|ckpt|epoch)s?[-_=.]?(\d+)(?!\d)", re.IGNORECASE)
+_ORDER = ("step", "iter", "iteration", "checkpoint", "ckpt", "epoch")  # which of several numbers is the step
+_NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9]|\.\d)")  # a word of its own: none of resnet50, fp16, 0.25
+_SHARE = re.compile(r"rank|shard|part|rng|-of-|^__\d", re.IGNORECASE)  # numbered by rank, not by step
+# Numbers that tell files of one save apart, and those that tell apart what is trained side by side.
+_MEMBER = r"(?:rank|shard|part(?:ition)?|worker|gpu)[-_=.]?\d+(?:[-_.]of[-_.]\d+)?|\d+[-_.]of[-_.]\d+"
+_APART = r"(?:fold|seed|trial|run|split|stage)[-_=.]?\d+"
+_MEMBERS = re.compile(_MEMBER, re.IGNORECASE)
+_NUMBERS = re.compile(r"(?P<stays>%s|%s)|\d+(?:\.\d+)?" % (_MEMBER, _APART), re.IGNORECASE)
+
+
+class Stamp(NamedTuple):
+    """What changes with a file's content."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+Files = Dict[str, Stamp]  # by path within the entry; "" for an entry that is a file
+Tree = Dict[str, Union[Stamp, "Tree"]]
+
+
+def look(folder: str) -> Dict[str, Files]:
+    """The entries in ``folder`` as they are now, by name. What vanishes meanwhile is left out."""
+    return entries(_tree(folder, _DEPTH))
+
+
+def files_in(folder: str, entry: str) -> Files:
+    """The files of one entry as they are now; none where it is gone."""
+    *above, name = entry.split("/")
+    found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), _DEPTH - len(above), name).get(name)
+    if found is None:
+        return {}
+    return {"": found} if isinstance(found, Stamp) else dict(_files("", found))
+
+
+def entries(tree: Tree) -> Dict[str, Files]:
+    """The same of a folder that has been read. Pure."""
+    return dict(_entries("", tree))
+
+
+def step_of(entry: str) -> Optional[int]:
+    """The number by which people know it: 120 of ``step_120``, ``ckpt-120.pt``, ``epoch=3-step=120.ckpt``."""
+    name = entry.rpartition("/")[2]
+    counted = {word.lower(): int(number) for word, number in _COUNTED.findall(name)}
+    if counted:
+        return counted[min(counted, key=_ORDER.index)]
+    numbers = [] if _SHARE.search(name) else _NUMBER.findall(name)
+    return int(numbers[-1]) if numbers else None
+
+
+def series_of(entry: str) -> Optional[str]:
+    """What the names of a series have in common; None for a name without a step: it stands for itself. Each rank, each
+    shard and each fold has a series of its own."""
+    if step_of(entry) is None:
+        return None
+    group, slash, name = entry.rpartition("/")
+    return group + slash + _NUMBERS.sub(lambda found: found["stays"] or "#", name)
+
+
+def save_of(entry: str) -> str:
+    """What the names of one save have in common: ``step_100_rank_0.pt`` and ``step_100_rank_1.pt`` belong together."""
+    group, slash, name = entry.rpartition("/")
+    return group + slash + _MEMBERS.sub("*", name)
+
+
+def temporary(name: str) -> bool:
+    """Whether what has this name is still being written, or is nobody's business."""
+    return (name.startswith(".") and name != METADATA) or name.endswith(_TEMPORARY) or not name.isprintable()
+
+
+def _entries(prefix: str, tree: Tree) -> Iterator[Tuple[str, Files]]:
+    for name, node in tree.items():
+        if isinstance(node, Stamp):
+            if node.size and _stands_alone(name):
+                yield prefix + name, {"": node}
+        elif _is_group(name, node):
+            yield from _entries("%s%s/" % (prefix, name), node)
+        elif node:
+            yield prefix + name, dict(_files("", node))
+
+
+def _stands_alone(name: str) -> bool:
+    """Whether a file of this name is a checkpoint of its own."""
+    return not name.endswith((*_BESIDE, SHARD)) and name not in _POINTERS and name != METADATA
+
+
+def _is_group(name: str, tree: Tree) -> bool:
+    if any(one == METADATA or one.endswith(SHARD) for one in tree):
+        return False
+    if _COUNTED.search(name):
+        return False
+    if step_of(name) is not None:
+        return any(_COUNTED.search(one) for one in tree)
+    return any(step_of(one) is not None for one in tree)
+
+
+def _files(prefix: str, tree: Tree) -> Iterator[Tuple[str, Stamp]]:
+    for name, node in tree.items():
+        if isinstance(node, Stamp):
+            yield prefix + name, node
+        else:
+            yield from _files("%s%s/" % (prefix, name), node)
+
+
+def _tree(folder: str, depth: int, only: Optional[str] = None) -> Tree:
+    found: Tree = {}
+    for name in _names(folder) if only is None else [only]:
+        path = os.path.join(folder, name)
+        try:
+            about = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISREG(about.st_mode):
+            found[name] = Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
+        elif stat.S_ISDIR(about.st_mode) and depth:
+            found[name] = _tree(path, depth - 1)
+    return found
+
+
+def _names(folder: str) -> List[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not temporary(name) and not _is_log(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_log(name: str) -> bool:
+    return name.endswith(".log") or "tfevents" in name

@@ -1,0 +1,184 @@
+"""Looks at a job's folder for checkpoints while the job runs, and writes a manifest for each one that is whole.
+
+A file renamed into place is whole at once, but a name does not say how its file came there. So an entry counts once it
+has not changed for two seconds. That proves nothing of a writer that was killed, and such a one is never believed:
+
+- a folder with shards of torch.distributed.checkpoint has an index that says which shards must be there;
+- a file of torch.save, of safetensors or of JSON says itself whether it is cut (whole.py), also beside such shards;
+- of anything else it must be seen that it came to rest while every rank lived on, and that no process has it open for
+  writing, or that they all ended well. Once a rank has died nothing of that kind is believed any more, and what was
+  believed between that moment and the word of it is not either.
+
+When the ranks have ended nothing changes any more, so the last look does not wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from ddpctl_worker import notes
+from ddpctl_worker.checkpoint import links, manifest
+from ddpctl_worker.checkpoint.complete import METADATA, SHARD, Manifest
+from ddpctl_worker.checkpoint.entries import Files, look
+from ddpctl_worker.checkpoint.keep import too_old
+from ddpctl_worker.checkpoint.listing import held
+from ddpctl_worker.checkpoint.unite import unite
+from ddpctl_worker.checkpoint.whole import whole
+from ddpctl_worker.proc import written_to
+
+COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
+LOOK_S = 2.0  # between two looks; an entry that is the same in both is settled
+SHARE = 0.05  # of one core, at most: a look at a folder of very many files, or on a slow disk, takes long
+
+
+class Keeper:
+    """The checkpoints that ``host`` writes to ``folder``. ``since``: when the ranks were started, in wall-clock time;
+    ``tied``: the links in the working folder, and where they lead; ``read_on`` hears how many bytes were hashed."""
+
+    def __init__(
+        self,
+        folder: str,
+        host: str,
+        *,
+        since: float,
+        tied: Optional[Mapping[str, str]] = None,
+        read_on: Optional[manifest.Tell] = None,
+    ) -> None:
+        self._read_on = read_on
+        self._folder, self._host, self._since = folder, host, since
+        self._tied = tied or {}
+        self._known = {one["entry"]: one for one in manifest.read_all(folder)}
+        self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
+        self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
+        self._left: Dict[str, str] = {}  # what could not be brought over, and why
+        self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
+        self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
+        self.gone: List[str] = []  # entries that had a manifest and were removed, by ddpctl or anybody else
+
+    def heard(self, died: Optional[float], since: float) -> None:
+        """When the first of the ranks that were started at ``since`` ended (wall-clock time; None: all live)."""
+        if died is not None and self._died is None:
+            for entry in [entry for entry, at in self._guessed.items() if at >= died - COARSE_S]:
+                notes.note("checkpoint %s is not complete: it was being written when a rank ended" % entry)
+                manifest.discard(self._folder, entry)
+                self._known.pop(entry, None)
+        self._died, self._since = died, max(since, self._since)
+        self._refused.clear()
+
+    def look(self, ended: Optional[bool] = None) -> List[Manifest]:
+        """Write what manifests are missing; these are returned.
+
+        ``ended``: None while there are ranks, then whether they all ended well.
+        """
+        for here, there in self._tied.items():
+            self._adopt(here, there)
+        found = look(self._folder)
+        self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
+        self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
+        for entry in [entry for entry in self._known if entry not in found]:
+            # Where its manifest is gone too the whole folder is away, and may come back.
+            if os.path.exists(manifest.path_of(self._folder, entry)):
+                manifest.discard(self._folder, entry)
+                self._forget(entry)
+        written = [self._take(entry, files, ended) for entry, files in sorted(found.items())]
+        return [one for one in written if one is not None]
+
+    def _adopt(self, here: str, there: str) -> None:
+        """A file that cannot be brought over (no space, say) keeps no other checkpoint from its manifest."""
+        try:
+            links.adopt(here, there)
+        except OSError as error:
+            if self._left.get(here) != str(error):
+                notes.note("%s does not get to the checkpoints for now: %s" % (here, error))
+            self._left[here] = str(error)
+
+    def _take(self, entry: str, files: Files, ended: Optional[bool]) -> Optional[Manifest]:
+        known = self._known.get(entry)
+        if known is not None and manifest.fits(known, files):
+            return None
+        if not self._settled(entry, files) and ended is None:
+            return None
+        if self._refused.get(entry) == files and not ended:
+            return None
+        try:
+            believed = self._believed(entry, files, ended)
+            if believed is False:
+                self._refused[entry] = files
+            if not believed:
+                return None
+            made = manifest.make(self._folder, entry, self._host, files, int(self._since * 1e9), self._read_on)
+        except FileNotFoundError:
+            return None
+        except manifest.Unsettled as why:
+            self._refused[entry] = files
+            notes.note("checkpoint %s is not complete: %s" % (entry, why))
+            return None
+        manifest.write(self._folder, made)
+        self._known[entry] = made
+        return made
+
+    def _settled(self, entry: str, files: Files) -> bool:
+        now = time.monotonic()
+        before, since = self._seen.get(entry, ({}, now))
+        if before != files:
+            self._seen[entry] = (files, now)
+            return False
+        return now - since >= LOOK_S
+
+    def _believed(self, entry: str, files: Files, ended: Optional[bool]) -> Optional[bool]:
+        """Whether it is all that its writer meant to write, as far as this host can know; None: not yet."""
+        plain = [name for name in files if not _of_torch(name)]  # unite.py compares the others
+        said = {name: whole(manifest.file_of(self._folder, entry, name)) for name in plain}
+        if False in said.values():
+            return False
+        sharded = len(plain) < len(files)
+        unsaid = [name for name in plain if said[name] is None] if sharded or "" in files else plain
+        if not unsaid:
+            return True
+        if max(files[name].mtime_ns for name in unsaid) < self._since * 1e9:
+            return False
+        if ended is not None or self._died is not None:
+            return bool(ended)
+        if written_to([manifest.file_of(self._folder, entry, name) for name in unsaid]):
+            return None
+        self._guessed[entry] = time.time()
+        return True
+
+    def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]]) -> None:
+        """Remove what is too old. ``elsewhere``: what other hosts have, since only all parts together are complete. The
+        copies on other hosts follow once they hear of it."""
+        top = os.path.dirname(self._folder)
+        here, _ = held(top)
+        for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs):
+            if remove(self._folder, entry):
+                self._forget(entry)
+                notes.note("removed the checkpoint %s: %s newer ones are kept" % (entry, keep))
+
+    def _forget(self, entry: str) -> None:
+        """It was removed for good."""
+        self._known.pop(entry, None)
+        self.gone.append(entry)
+
+
+def _of_torch(name: str) -> bool:
+    """Whether an index says what must be in it, or it is the index."""
+    return name.rpartition("/")[2] == METADATA or name.endswith(SHARD)
+
+
+def remove(folder: str, entry: str) -> bool:
+    """Remove an entry, unless it is no longer what its manifest says. First it is no longer known, then it is gone."""
+    known = manifest.read(folder, entry)
+    if known is None or not manifest.fits(known, look(folder).get(entry, {})):
+        return False
+    manifest.discard(folder, entry)
+    path = os.path.join(folder, entry)
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return True

@@ -1,0 +1,78 @@
+"""What of a job's checkpoints lies on this machine, with or without a run: ``checkpoints`` and ``set_aside``."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Tuple
+
+from ddpctl_worker import fs, paths
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.checkpoint.complete import Manifest
+from ddpctl_worker.checkpoint.entries import Files, look, step_of
+from ddpctl_worker.checkpoint.jobfolder import standing
+from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.notes import iso
+
+_WHEN = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
+
+
+def checkpoints(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: {"manifests": those whose files are here as they say, of this host's own and of copies, "unknown": what
+    has none: it is being written, or its writer was killed}."""
+    base = paths.base_of(request)
+    manifests, unknown = held(paths.checkpoints_dir(base, str(request.get("job") or "")))
+    return {"manifests": manifests, "unknown": unknown}
+
+
+def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: the folder of the job's checkpoints gets a name that no job can have, and {"name": that one, or null
+    where there is no folder}. ``when`` is the same on every host, so hosts that share a base_dir ask for one rename."""
+    top = paths.checkpoints_dir(paths.base_of(request), str(request.get("job") or ""))
+    when = str(request.get("when") or "")
+    if not _WHEN.match(when):
+        raise WorkerError(BAD_REQUEST, "%r is no time" % when)
+    aside = "%s@%s" % (top, when)
+    try:
+        os.rename(top, aside)
+    except FileNotFoundError:
+        return {"name": os.path.basename(aside) if os.path.isdir(aside) else None}
+    fs.sync_folder(os.path.dirname(top))
+    return {"name": os.path.basename(aside)}
+
+
+def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
+    """The valid manifests in the folder of a job, of whichever hosts, and what has none."""
+    manifests: List[Manifest] = []
+    unknown: List[Dict[str, Any]] = []
+    for host in _hosts(top):
+        folder = os.path.join(top, host)
+        found = look(folder)
+        good = standing(folder, host)
+        manifests += good.values()
+        unknown += [_unknown(host, entry, files) for entry, files in sorted(found.items()) if entry not in good]
+    return manifests, unknown
+
+
+def summary(base: str, job: str) -> List[List[str]]:
+    """All of it in short, for ``choice.all_have``."""
+    manifests, unknown = held(paths.checkpoints_dir(base, job))
+    rows = [[one["host"], one["entry"], one["version"], one["time"]] for one in manifests]
+    return rows + [[one["host"], one["entry"], "", one["time"]] for one in unknown]
+
+
+def _hosts(top: str) -> List[str]:
+    try:
+        return sorted(name for name in os.listdir(top) if os.path.isdir(os.path.join(top, name)))
+    except FileNotFoundError:
+        return []
+
+
+def _unknown(host: str, entry: str, files: Files) -> Dict[str, Any]:
+    return {
+        "entry": entry,
+        "host": host,
+        "step": step_of(entry),
+        "time": iso(max(stamp.mtime_ns for stamp in files.values()) / 1e9),
+        "size": sum(stamp.size for stamp in files.values()),
+    }

@@ -1,0 +1,217 @@
+"""What ddpctl knows of an entry: its files with their hashes, in ``<folder>/.ddpctl/<entry>.json``.
+
+    {"schema": 1, "entry": "step_120", "host": who wrote it, "step": 120 or null, "time": ISO 8601, "size": bytes,
+     "files": {path within the entry ("" for an entry that is a file): {"size", "sha256", "mtime_ns"}},
+     "references": {path: smallest size} or null, "version": hex, "previous": ns or null}
+
+One for each entry and host that wrote a part of it. ``references`` is what ``.metadata`` refers to, on the host that
+has it; shards that were written before ``previous`` are of an earlier save under the same name. ``version`` names the
+content: the same entry may be written again. ``/`` in an entry's name is ``%2F`` in that of its file. The manifest is
+written after the files, and aside, so what has none is not known to be whole. A file whose size or time no longer fits
+makes it stale. A copy on another host has the same manifest, and the files the same times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from ddpctl_worker import fs
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.checkpoint import metadata
+from ddpctl_worker.checkpoint.choice import previous
+from ddpctl_worker.checkpoint.complete import METADATA, Manifest, moment
+from ddpctl_worker.checkpoint.entries import Files, step_of
+from ddpctl_worker.notes import iso
+
+FOLDER = ".ddpctl"
+SCHEMA = 1
+_BLOCK = 1 << 20
+Tell = Callable[[int], None]
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Unsettled(Exception):
+    """The entry changed while it was read, or its index is not one; why."""
+
+
+def path_of(folder: str, entry: str) -> str:
+    """The manifest's file of an entry in ``folder``."""
+    return os.path.join(folder, FOLDER, "%s.json" % entry.replace("%", "%25").replace("/", "%2F"))
+
+
+def file_of(folder: str, entry: str, name: str) -> str:
+    """The path of a file of an entry in ``folder``; ``name`` is its key in ``files``."""
+    return os.path.join(folder, entry, name) if name else os.path.join(folder, entry)
+
+
+def make(
+    folder: str, entry: str, host: str, files: Files, since: Optional[int] = None, read_on: Optional[Tell] = None
+) -> Manifest:
+    """The manifest of an entry whose files have just been looked at. Reads every byte, and says to ``read_on`` how many
+    at a time. ``since``: when the run began that writes there now (ns).
+
+    Raises:
+        Unsettled: a file has changed since, or ``.metadata`` is not what torch writes.
+        OSError: a file cannot be read.
+    """
+    found = {name: _described(folder, entry, name, files, read_on) for name in sorted(files)}
+    made = {
+        "schema": SCHEMA,
+        "entry": entry,
+        "host": host,
+        "step": step_of(entry),
+        "time": iso(max(stamp.mtime_ns for stamp in files.values()) / 1e9),
+        "size": sum(stamp.size for stamp in files.values()),
+        "files": found,
+        "references": _references(folder, entry, files),
+        "version": version_of(found),
+    }
+    return dict(made, previous=previous(read(folder, entry), made, since))
+
+
+def write(folder: str, manifest: Manifest) -> None:
+    """Replace the entry's manifest; it survives a power loss."""
+    path = path_of(folder, manifest["entry"])
+    fs.private_dir(os.path.dirname(path))
+    fs.write_json(path, manifest)
+
+
+def read(folder: str, entry: str) -> Optional[Manifest]:
+    """The manifest of an entry; None where there is none that is valid."""
+    return _read(path_of(folder, entry), entry)
+
+
+def read_all(folder: str) -> List[Manifest]:
+    """Every valid manifest in ``folder``. Whether the files still fit is another question: ``fits``."""
+    try:
+        names = sorted(os.listdir(os.path.join(folder, FOLDER)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    entries = [name[: -len(".json")].replace("%2F", "/").replace("%25", "%") for name in names if _is_one(name)]
+    found = [read(folder, entry) for entry in entries]
+    return [one for one in found if one is not None]
+
+
+def discard(folder: str, entry: str) -> None:
+    """Remove the manifest: what lies there is no longer known to be whole."""
+    fs.discard(path_of(folder, entry))
+
+
+def fits(manifest: Manifest, files: Files) -> bool:
+    """Whether the files are those that were hashed, by size and time. ``files``: as they are now."""
+    told: Dict[str, Any] = manifest["files"]
+    return set(told) == set(files) and all(
+        (told[name]["size"], told[name]["mtime_ns"]) == (stamp.size, stamp.mtime_ns) for name, stamp in files.items()
+    )
+
+
+def wrong(folder: str, manifest: Manifest) -> List[str]:
+    """The files of an entry that are missing or have other bytes than the manifest says. Reads every byte."""
+    found = []
+    for name, told in manifest["files"].items():
+        try:
+            path = file_of(folder, manifest["entry"], name)
+            good = os.lstat(path).st_size == told["size"] and hash_of(path) == told["sha256"]
+        except OSError:
+            good = False
+        if not good:
+            found.append(name)
+    return found
+
+
+def version_of(files: Dict[str, Any]) -> str:
+    """Names the content of an entry."""
+    content = [[name, files[name]["size"], files[name]["sha256"]] for name in sorted(files)]
+    return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()[:32]
+
+
+def hash_of(path: str, read_on: Optional[Tell] = None) -> str:
+    """SHA-256 of a plain file; a symbolic link is not followed."""
+    found = hashlib.sha256()
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        while True:
+            block = file.read(_BLOCK)
+            if not block:
+                return found.hexdigest()
+            found.update(block)
+            if read_on is not None:
+                read_on(len(block))
+
+
+def _described(folder: str, entry: str, name: str, files: Files, read_on: Optional[Tell]) -> Dict[str, Any]:
+    path = file_of(folder, entry, name)
+    try:
+        digest = hash_of(path, read_on)
+        now = os.lstat(path)
+    except FileNotFoundError:
+        raise Unsettled("%s has vanished" % path) from None
+    stamp = files[name]
+    if (now.st_size, now.st_mtime_ns, now.st_ino) != tuple(stamp):
+        raise Unsettled("%s has changed" % path)
+    return {"size": stamp.size, "sha256": digest, "mtime_ns": stamp.mtime_ns}
+
+
+def _references(folder: str, entry: str, files: Files) -> Optional[Dict[str, int]]:
+    """What each ``.metadata`` of the entry refers to; None where it has none."""
+    indexes = [name for name in files if name.rpartition("/")[2] == METADATA]
+    if not indexes:
+        return None
+    found = {}
+    for index in indexes:
+        path = file_of(folder, entry, index)
+        if files[index].size > metadata.LIMIT:
+            raise Unsettled("%s has %d bytes" % (path, files[index].size))
+        try:
+            with open(path, "rb") as file:
+                sizes = metadata.references(file.read())
+        except ValueError as error:
+            raise Unsettled("%s: %s" % (path, error)) from None
+        found.update({index[: -len(METADATA)] + name: size for name, size in sizes.items()})
+    return found
+
+
+def _is_one(name: str) -> bool:
+    """Whether a name stands for a manifest: what is written aside has a longer ending."""
+    return name.endswith(".json")
+
+
+def _read(path: str, entry: str) -> Optional[Manifest]:
+    try:
+        found = fs.read_json(path)
+    except (WorkerError, OSError):
+        return None
+    return found if found is not None and valid(found) and found["entry"] == entry else None
+
+
+def valid(found: Manifest) -> bool:
+    """Whether it has the form of a manifest, and is the one of the files that it lists."""
+    try:
+        files, sizes = found["files"], found["references"]
+        return (
+            found["schema"] == SCHEMA
+            and isinstance(found["host"], str)
+            and moment(found["time"]) > 0
+            and isinstance(found["step"], (int, type(None)))
+            and _inside({found["entry"]})
+            and _inside(set(files) - {""})
+            and (sizes is None or _inside(set(sizes)))
+            and all(_HASH.match(one["sha256"]) and one["size"] >= 0 for one in files.values())
+            and all(size >= 0 for size in (sizes or {}).values())
+            and all(isinstance(one["mtime_ns"], int) for one in files.values())
+            and bool(files)
+            and isinstance(found.get("previous"), (int, type(None)))
+            and found["size"] == sum(one["size"] for one in files.values())
+            and found["version"] == version_of(files)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _inside(names: Set[str]) -> bool:
+    """Whether no name leads out of its folder, into another folder of ddpctl's, or is no name."""
+    return not any(part in ("", ".", "..", FOLDER) or "\0" in part for name in names for part in name.split("/"))

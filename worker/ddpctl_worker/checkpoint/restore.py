@@ -1,0 +1,139 @@
+"""Before a start: every host of the run gets the newest complete checkpoints into its own folder, from the others.
+
+Who gets what is decided in ``choice.py``, for all hosts at once: by the controller before ``up`` starts the job, or by
+the nodes before another attempt. The conversation with the controller, on this verb's stdin and stdout:
+
+* we say ``{"moved": bytes}`` about once a second while we hash or fetch, so that nobody waits in silence;
+* we say ``{"manifest": {...}}`` for each one that holds here, then ``{"listening": port, "addresses": [...]}``;
+* it says ``{"cmd": "go", "peers": [{"host", "addresses", "port"}], "orders": [...]}`` (``Restore.order``);
+* we say ``{"complete": true}`` when everything is in place, and keep serving;
+* it says ``{"cmd": "end"}`` when all have all.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ddpctl_worker import notes, paths
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.checkpoint.choice import Kept
+from ddpctl_worker.checkpoint.complete import Chosen
+from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_own, set_newer_aside, sweep
+from ddpctl_worker.checkpoint.jobfolder import JobFolder
+from ddpctl_worker.checkpoint.keeper import Keeper
+from ddpctl_worker.checkpoint.serve import CheckpointServer
+from ddpctl_worker.checkpoint.throttle import Throttle
+from ddpctl_worker.contract import INTERRUPTED
+from ddpctl_worker.store.relay import PeerGone, context, listen_on
+from ddpctl_worker.store.spread import own_addresses
+
+TELL_S = 1.0
+Order = Mapping[str, Any]  # of Restore.order
+
+
+def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: ``{"job", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts}``."""
+    base = paths.base_of(request)
+    folder = JobFolder(base, request["job"], request["host"])
+    # What was saved right before a power cut has no manifest yet.
+    told = _Told(channel)
+    Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=told.came).look(ended=False)
+    for one in kept(folder, {})[0]:
+        channel.send({"manifest": one.manifest})
+    pem = request["certificate"], request["key"], base
+    server = CheckpointServer(folder, context(*pem, True), listen_on([*request["ports"], 0]))
+    try:
+        channel.send({"listening": server.port, "addresses": own_addresses()})
+        go = _said(channel, "go")
+        peers = clients(go["peers"], context(*pem, False))
+        try:
+            count = bring(folder, peers, go["orders"], Throttle(None, told.came))
+        finally:
+            for peer in peers.values():
+                peer.close()
+        channel.send({"complete": True})
+        _said(channel, "end")
+        return {"bytes": count}
+    finally:
+        server.close()
+
+
+class _Told:
+    """Says how many bytes have been hashed or fetched so far."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._bytes, self._at = channel, 0, time.monotonic()
+
+    def came(self, count: int) -> None:
+        self._bytes += count
+        if time.monotonic() - self._at >= TELL_S:
+            self._at = time.monotonic()
+            self._channel.send({"moved": self._bytes})
+
+
+def clients(peers: Iterable[Mapping[str, Any]], tls: ssl.SSLContext) -> Dict[str, CheckpointClient]:
+    """The other hosts, as they said where they listen."""
+    return {
+        peer["host"]: CheckpointClient(peer["host"], [(one, int(peer["port"])) for one in peer["addresses"]], tls)
+        for peer in peers
+    }
+
+
+def bring(
+    folder: JobFolder,
+    peers: Dict[str, CheckpointClient],
+    orders: Sequence[Order],
+    throttle: Optional[Throttle] = None,
+) -> int:
+    """Put in place what this host lacks, and set aside what is newer and not complete. How many bytes came from other
+    hosts.
+
+    Raises:
+        WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
+    """
+    sweep(folder)
+    fetching = Fetching(folder, folder.host, peers, throttle)
+    for order in orders:
+        chosen = Chosen(**{name: order[name] for name in Chosen._fields})
+        sources = order["sources"]
+
+        def get(path: str, file: File, entry: str = chosen.entry, known: Mapping[str, Any] = sources) -> str:
+            return fetching.get(entry, path, file, _in_turn(known[path], folder.host))
+
+        put_own(folder, chosen, get)
+    for entry in set_newer_aside(folder):
+        notes.note("set aside %s: it is newer than the checkpoint to resume from, and not complete" % entry)
+    return fetching.bytes
+
+
+def kept(folder: JobFolder, peers: Dict[str, CheckpointClient]) -> Tuple[List[Kept], Dict[str, str]]:
+    """What this host and the others have, for ``choice.restoring``; and why a host could not be asked."""
+    found = [Kept(folder.host, one) for writer in folder.writers() for one in folder.manifests(writer).values()]
+    trouble = {}
+    for host, peer in peers.items():
+        try:
+            rows = peer.list()["entries"]
+            found += [Kept(host, peer.manifest(row["writer"], row["entry"])) for row in rows]
+        except PeerGone as gone:
+            trouble[host] = str(gone)
+    return found, trouble
+
+
+def _in_turn(sources: Iterable[Sequence[str]], host: str) -> List[Tuple[str, str]]:
+    """Whom to ask for a file: this host's own disk first; the others in an order that differs from host to host."""
+    found = sorted((one, writer) for one, writer in sources)
+    after = [one for one in found if one[0] > host]
+    return [one for one in found if one[0] == host] + after + [one for one in found if one[0] < host]
+
+
+def _said(channel: Channel, cmd: str) -> Dict[str, Any]:
+    line = channel.read_line()
+    if not line:
+        raise WorkerError(INTERRUPTED, "the controller disconnected", "run the same command again")
+    order: Dict[str, Any] = json.loads(line)
+    if order.get("cmd") != cmd:
+        raise WorkerError(INTERRUPTED, "the controller has given up", "run the same command again")
+    return order

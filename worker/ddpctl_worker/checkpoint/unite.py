@@ -1,0 +1,96 @@
+"""Checkpoints of a job, put together from the manifests of its hosts. Pure; ddpctl does the same with their answers."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from ddpctl_worker.checkpoint.complete import SAME_SAVE_S, File, Manifest, age, best, content, lacking, moment
+
+
+class SavedPart(NamedTuple):
+    """What one host wrote of a checkpoint, and on which hosts it lies now. ``same``: those that have the same content,
+    no matter who wrote it."""
+
+    manifest: Manifest
+    holders: Tuple[str, ...]
+    same: Tuple[str, ...]
+
+
+class Saved(NamedTuple):
+    """One checkpoint of the job. ``parts``: newest first. ``missing`` says in words why it is not complete; ``files``
+    are those of a complete one, the very ones that a restart gets."""
+
+    entry: str
+    step: Optional[int]
+    time: str
+    size: int
+    parts: Tuple[SavedPart, ...]
+    missing: Tuple[str, ...]
+    files: Mapping[str, File] = {}
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    @property
+    def hosts(self) -> Tuple[str, ...]:
+        """Every host that has a part of it, or a copy of one, or has got the same from others before a start."""
+        return tuple(sorted({host for part in self.parts for host in part.same}))
+
+
+def unite(held: Mapping[str, Iterable[Manifest]]) -> List[Saved]:
+    """Every name, newest first. ``held``: the valid manifests that each host has, its own and those of copies.
+
+    Where a name was used again and the newer save is not complete, the older one is listed: a restart resumes from it.
+    """
+    parts: Dict[str, List[Tuple[Manifest, Set[str]]]] = {}
+    for holder in sorted(held):
+        for manifest in held[holder]:
+            known = parts.setdefault(manifest["entry"], [])
+            holders = next((holders for one, holders in known if one == manifest), None)
+            if holders is None:
+                known.append((manifest, {holder}))
+            else:
+                holders.add(holder)
+    return sorted((_saved(entry, found) for entry, found in parts.items()), key=_rank, reverse=True)
+
+
+def _rank(saved: Saved) -> Tuple[float, str, List[Tuple[str, str]]]:
+    """As ``complete.rank`` has it."""
+    return moment(saved.time), saved.entry, sorted(content(dict(saved.files)).items())
+
+
+def _saved(entry: str, found: List[Tuple[Manifest, Set[str]]]) -> Saved:
+    same: Dict[str, Set[str]] = {}
+    for manifest, holders in found:
+        same.setdefault(manifest["version"], set()).update(holders)
+    parts = [
+        SavedPart(manifest, tuple(sorted(holders)), tuple(sorted(same[manifest["version"]])))
+        for manifest, holders in sorted(found, key=lambda one: age(one[0]), reverse=True)
+    ]
+    chosen = best([part.manifest for part in parts])
+    if chosen is not None:
+        wanted = content(chosen.files).items()
+        having = tuple(part for part in parts if wanted & content(part.manifest["files"]).items())
+        size = sum(file["size"] for file in chosen.files.values())
+        return Saved(entry, chosen.step, chosen.time, size, having, (), chosen.files)
+    missing = lacking([part.manifest for part in parts])
+    parts = _of_one_save(parts)
+    newest = parts[0].manifest
+    size = sum(part.manifest["size"] for part in parts)
+    return Saved(entry, newest["step"], newest["time"], size, tuple(parts), tuple(missing))
+
+
+def _of_one_save(parts: List[SavedPart]) -> List[SavedPart]:
+    """The newest part of each host that belongs to the newest save: for a person, where nothing is complete."""
+    begun = moment(parts[0].manifest["time"]) - SAME_SAVE_S
+    names: Set[str] = set()
+    writers: Set[str] = set()
+    found = []
+    for part in parts:
+        new = part.manifest["host"] not in writers and not names.issuperset(part.manifest["files"])
+        if new and moment(part.manifest["time"]) >= begun:
+            found.append(part)
+        names.update(part.manifest["files"])
+        writers.add(part.manifest["host"])
+    return found

@@ -1,0 +1,62 @@
+"""Whether a file is all that its writer meant to write, as far as its format says so.
+
+A writer that is killed leaves a file that looks like any other. torch.save writes a zip archive, whose directory comes
+last; safetensors begins with the place of every tensor; an object of JSON ends with its bracket. Of other formats
+nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from typing import Optional
+
+_ZIP = b"PK\x03\x04"
+_LONGEST_HEADER = 100_000_000  # safetensors' own limit
+
+_LONGEST_JSON = 64 << 20
+
+
+def whole(path: str) -> Optional[bool]:
+    """True: every byte is there. False: it is cut. None: its format does not say."""
+    with open(path, "rb") as file:
+        if file.read(len(_ZIP)) == _ZIP:
+            return _zip_is_whole(path)
+    if path.endswith(".safetensors"):
+        return _safetensors_is_whole(path)
+    return _json_is_whole(path) if path.endswith(".json") else None
+
+
+def _json_is_whole(path: str) -> Optional[bool]:
+    """Never False: what does not parse may be lines of JSON, or have comments."""
+    if os.stat(path).st_size > _LONGEST_JSON:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return True if isinstance(json.loads(file.read()), (dict, list)) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _zip_is_whole(path: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            ends = [one.header_offset + one.compress_size for one in archive.infolist()]
+            return max(ends, default=0) <= archive.start_dir
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
+
+
+def _safetensors_is_whole(path: str) -> bool:
+    size = os.stat(path).st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(_LONGEST_HEADER, size - 8):
+            return False
+        try:
+            header = json.loads(file.read(length))
+            ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+            return 8 + length + max(ends, default=0) == size
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return False

@@ -1,0 +1,91 @@
+"""Questions to a process of ddpctl's own from another one of this user on this machine: a Unix socket below the run's
+folder. Who connects gets the answer; there is one question a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from threading import Thread
+from typing import Any, Callable, Dict, Optional
+
+from ddpctl_worker.doctor import server
+from ddpctl_worker.notes import note
+
+ANSWER_S = 5.0  # a look at the ranks takes a second, and three where a rank does not answer
+
+
+def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
+    """What the process at ``path`` answers; None when it does not."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(seconds)
+        try:
+            with _short(path) as short:
+                sock.connect(short)
+            return _object(server.read(sock, seconds))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def _object(text: bytes) -> Optional[Dict[str, Any]]:
+    made = json.loads(text)
+    return made if isinstance(made, dict) else None
+
+
+@contextlib.contextmanager
+def _short(path: str) -> Any:
+    """The path through its folder's descriptor: a socket's path ends at 107 bytes."""
+    place = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield "/proc/self/fd/%d/%s" % (place, os.path.basename(path))
+    finally:
+        os.close(place)
+
+
+class Desk:
+    """Answers who connects, in a thread of its own, with what ``tell`` gives then."""
+
+    def __init__(self, path: str, tell: Callable[[], Dict[str, Any]]) -> None:
+        self._path, self._tell = path, tell
+        self._socket: Optional[socket.socket] = None
+
+    def open(self) -> None:
+        """Where the file system takes no socket, nobody gets an answer."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            with _short(self._path) as short:
+                sock.bind(short)
+            sock.listen(16)
+        except OSError as error:
+            sock.close()
+            note("nobody can ask here: %s" % error)
+            return
+        self._socket = sock
+        Thread(target=self._serve, name="desk", daemon=True).start()
+
+    def _serve(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                line, _ = self._socket.accept()
+            except OSError:
+                return
+            Thread(target=self._answer, args=(line,), name="desk-answer", daemon=True).start()
+
+    def _answer(self, line: socket.socket) -> None:
+        with line:
+            line.settimeout(ANSWER_S)
+            try:
+                if _same_user(line):
+                    told = self._tell()
+                    line.sendall(json.dumps(told).encode("ascii"))
+            except Exception as error:  # who asked has gone, or there is no answer to give
+                note("a question on this machine was not answered: %r" % error)
+
+
+def _same_user(line: socket.socket) -> bool:
+    """The folder is closed to others already; this holds where somebody has opened it."""
+    found = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return found[1] in (os.geteuid(), 0)

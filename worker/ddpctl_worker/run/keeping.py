@@ -1,0 +1,245 @@
+"""The keeper of a job's checkpoints: a process beside the supervisor, and the supervisor's part in it.
+
+A process of its own, since it reads every byte of every checkpoint. As a thread it would have to be as nice as can be,
+and then could hold Python's lock for long while the ranks use every core: the supervisor's loop would wait for it. The
+process is not the job's: it is never signalled with it, and its end is waited for only for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddpctl_worker import notes
+from ddpctl_worker.checkpoint.jobfolder import JobFolder
+from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
+from ddpctl_worker.checkpoint.replicate import Replication, Servers
+from ddpctl_worker.run import processes
+
+LINGER_S = 3600.0  # at most, for the copies of what was written right before the end, with nobody waiting for them
+MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them serves
+LAST_S = 30.0  # for the last look, after which a checkpoint written right before the end has its manifest
+COARSE_S = 1.0  # a file's time may be that much before the clock's
+LAST_KILLED_S = 3.0  # the same after a kill: somebody waits for the proof
+GONE_S = 0.5  # how long the process may take to go, once it is killed
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.keeping import main; main()"
+
+
+class Keeping:
+    """Held by the supervisor. ``order["keeper"]`` is None where nothing is to be kept."""
+
+    def __init__(self, order: Dict[str, Any]) -> None:
+        self._order: Optional[Dict[str, Any]] = order.get("keeper")
+        self._code_path: str = order["code_path"]
+        copying = (self._order or {}).get("copying") or {}
+        self._others = len(copying.get("hosts") or ()) - 1  # who copy from each other
+        self._since = time.time() - COARSE_S
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._until: Optional[float] = None  # of the last look
+        self._killed_at: Optional[float] = None
+        self._heard = b""
+        self._met: Servers = {}
+        self._meet_until: Optional[float] = None
+        self._ranks: Tuple[Optional[float], float] = (None, 0.0)  # as the process knows it
+        self.port: Optional[int] = None  # where the other hosts get this one's checkpoints, once it is known
+        self.lingers = False  # the last look is over, and copies are still to be made
+
+    def start(self) -> None:
+        """Once, when the ranks are about to start. Without it a run has no manifests, and that is all."""
+        if self._order is None:
+            return
+        argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
+        try:
+            pipe = subprocess.PIPE
+            child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, start_new_session=True, close_fds=True)
+        except OSError as error:
+            notes.note("nobody keeps the checkpoints: %s" % error)
+            return
+        child.returncode = 0  # the supervisor reaps every child itself
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        self._process = child
+        self._say({**self._order, "since": self._since})
+        self._order.pop("copying", None)  # a secret
+
+    def listen(self) -> None:
+        """Hear what the process has said."""
+        if self._process is None or self._process.stdout is None:
+            return
+        try:
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            word = json.loads(line)
+            self.port = word.get("port", self.port)
+            self.lingers = bool(word.get("lingers", self.lingers))
+
+    def meet(self, servers: Servers) -> None:
+        """Where the other hosts of the run serve what they have. A process that is busy hears the rest later."""
+        if self.port is None or self._process is None or self._process.stdin is None:
+            return
+        for host, place in servers.items():
+            word = json.dumps({"servers": {host: place}}).encode("ascii") + b"\n"
+            if self._met.get(host) == place or len(word) > select.PIPE_BUF:  # more could block, or arrive in part
+                continue
+            if not select.select([], [self._process.stdin], [], 0)[1]:
+                return
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and will be reaped
+                os.write(self._process.stdin.fileno(), word)
+            self._met[host] = place
+
+    def acquainted(self, servers: Servers) -> bool:
+        """Whether this host and the others know where each of them serves, or it is too late for that. A short run may
+        be over before, and nobody can tell afterwards."""
+        known = self.port is not None and len(servers) >= self._others
+        if self._process is None or self._others < 1 or known:
+            return True
+        self._meet_until = self._meet_until or time.monotonic() + MEET_S
+        return time.monotonic() > self._meet_until
+
+    def tell(self, died: Optional[float], restarted: float) -> None:
+        """When the first of the ranks of now ended, and when the launcher last started one again (wall-clock time)."""
+        if self._process is None or self._process.stdin is None or (died, restarted) == self._ranks:
+            return
+        if select.select([], [self._process.stdin], [], 0)[1]:  # otherwise at the next turn
+            self._ranks = (died, restarted)
+            self._say({"died": died, "since": restarted})
+
+    def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_S) -> bool:
+        """Whether the last look is over, or too late. The first call asks for it. With ``linger`` the process stays
+        after it, until other hosts have copies of what it found."""
+        self.listen()
+        if self._process is None or self.lingers:
+            return True
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + seconds
+            self._say({"ended": succeeded, "linger": linger})
+        if now < self._until:
+            return False
+        if self._killed_at is None:
+            self._killed_at = now
+            notes.note("the last look at the checkpoints took too long and was ended; the next start has another")
+            os.kill(self._process.pid, signal.SIGKILL)
+        return now - self._killed_at > GONE_S
+
+    def ended(self, pid: int) -> None:
+        """``pid`` was just reaped: its number may be another process's from now on."""
+        if self._process is not None and self._process.pid == pid:
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+            self._process = None
+            if self._until is None:
+                notes.note("nobody keeps the checkpoints any more: the process %d has ended" % pid)
+
+    def pids(self) -> List[int]:
+        """Never to be stopped with the job."""
+        return [self._process.pid] if self._process is not None else []
+
+    def stuck(self) -> List[int]:
+        """It outlives the run: it waits for a disk that hangs, and cannot be ended, or it lingers."""
+        late = self._killed_at is not None and time.monotonic() - self._killed_at > GONE_S
+        return self.pids() if late or self.lingers else []
+
+    def _say(self, word: Dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), json.dumps(word).encode("ascii") + b"\n")
+        except OSError as error:
+            notes.note("the keeper of the checkpoints does not listen: %s" % error)
+
+
+def main() -> None:
+    """The keeper's process: looks until it hears that the ranks have ended, and then once more. Without that word its
+    supervisor is dead. Notes go to the run's supervisor.log."""
+    os.umask(0o077)
+    processes.set_name("ddpctl-keeper")
+    os.nice(19)  # which is also its place in the queue of a disk
+    words = _Words()
+    order = words.wait()
+    assert order is not None
+    keeper = Keeper(order["folder"], order["host"], since=order["since"], tied=order["tied"])
+    replication = _replication(order)
+    told, pause, ended, linger = "", 0.0, None, False
+    while ended is None:
+        word = words.wait(pause)
+        if word is None:
+            return
+        if "servers" in word:
+            if replication is not None:
+                replication.meet(word["servers"])
+            continue
+        if "died" in word:
+            keeper.heard(word["died"], word["since"])
+            continue
+        ended, linger = word.get("ended"), bool(word.get("linger"))
+        begun = time.monotonic()
+        try:
+            _turn(keeper, order, ended, replication)
+        except OSError as error:  # of a disk that is full, or away: it may pass
+            if str(error) != told:
+                notes.note("checkpoints: %s" % error)
+            told = str(error)
+        pause = max(LOOK_S, (time.monotonic() - begun) / SHARE)
+    if replication is not None and linger:
+        _say(lingers=True)
+        replication.finish(LINGER_S)
+
+
+class _Words:
+    """What the supervisor says."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._lines: List[bytes] = []
+
+    def wait(self, timeout: Optional[float] = None) -> Optional[Dict[str, Any]]:
+        """The next word; an empty one when none came in time, None when none will come."""
+        if not self._lines and select.select([0], [], [], timeout)[0]:
+            data = os.read(0, 1 << 20)
+            if not data:
+                return None
+            *self._lines, self._rest = (self._rest + data).split(b"\n")
+        return json.loads(self._lines.pop(0)) if self._lines else {} if timeout is not None else self.wait()
+
+
+def _say(**word: Any) -> None:
+    os.write(1, json.dumps(word).encode("ascii") + b"\n")
+
+
+def _replication(order: Dict[str, Any]) -> Optional[Replication]:
+    """The copies on other hosts; None for a run that has none."""
+    copying = order.get("copying")
+    if copying is None:
+        return None
+    folder = JobFolder(copying["base"], copying["job"], order["host"])
+    try:
+        found = Replication.of(folder, copying)
+    except OSError as error:
+        notes.note("checkpoints are not copied to other hosts: %s" % error)
+        return None
+    found.start()
+    _say(port=found.port)
+    return found
+
+
+def _turn(
+    keeper: Keeper, order: Dict[str, Any], ended: Optional[bool], replication: Optional[Replication] = None
+) -> None:
+    """One look. What follows from a new manifest belongs here."""
+    if keeper.look(ended):
+        keeper.tidy(order["keep"], order["outputs"], replication.elsewhere() if replication is not None else {})
+    if replication is not None and keeper.gone:
+        replication.removed(keeper.gone)
+        keeper.gone = []

@@ -1,0 +1,236 @@
+"""The process that runs a run's notifiers: all at once, none for longer than the deadline, and nothing of them stays.
+
+It claims the event on the disk first, so nobody is notified twice, even if this process dies. It is a subreaper, so
+whatever a notifier starts stays below it and is ended with it. A webhook is a program too (``post``), in a process of
+its own: a name server, or a server that sends a byte now and then, may hold it for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Dict, List, Optional, Tuple
+
+import ddpctl_worker
+from ddpctl_worker import fs, notes, proc
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import processes
+from ddpctl_worker.run.cause import code_of
+from ddpctl_worker.run.launcher import BeforeExec
+from ddpctl_worker.run.notifying import variables
+from ddpctl_worker.run.stopper import TICK_S, Stopper, reap, run_to_end
+
+GRACE_S = 1.0  # from SIGTERM to SIGKILL
+KEPT = 8 << 10  # bytes of a notifier's output
+READ = 1 << 20  # bytes of it that are read at all; who writes more waits for a reader until the deadline
+_POST = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import post; post()"
+
+
+def main() -> None:
+    """The process: {"node", "message", "to", "env", "cwd", "umask", "seconds"} on stdin."""
+    order = json.loads(sys.stdin.buffer.read())
+    processes.set_name("ddpctl-notify")
+    paths, said = RunPaths(order["node"]), order["message"]
+    try:
+        if not fs.write_once(paths.notified(said["event"], said["attempt"]), {"time": notes.now_iso()}):
+            return
+    except OSError as error:
+        notes.note("notify: nobody was notified: the disk takes no claim: %s" % error)
+        return
+    processes.become_subreaper()
+    programs = [_Program(one, order) for one in order["to"]]
+    seconds = float(order["seconds"])
+    troubles = _run(programs, seconds)
+    _log(paths, said["event"], [(one.outcome(seconds), one.lines()) for one in programs], troubles)
+
+
+class _Program:
+    """One notifier, from its start on."""
+
+    def __init__(self, to: Dict[str, Any], order: Dict[str, Any]) -> None:
+        self._name = _name(to)
+        self._webhook = "webhook" in to
+        self._status: Optional[int] = None  # wait status
+        self._seconds = 0.0  # that it took
+        self._output = b""
+        self._read = 0  # bytes
+        self._begun = time.monotonic()
+        self._trouble = ""
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._say = json.dumps(order["message"]).encode("ascii")
+        try:
+            self._start(to, order)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._trouble = "cannot be started: %s" % error
+
+    def _start(self, to: Dict[str, Any], order: Dict[str, Any]) -> None:
+        if self._webhook:
+            code = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
+            argv, cwd = [sys.executable, "-I", "-c", _POST, code], "/"
+            self._say = json.dumps({"url": to["webhook"], "body": order["message"]}).encode("ascii")
+        else:
+            argv, cwd = to["command"], order["cwd"]
+        self._process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(order["env"], **variables(order["message"], order["node"])),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            close_fds=True,
+            preexec_fn=BeforeExec(None, int(order["umask"])),
+        )
+        self._process.returncode = 0  # this process reaps every child itself
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        if self._process is not None:
+            for pipe, event, act in (
+                (self._process.stdin, selectors.EVENT_WRITE, self._write),
+                (self._process.stdout, selectors.EVENT_READ, self._take),
+            ):
+                assert pipe is not None
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, event, act)
+
+    def _write(self, fd: int) -> bool:
+        """Whether there is more to say."""
+        try:
+            self._say = self._say[os.write(fd, self._say) :]
+        except BlockingIOError:
+            return True
+        except OSError:  # it does not read
+            return False
+        return bool(self._say)
+
+    def _take(self, fd: int) -> bool:
+        """Whether there is more to read."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        self._read += len(data)
+        self._output += data[: KEPT - len(self._output)]
+        return bool(data) and self._read < READ
+
+    def ended(self, statuses: Dict[int, int]) -> None:
+        if self._process is not None and self._status is None and self._process.pid in statuses:
+            self._status = statuses[self._process.pid]
+            self._seconds = time.monotonic() - self._begun
+
+    def outcome(self, deadline: float) -> str:
+        """How it went, in words."""
+        return "%s: %s" % (self._name, self._trouble or self._how(deadline))
+
+    def _how(self, deadline: float) -> str:
+        if self._status is None or self._seconds > deadline:
+            return "did not end within %g s and was killed" % deadline
+        said, code = self._output.decode("utf-8", "replace").strip(), code_of(self._status)
+        how = "exit code %d" % code if code >= 0 else "ended by signal %d" % -code
+        return "%s (%.1f s)" % (said if self._webhook and said else how, self._seconds)
+
+    def lines(self) -> List[str]:
+        """What it wrote, for the log."""
+        if self._webhook:
+            return []
+        lines = ["    " + line for line in self._output.decode("utf-8", "replace").splitlines()]
+        more = self._read - len(self._output)
+        return [*lines, "    (at least %d bytes more)" % more] if more else lines
+
+
+def _name(to: Dict[str, Any]) -> str:
+    """As logs may say it: the address of a webhook is often a secret."""
+    if "webhook" in to:
+        place = urllib.parse.urlsplit(to["webhook"])
+        return "webhook %s://%s" % (place.scheme, place.netloc)
+    return "command %s" % to["command"][0]
+
+
+def _run(programs: List[_Program], seconds: float) -> List[str]:
+    """Until nothing of any is left, or the deadline; then what there still is, is ended. Returns words about that."""
+    statuses: Dict[int, int] = {}
+
+    def collect() -> None:
+        statuses.update(reap())
+        for one in programs:
+            one.ended(statuses)
+
+    selector = selectors.DefaultSelector()
+    for one in programs:
+        one.watch(selector)
+    proof = processes.Proof(subreaper=True)
+    deadline = time.monotonic() + seconds
+    collect()
+    while time.monotonic() < deadline and not proof.given():
+        _serve(selector, TICK_S)
+        collect()
+    _serve(selector, 0.0)  # what the last of them wrote
+    stopper = run_to_end(Stopper(_below, None, GRACE_S, proof=proof), collect)
+    words = []
+    if stopper.signalled:
+        words.append("processes that still ran after %g s and were ended: %d" % (seconds, stopper.signalled))
+    return words + ["pid %(pid)d (%(cmd)s) cannot be killed" % one for one in stopper.survivors]
+
+
+def _serve(selector: selectors.BaseSelector, pause: float) -> None:
+    for key, _ in selector.select(pause):
+        if not key.data(key.fd):
+            selector.unregister(key.fileobj)
+            if key.events == selectors.EVENT_WRITE:
+                key.fileobj.close()  # type: ignore[union-attr]  # a pipe: the end of what it reads
+
+
+def _below() -> Dict[int, proc.Stat]:
+    """Everything that was started here, whatever became of its parents."""
+    me = os.getpid()
+    return processes.members("", [me], [me])
+
+
+def _log(paths: RunPaths, event: str, outcomes: List[Tuple[str, List[str]]], troubles: List[str]) -> None:
+    """What became of each in the run's notify.log, with what it wrote, and in supervisor.log."""
+    lines = []
+    for outcome, output in outcomes:
+        notes.note("notify: %s" % outcome)
+        lines += ["%s %s: %s" % (notes.now_iso(), event, outcome), *output]
+    for trouble in troubles:
+        notes.note("notify: %s" % trouble)
+    try:
+        fd = os.open(paths.notify_log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write("".join(line + "\n" for line in lines).encode("utf-8", "replace"))
+    except OSError as error:
+        notes.note("notify: notify.log cannot be written: %s" % error)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would turn the POST into a GET, or lead to another scheme or host: it counts as a failure."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def post() -> None:
+    """The process: {"url", "body"} on stdin; says in a few words what was answered, and never the URL."""
+    order = json.loads(sys.stdin.buffer.read())
+    headers = {"Content-Type": "application/json", "User-Agent": "ddpctl"}
+    body = json.dumps(order["body"]).encode("ascii")
+    try:
+        request = urllib.request.Request(order["url"], body, headers, method="POST")
+        with urllib.request.build_opener(_NoRedirect).open(request) as answer:
+            said, code = "answered %d" % answer.status, 0
+    except urllib.error.HTTPError as error:
+        redirect = " (redirects are not followed)" if 300 <= error.code < 400 else ""
+        said, code = "failed: answered %d%s" % (error.code, redirect), 1
+    except Exception as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        words = str(reason) if isinstance(reason, OSError) else type(reason).__name__  # others may hold the URL
+        said, code = "failed: %s" % words, 1
+    print(said, flush=True)
+    sys.exit(code)

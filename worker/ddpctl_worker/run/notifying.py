@@ -1,0 +1,130 @@
+"""Who is notified of the end of a run or of a restart: which node does that, what is said, and how it is started.
+
+One node does it, in a process of its own (notifier.py) that nobody waits for: whatever a notifier does, the run's end
+is on record before it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Dict, Optional, Sequence
+
+import ddpctl_worker
+from ddpctl_worker import fs, notes
+from ddpctl_worker.contract import (
+    ENV_HOST,
+    ENV_JOB,
+    ENV_RUN,
+    ENV_RUN_DIR,
+    NODE_LOST,
+    NODE_REBOOTED,
+    SCHEMA,
+    SUPERVISOR_LOST,
+)
+from ddpctl_worker.paths import RunPaths
+
+DEADLINE_S = 30.0
+ENDED, RESTART = "ended", "restart"
+MAX_VALUE = 4000  # characters of a variable
+_GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import main; main()"
+
+
+def speaker(hosts: Sequence[str], cause: Optional[Dict[str, Any]]) -> str:
+    """The host that notifies: the lowest node rank that is not lost. ``cause`` is what all nodes have agreed on."""
+    gone = cause["host"] if cause is not None and cause["reason"] in _GONE else None
+    return next((host for host in hosts if host != gone), hosts[0])
+
+
+def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
+    """What is said of the run ``run`` (its run.json). ``event``: its name, and the run's state, attempt and cause."""
+    made = {
+        "schema": SCHEMA,
+        "event": event["event"],
+        "job": run["job"],
+        "run": run["run"],
+        "cluster": run["cluster"],
+        "host": run["host"],
+        "hosts": [host for host in run["hosts"] if host != run.get("witness")],
+        "state": event["state"],
+        "attempt": event["attempt"],
+        "started": event.get("started"),
+        "ended": event.get("ended"),
+        "cause": event.get("cause"),
+    }
+    return dict(made, text=_sentence(made, event.get("grew")))
+
+
+def _sentence(said: Dict[str, Any], grew: Optional[int] = None) -> str:
+    """``train failed on lab: node1 rank 3: exited: ValueError: no data (run 20261121T233155Z-6c0c5d)``."""
+    cause, happened = said["cause"], said["state"] if said["event"] == ENDED else "restarts"
+    why = ": it continues on %d hosts" % grew if grew else ""
+    if cause is not None:
+        rank = "" if cause.get("rank") is None else " rank %s" % cause["rank"]
+        why = ": %s%s: %s: %s" % (cause["host"], rank, cause["reason"], cause["message"])
+    return "%s %s on %s%s (run %s)" % (said["job"], happened, said["cluster"], why, said["run"])
+
+
+def variables(said: Dict[str, Any], folder: str) -> Dict[str, str]:
+    """The message as the variables of a command; ``folder``: the run's. What there is none of is empty."""
+    cause = said["cause"] or {}
+    found = {
+        ENV_JOB: said["job"],
+        ENV_RUN: said["run"],
+        ENV_RUN_DIR: folder,
+        ENV_HOST: said["host"],
+        "DDPCTL_EVENT": said["event"],
+        "DDPCTL_STATE": said["state"],
+        "DDPCTL_TEXT": said["text"],
+        "DDPCTL_CAUSE_HOST": cause.get("host"),
+        "DDPCTL_CAUSE_RANK": cause.get("rank"),
+        "DDPCTL_CAUSE_REASON": cause.get("reason"),
+        "DDPCTL_CAUSE_MESSAGE": cause.get("message"),
+    }
+    return {name: "" if value is None else _passable(str(value)) for name, value in found.items()}
+
+
+def _passable(text: str) -> str:
+    """As an environment can hold it: the message of a cause comes from a script, and anything may be in that."""
+    return text[:MAX_VALUE].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+
+
+def notify(
+    paths: RunPaths, run: Dict[str, Any], how: Dict[str, Any], event: Dict[str, Any], seconds: float = DEADLINE_S
+) -> int:
+    """Have every notifier of ``how`` (start.py) run, for at most ``seconds``; returns the pid of the process that sees
+    to it. That and what is below it are not the job's: a caller that stays must not end them with it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    order = dict(how, node=paths.node, message=message(run, event), seconds=seconds)
+    code = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
+    argv = [sys.executable, "-I", "-X", "utf8", "-c", _CODE, code]
+    child = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, close_fds=True, cwd="/"
+    )
+    child.returncode = 0  # nobody waits for it here
+    assert child.stdin is not None
+    with child.stdin as pipe:  # secrets are in it, so neither a file nor the command line will do
+        pipe.write(json.dumps(order).encode("ascii"))
+    return child.pid
+
+
+def at_end(paths: RunPaths, how: Optional[Dict[str, Any]]) -> None:
+    """The run has ended, and that is on record: notify, where this node is the one that does."""
+    if how is None:
+        return
+    try:
+        run, end = fs.read_json(paths.run), fs.read_json(paths.exit)
+        if run is None or end is None or speaker(run["hosts"], end["cause"]) != paths.host:
+            return
+        started = fs.read_optional(paths.state).get("started")
+        event = {name: end[name] for name in ("state", "attempt", "ended", "cause")}
+        event["attempt"] = max(int(event["attempt"]), int(run.get("attempt") or 1))
+        notify(paths, run, how, dict(event, event=ENDED, started=started))
+    except Exception as error:
+        notes.note("notify: nobody was notified: %s" % notes.trace(error))

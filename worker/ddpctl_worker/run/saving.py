@@ -1,0 +1,106 @@
+"""A checkpoint before the end: a supervisor that is told to end has the ranks of all nodes save first.
+
+A machine that shuts down ends its supervisor with SIGTERM. That one asks the ranks here, has the supervisors of the
+other nodes ask theirs, and waits until a node sees a new checkpoint, or for as long as a shutdown leaves time. A rank
+that does not handle the signal is never sent it (run/ask.py).
+"""
+
+from __future__ import annotations
+
+import time
+from threading import Thread
+from typing import Any, Callable, Dict, Optional
+
+from ddpctl_worker import notes
+from ddpctl_worker.checkpoint.fresh import Fresh
+from ddpctl_worker.gang.base import Gang
+from ddpctl_worker.run import ask
+from ddpctl_worker.run.ranks import Roster
+
+SHUTDOWN_S = 60.0  # systemd gives a service 90 s; the stop comes after this
+LOOK_S = 0.5
+SAVE, SAVED = "save", "saved"  # what nodes say to each other
+
+
+class Saving:
+    """``folder`` is where the ranks here save. ``changed`` is called when there is something new to ask for."""
+
+    def __init__(
+        self,
+        run: Dict[str, Any],
+        folder: Optional[str],
+        roster: Roster,
+        gang: Optional[Gang],
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings: Dict[str, Any] = run.get("checkpoint") or {}
+        self._folder, self._roster, self._gang, self._changed = folder, roster, gang, changed
+        self._until: Optional[float] = None  # set once it has begun
+        self._over = False
+        if gang is not None:
+            gang.on_word(self._hear)
+
+    def begin(self) -> None:
+        """Ask all ranks of the run, those of the other nodes too. Does not wait."""
+        self._say(SAVE)
+        self._ask_here()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing (more) to wait for."""
+        return self._over or self._until is None or time.monotonic() >= self._until
+
+    def _ask_here(self) -> None:
+        if self._until is not None or not self._settings or not self._folder:
+            return
+        self._until = time.monotonic() + min(float(self._settings["timeout"]), SHUTDOWN_S)
+        try:
+            Thread(target=self._run, name="saving", daemon=True).start()  # it looks at a disk, which may hang
+        except RuntimeError as error:  # the user may start no more threads
+            self._end("no thread: %s" % error)
+
+    def _hear(self, host: str, word: Dict[str, Any]) -> None:
+        """In the gang's thread."""
+        what = word.get("what")
+        if what not in (SAVE, SAVED):
+            return
+        if self._gang is not None and self._gang.is_hub:
+            self._say(what)  # a member's word reaches the hub alone
+        if what == SAVE:
+            self._ask_here()
+        else:
+            self._end("%s has saved a checkpoint" % host)
+
+    def _run(self) -> None:
+        try:
+            self._ask_and_wait()
+        except Exception as error:
+            self._end("no checkpoint: %s" % notes.trace(error))
+
+    def _ask_and_wait(self) -> None:
+        assert self._folder is not None
+        fresh = Fresh(self._folder)
+        ranks = self._roster.alive()
+        number = ask.number_of(self._settings["signal"])
+        deaf = ask.deaf_of(ranks, number) or ask.send(ranks, number)
+        if not ranks:
+            self._end("no checkpoint: no rank runs here")
+        elif deaf:
+            who = ", ".join(str(one.rank) for one in deaf)
+            self._end("no checkpoint: rank %s does not handle %s" % (who, self._settings["signal"]))
+        while not self.over:
+            name = fresh.look()
+            if name is not None:
+                self._say(SAVED)
+                self._end("saved %s" % name)
+            time.sleep(LOOK_S)
+
+    def _say(self, what: str) -> None:
+        if self._gang is not None:
+            self._gang.say({"what": what})
+
+    def _end(self, why: str) -> None:
+        if not self._over and self._until is not None:
+            notes.note("before the end: %s" % why)
+        self._over = True
+        self._changed()

@@ -1,0 +1,117 @@
+"""How a run that has ended leaves a node: the remove verb, and ``keep_runs`` of a job.
+
+To everybody else it is gone at once; its files go after that. Checkpoints are the job's, not the run's, and stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from typing import Any, Dict, List, Tuple
+
+import ddpctl_worker
+from ddpctl_worker import fs, notes
+from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.contract import LIVE, OS_ERROR, TERMINAL
+from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
+from ddpctl_worker.run.status import HERE, holders, node_status, refuse_elsewhere, remains, whereabouts
+
+_CODE = (
+    "import os, sys; os.nice(19); sys.path.insert(0, sys.argv[1]); from ddpctl_worker.store.remove import prune; "
+    "prune(*sys.argv[2:5], int(sys.argv[5]))"
+)
+
+
+def remove(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"run"}`` -> ``{"removed": bool}``: False where this node has nothing of it.
+
+    Raises:
+        WorkerError: LIVE, or OTHER_MACHINE: it is not over. OS_ERROR: the disk does not let it go.
+    """
+    paths = run_paths(base_of(request), request["run"], request["host"])
+    if not os.path.lexists(paths.node):
+        return {"removed": False}
+    refuse_elsewhere(paths)
+    if not is_over(paths, paths.host):
+        raise WorkerError(LIVE, "run %s is live here" % request["run"], "end it: ddpctl kill %s" % request["run"])
+    left = ", ".join(map(str, left_of(paths)))
+    if left:
+        raise WorkerError(
+            LIVE,
+            "processes of run %s are left here (pid %s)" % (request["run"], left),
+            "end them: ddpctl kill %s" % request["run"],
+        )
+    try:
+        return {"removed": _take_part(paths)}
+    except OSError as error:
+        raise WorkerError(OS_ERROR, "not all files of run %s could be removed: %s" % (request["run"], error)) from None
+
+
+def is_over(paths: RunPaths, host: str) -> bool:
+    """Another host's part counts as over only by its exit record: its processes cannot be seen from here."""
+    if os.path.exists(paths.exit):
+        return True
+    if paths.host != host:
+        return False
+    try:
+        return node_status(paths)["state"] in TERMINAL
+    except (WorkerError, OSError):
+        return False
+
+
+def left_of(paths: RunPaths) -> List[int]:
+    """Processes that outlived a run: without its record nobody could find them again."""
+    state = holders(paths)
+    return sorted(remains(paths, state)) if whereabouts(paths, state) == HERE else []
+
+
+def take(folder: str) -> bool:
+    """Remove a folder that readers see whole or not at all; False when another was quicker. gc finds the rest of one
+    that was interrupted."""
+    parent, name = os.path.split(folder)
+    aside = os.path.join(parent, ".%s.%s" % (name, secrets.token_hex(6)))
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return False
+    fs.remove(aside)
+    return True
+
+
+def _take_part(paths: RunPaths) -> bool:
+    taken = take(paths.node)
+    with contextlib.suppress(OSError):  # a base_dir that is shared holds the parts of other hosts too
+        os.rmdir(os.path.dirname(paths.node))
+    return taken
+
+
+def prune_later(base: str, run: Dict[str, Any], log: str) -> None:
+    """Have ``prune`` done by a process of its own, so that nobody waits for it; what goes wrong is in ``log``. The run
+    has begun, and never fails for want of this."""
+    code = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
+    argv = [sys.executable, "-I", "-c", _CODE, code, base, run["host"], run["job"], str(run["keep_runs"])]
+    null = subprocess.DEVNULL
+    try:
+        with open(log, "ab") as told:
+            subprocess.Popen(argv, stdin=null, stdout=null, stderr=told, start_new_session=True, cwd="/")
+    except OSError as error:
+        notes.note("old runs of %s stay: %s" % (run["job"], error))
+
+
+def prune(base: str, host: str, job: str, keep: int) -> None:
+    """Remove the runs of this name that have ended on ``host``, beyond the ``keep`` newest."""
+    ended: List[Tuple[str, str, RunPaths]] = []
+    for paths in known_runs(base, host):
+        run = fs.read_optional(paths.run)
+        if run.get("job") == job and run.get("host") == host and is_over(paths, host):
+            ended.append((str(run.get("created")), str(run.get("run")), paths))
+    ended.sort(key=lambda one: one[:2], reverse=True)
+    for _, _, paths in ended[keep:]:
+        try:
+            if not left_of(paths):
+                _take_part(paths)
+        except OSError as error:
+            notes.note("not all files of %s could be removed: %s" % (paths.node, error))
