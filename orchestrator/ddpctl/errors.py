@@ -21,6 +21,7 @@
     ├── NoSuchJob                  7   no node knows the job
     ├── HostsFailed                *   several hosts failed, each with its own error
     ├── JobFailed                  1   the job ran and failed, was killed, or was lost
+    ├── NotSaved                   1   no checkpoint came of asking for one
     ├── InternalFault              1   a mistake of ddpctl itself
     └── Interrupted                130
 
@@ -186,6 +187,10 @@ class HostsFailed(DdpctlError):
 
 class JobFailed(DdpctlError):
     """The job ran and failed, was killed, or was lost."""
+
+
+class NotSaved(DdpctlError):
+    """The ranks could not be asked for a checkpoint, or none came."""
 
 
 class InternalFault(DdpctlError):

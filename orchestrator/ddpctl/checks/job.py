@@ -176,7 +176,10 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
     if kind == "ours" and job and job == own:
         # Started twice, the name would mean the newer run only, and the older one be forgotten.
         message = f"the job {job} is running here already ({who})"
-        fix = f"follow it with `ddpctl attach {job}`, or end it with `ddpctl kill {job}`"
+        fix = (
+            f"follow it with `ddpctl attach {job}`, end it with `ddpctl kill {job}`, "
+            "or start a second one under another name: `ddpctl up --name NAME`"
+        )
         return report.error(host, message, fix=fix, evidence=evidence)
     what = f"the ddpctl job {job}" if kind == "ours" else "a job of torchrun"
     return report.info(

@@ -27,6 +27,7 @@ _PACKAGES = {
     "dateutil": "python-dateutil",
     "attr": "attrs",
     "faiss": "faiss-cpu",
+    "etcd": "python-etcd",
 }
 
 

@@ -8,21 +8,30 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.errors import HostsFailed, UsageError
+from ddpctl.errors import HostsFailed, NoSuchJob, UsageError
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.values import plural
+from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import fetch_run, nowhere
 from ddpctl.stages.status import find_run
+
+LIST = "`ddpctl checkpoints JOB` says what is there, and what is missing"
 
 
 def fetch(
     job: str = session.JobArgument,
     dest: Path = typer.Argument(None, metavar="DEST", help="Destination folder; default: ./<run>.", show_default=False),
+    checkpoints: bool = typer.Option(
+        False, "--checkpoints", help="Instead: the checkpoints that a restart would resume from, to DEST/checkpoints/."
+    ),
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Copy logs, records and declared outputs of a run from every node to DEST/<host>/."""
     inventory = session.load(None, option, job=job)
     if dest is not None:
         _check(dest)
+    if checkpoints:
+        return _fetch_newest(inventory, job, dest)
     with session.at_work(inventory) as (fleet, tell):
         run = find_run(fleet, job)
         folder = dest if dest is not None else Path(run.run)
@@ -33,6 +42,21 @@ def fetch(
         session.warn(f"warning: declared output {name} was not found on any node that answered")
     if outcome.errors:
         raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(run.hosts)} hosts", outcome.errors)
+    return 0
+
+
+def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
+    """The checkpoints that a start of the job would resume from, if the hosts that answer have all of them."""
+    with session.at_work(inventory) as (fleet, tell):
+        found = list_checkpoints(fleet, job)
+        for host, error in found.errors.items():
+            session.warn(f"warning: {host} was not asked: {error.what}")
+        if not found.resumed:
+            raise NoSuchJob(f"no complete checkpoint of {found.job} on {plural(len(fleet.hosts), 'host')}", hint=LIST)
+        folder = (dest if dest is not None else Path(found.job)) / "checkpoints"
+        counts = [(one, fetch_checkpoint(found.job, one, folder, fleet, tell)) for one in found.resumed]
+    for one, files in counts:
+        typer.echo(f"{folder / one.entry}: {plural(files, 'file')}, {one.size} bytes, hashes verified")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from ddpctl.spec.event import Line
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
+from ddpctl.stages.rejoin import rejoin
 from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
@@ -42,6 +44,8 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
 
 
 def _success(run: RunStatus) -> str:
+    if run.left:
+        return f"{run.job} succeeded on {len(run.taking_part)} of {plural(len(run.nodes), 'node')}  (run {run.run})"
     return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
 
 
@@ -80,7 +84,14 @@ def follow_run(
             keep(positions)
 
         errors = stage.follow(
-            run.run, run.hosts, fleet, view.tell, selection=selection, save=save, interrupted=interrupted
+            run.run,
+            hosts_with_output(run),
+            fleet,
+            view.tell,
+            selection=selection,
+            save=save,
+            interrupted=interrupted,
+            back=functools.partial(rejoin, fleet, run) if run.record.get("restart") else None,
         )
     printer.flush()
     gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
@@ -92,6 +103,11 @@ def follow_run(
             printer.write(line)
         printer.flush()
     return end
+
+
+def hosts_with_output(run: RunStatus) -> list[str]:
+    """Those that may ever run a rank: a witness never does."""
+    return [host for host in run.hosts if host != run.record.get("witness")]
 
 
 def how_to_go_on(run: str) -> str:

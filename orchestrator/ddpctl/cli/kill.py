@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from ddpctl.cli import session
-from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
+from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Interrupted, Survivors, UsageError
 from ddpctl.render.status import kill_view
-from ddpctl.spec.outcome import KillOutcome, RunStatus
+from ddpctl.spec.done import KillOutcome
+from ddpctl.spec.event import Tell
+from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.values import plural
+from ddpctl.stages.save import save_run
 from ddpctl.stages.status import live_runs
 from ddpctl.stages.stop import stop_run
+from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
 
 
@@ -23,20 +28,23 @@ def kill(
     grace: float = typer.Option(
         None, "--grace", min=0.0, help="Seconds from SIGTERM to SIGKILL; default: the job's timeouts.stop (10)."
     ),
+    save: bool = typer.Option(False, "--save", help="Ask the ranks for a checkpoint first, and wait for it."),
     every: bool = typer.Option(False, "--all", help="Kill every live run of that name."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
     """End a run on every node and prove that nothing of it is left. Safe to repeat."""
     inventory = session.load(None, option, job=job)
-    with session.fleet_of(inventory) as fleet:
+    with session.at_work(inventory) as (fleet, tell):
         runs = live_runs(fleet, job)
         if len(runs) > 1 and not every:
             raise _which(job, runs)
-        outcomes = [
-            stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace if grace is None else grace, by=session.me())
-            for run in runs
-        ]
+        outcomes = []
+        for run in runs:
+            saved = _saved(fleet, run, tell) if save else None
+            seconds = run.grace if grace is None else grace
+            stopped = stop_run(run.job, run.run, run.hosts, fleet, grace=seconds, by=session.me())
+            outcomes.append(replace(stopped, asked_to_save=save, saved=saved))
     if as_json:
         documents = [outcome.to_json() for outcome in outcomes]
         session.print_json({"schema": contract.SCHEMA, "runs": documents} if every else documents[0])
@@ -45,6 +53,20 @@ def kill(
             session.print_view(kill_view(outcome))
     _require_proofs(outcomes)
     return 0
+
+
+def _saved(fleet: Fleet, run: RunStatus, tell: Tell) -> str | None:
+    """The name of the new checkpoint; without one a warning says why: the user wants the run to end all the same."""
+    if run.terminal:
+        return None
+    try:
+        return save_run(fleet, run, tell).name
+    except Interrupted:
+        raise
+    except DdpctlError as error:
+        session.warn(f"warning: {error}")
+        session.warn(f"{run.run} is killed without a new checkpoint")
+        return None
 
 
 def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
@@ -63,11 +85,7 @@ def _require_proofs(outcomes: Sequence[KillOutcome]) -> None:
             require_proof(outcome)
         except DdpctlError as error:
             errors.append(error)
-    errors.sort(key=lambda one: one.exit_code)
-    for other in errors[:-1]:
-        session.warn(str(other))
-    if errors:
-        raise errors[-1]
+    session.raise_gravest(errors)
 
 
 def require_proof(outcome: KillOutcome) -> None:

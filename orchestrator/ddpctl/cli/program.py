@@ -40,8 +40,12 @@ COMMANDS = (
     "tail",
     "attach",
     "doctor",
+    "checkpoint",
     "kill",
+    "restart",
+    "checkpoints",
     "fetch",
+    "rm",
     "gc",
     "bench",
     "trust",
@@ -59,6 +63,11 @@ KNOWN_AS = {
     "check": "preflight",
     "ssh": "exec",
     "diagnose": "doctor",
+    "remove": "rm",
+    "delete": "rm",
+    "save": "checkpoint",
+    "resume": "restart",
+    "retry": "restart",
 }
 
 

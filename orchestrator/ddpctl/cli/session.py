@@ -18,7 +18,7 @@ from rich.console import RenderableType
 
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import UsageError
+from ddpctl.errors import DdpctlError, UsageError
 from ddpctl.files.inventory import find_inventory, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
@@ -42,7 +42,12 @@ OnlyOption = typer.Option(
 )
 SkipOption = typer.Option(None, "--skip", metavar="ID,...", help="Skip these checks.")
 JsonOption = typer.Option(False, "--json", help="Print one JSON document on stdout.")
-JobArgument = typer.Argument(..., metavar="JOB", help="A job's name (its newest run) or a run id.", show_default=False)
+JobArgument = typer.Argument(
+    ...,
+    metavar="JOB",
+    help="A job's or run's name (its newest run), a run id, or the beginning of one.",
+    show_default=False,
+)
 
 
 def load(argument: Path | None, option: Path | None, *, job: str | None = None) -> Inventory:
@@ -153,6 +158,15 @@ def warn(message: str) -> None:
     """A line on stderr; from any thread."""
     with quiet():
         stderr_console().print(message, style="yellow")
+
+
+def raise_gravest(errors: Sequence[DdpctlError]) -> None:
+    """Raises the gravest of what went wrong with several runs, once the others have been told."""
+    ordered = sorted(errors, key=lambda one: one.exit_code)
+    for other in ordered[:-1]:
+        warn(str(other))
+    if ordered:
+        raise ordered[-1]
 
 
 def me() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import print_lines
+from ddpctl.cli.follow import hosts_with_output, print_lines
 from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.outcome import RunStatus
@@ -62,7 +62,7 @@ def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> li
                 raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
         return names
     if ranks is None:
-        return list(run.hosts)
+        return hosts_with_output(run)
     hosts = [node.host for node in run.nodes if ranks & set(node.ranks)]
     if not hosts:
         raise UsageError(f"{run.run} has no rank {min(ranks)}", hint=f"its ranks are 0 to {run.world_size - 1}")

@@ -24,6 +24,7 @@ from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.status import plan_view, status_view
 from ddpctl.spec.finding import Severity
+from ddpctl.spec.names import check_run_name
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
@@ -43,25 +44,35 @@ class OnInterrupt(str, enum.Enum):
     KILL = "kill"
 
 
+DetachOption = typer.Option(False, "-d", "--detach", help="Return once every node has started.")
+OnInterruptOption = typer.Option(
+    OnInterrupt.ASK,
+    "--on-interrupt",
+    help="What Ctrl-C does while following: ask (without a terminal: detach), detach, or kill the job.",
+)
+
+
 def up(
     inventory: Path | None = session.InventoryArgument,
     job: str = typer.Option(None, "--job", help="Job to run; required if the inventory has more than one."),
+    name: str = typer.Option(
+        None, "--name", help="Name of this run instead of the job's; it must not be live. For runs side by side."
+    ),
     nodes: int = typer.Option(None, "--nodes", min=1, help="Number of nodes to run on."),
     nproc: int = typer.Option(None, "--nproc", min=1, help="Processes per node."),
     sets: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="Override a key of the job or of the inventory."
     ),
-    detach: bool = typer.Option(False, "-d", "--detach", help="Return once every node has started."),
+    detach: bool = DetachOption,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run; connect to no host."),
     skip_preflight: bool = typer.Option(False, "--skip-preflight", help="Start without preflight."),
     deep: bool = typer.Option(False, "--deep", help="Also start every rank once, as preflight --deep does."),
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
-    on_interrupt: OnInterrupt = typer.Option(
-        OnInterrupt.ASK,
-        "--on-interrupt",
-        help="What Ctrl-C does while following: ask (without a terminal: detach), detach, or kill the job.",
+    fresh: bool = typer.Option(
+        False, "--fresh", help="Start without the checkpoints of earlier runs: they get another name on every node."
     ),
+    on_interrupt: OnInterrupt = OnInterruptOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -73,40 +84,47 @@ def up(
         given := [name for name, value in (("deep", deep), ("only", only), ("skip", skip)) if value]
     ):
         raise UsageError(f"--{given[0]} has no effect with --skip-preflight", hint="remove one of the two")
-    launch = _launch(session.inventory_file(inventory, option, job=job), job, nodes, nproc, sets)
+    launch = _launch(session.inventory_file(inventory, option, job=job), job, name, nodes, nproc, sets)
     for note in launch.notes:
         session.warn(f"warning: {note}")
     if dry_run:
         session.show(launch.plan(), plan_view, as_json=as_json)
         return 0
-    with Interrupts() as interrupts, session.fleet_of(launch.inventory, launch.names) as fleet:
+    # A run of a name of its own may be live on any host.
+    hosts = [host.name for host in launch.members] if name is None else None
+    with Interrupts() as interrupts, session.fleet_of(launch.inventory, hosts) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
-        run = _start(launch, fleet, options, as_json=as_json)
+        run = bring_up(launch, fleet, options, fresh=fresh, as_json=as_json)
         if detach:
             session.show(run, status_view, as_json=as_json)
             return 0
-        return _follow(run, fleet, interrupts, on_interrupt, as_json=as_json)
+        return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
 
-def _launch(file: Path, job: str | None, nodes: int | None, nproc: int | None, sets: list[str]) -> Launch:
-    """The job meant by the command line."""
+def _launch(
+    file: Path, job: str | None, name: str | None, nodes: int | None, nproc: int | None, sets: list[str]
+) -> Launch:
+    """The job meant by the command line, and the name for its run."""
     words = GLOBAL.script
     if words is None:
         inventory = load_inventory(file, sets=sets, job=job)
         spec = inventory.job(job)
     else:
         inventory, spec = load_script(file, words, sets=sets, job=job)
-    return launch_of(inventory, spec, session.new_identity(), nodes=nodes, nproc=nproc)
+    if name is not None:
+        check_run_name(name, spec.name, inventory.jobs)
+    launch = launch_of(inventory, spec, session.new_identity(), nodes=nodes, nproc=nproc)
+    return launch if name is None else launch.named(name)
 
 
-def _start(launch: Launch, fleet: Fleet, options: Options, *, as_json: bool) -> RunStatus:
+def bring_up(launch: Launch, fleet: Fleet, options: Options, *, fresh: bool = False, as_json: bool) -> RunStatus:
     """Everything up to the last confirmed start. Whatever ends it before that, nothing is left running.
 
     Where preflight refuses, its report is the one document that ``as_json`` promises.
     """
     view = ProgressView(stderr_console())
-    up = Up(launch, fleet, view.tell, options)
+    up = Up(launch, fleet, view.tell, options, fresh=fresh)
     try:
         with view:
             run = up.run()
@@ -162,7 +180,7 @@ def _tell_warnings(report: PreflightReport) -> None:
             session.warn(f"warning: {where}{finding.message}{step}")
 
 
-def _follow(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
+def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
     """Follow to the end, or until the person at the terminal, or the sender of a signal, has had enough."""
     asked = False
     while True:

@@ -1,6 +1,6 @@
 """The job's code folder as one archive that is named by its content."""
 
-from ddpctl.code.archive import CodeArchive, pack
+from ddpctl.code.archive import CodeArchive, pack, recall, receiving
 from ddpctl.code.imports import code_imports, code_mentions
 
-__all__ = ["CodeArchive", "code_imports", "code_mentions", "pack"]
+__all__ = ["CodeArchive", "code_imports", "code_mentions", "pack", "recall", "receiving"]

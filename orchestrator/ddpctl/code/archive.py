@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
@@ -16,7 +17,7 @@ from typing import IO
 import platformdirs
 
 from ddpctl.code.listing import IGNORE_FILE, Listing, Member, list_code
-from ddpctl.errors import ProvisionError, UsageError
+from ddpctl.errors import FileDamaged, ProvisionError, UsageError
 
 MAX_BYTES = 512 << 20
 KEEP_DAYS = 30
@@ -73,7 +74,7 @@ def pack(
     root = Path(folder).resolve()
     if not root.is_dir():
         raise UsageError(f"code folder {root} not found", hint="correct code: in the job, or write code: null")
-    target = cache if cache is not None else platformdirs.user_cache_path("ddpctl") / "code"
+    target = _cache(cache)
     excluded = tuple(exclude)
     for attempt in range(_ATTEMPTS):
         listing = list_code(root, excluded)
@@ -85,6 +86,46 @@ def pack(
                 hint = f"stop what writes it, or add it to {IGNORE_FILE}"
                 raise ProvisionError(f"{root / str(error)} kept changing while it was packed", hint=hint) from None
     raise AssertionError("not reached")
+
+
+def recall(sha256: str, *, cache: Path | None = None) -> Path | None:
+    """The archive of that hash, where this machine has made or received it, and still has it whole."""
+    for path in _cache(cache).glob(f"*.{sha256}.tar.gz"):
+        if _hash_file(path) == sha256:
+            os.utime(path)
+            return path
+    return None
+
+
+@contextlib.contextmanager
+def receiving(sha256: str, *, cache: Path | None = None) -> Iterator[IO[bytes]]:
+    """A file for the bytes of an archive that ``recall`` finds from then on.
+
+    Raises:
+        FileDamaged: that was another one.
+    """
+    with _aside(_cache(cache)) as (aside, file):
+        yield file
+        file.flush()
+        if _hash_file(aside) != sha256:
+            raise FileDamaged("the code archive did not come as its hash says", hint="run it again")
+        aside.replace(aside.with_name(f"received.{sha256}.tar.gz"))
+
+
+def _cache(folder: Path | None) -> Path:
+    return folder if folder is not None else platformdirs.user_cache_path("ddpctl") / "code"
+
+
+@contextlib.contextmanager
+def _aside(cache: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A file of a name of its own in the cache, mode 0600; gone in the end, unless it has got another name."""
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=cache)
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            yield Path(name), raw
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _pack(root: Path, listing: Listing, cache: Path) -> CodeArchive:
@@ -183,25 +224,19 @@ def _hash_file(path: Path) -> str:
 
 
 def _write(root: Path, entries: Sequence[Member], digests: Sequence[bytes], cache: Path, content: str) -> Path:
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=cache)  # mode 0600
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            with (
-                gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
-                tarfile.open(
-                    fileobj=packed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
-                ) as tar,
-            ):
-                for entry, digest in zip(entries, digests, strict=True):
-                    _add(tar, root, entry, digest)
-            raw.flush()
-            os.fsync(raw.fileno())
-        final = cache / f"{content}.{_hash_file(Path(aside))}.tar.gz"
-        Path(aside).replace(final)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with _aside(cache) as (aside, raw):
+        with (
+            gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+            tarfile.open(
+                fileobj=packed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+            ) as tar,
+        ):
+            for entry, digest in zip(entries, digests, strict=True):
+                _add(tar, root, entry, digest)
+        raw.flush()
+        os.fsync(raw.fileno())
+        final = cache / f"{content}.{_hash_file(aside)}.tar.gz"
+        aside.replace(final)
     return final
 
 

@@ -17,7 +17,7 @@ MAX_BYTES = 4 << 20
 
 def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
     """What the job's program imports; None where its text is not here, or not what runs (``workdir``)."""
-    if archive is None or job.code is None or job.workdir is not None:
+    if archive is None or not archive.names or job.code is None or job.workdir is not None:
         return None
     root = Path(job.code)
     names = frozenset(_names(archive, root))

@@ -66,19 +66,22 @@ class Holdings:
     have: dict[str, int]
     partial: dict[str, int]
     free: int
+    checkpoints: tuple[tuple[str, str, str, str], ...] = ()  # of a job, where that was asked: in short, for choice.py
 
     def missing(self, sources: Sequence[Source]) -> list[Source]:
         return [source for source in sources if source.sha256 not in self.have]
 
 
-def holdings(transport: Transport, hashes: Iterable[str], *, verify: bool = False) -> Holdings:
-    """Ask a node by hash; with ``verify`` it reads each file again. Raises ProvisionError or ConnectError."""
-    request = {"hashes": sorted(set(hashes)), "verify": verify}
+def holdings(transport: Transport, hashes: Iterable[str], *, verify: bool = False, job: str | None = None) -> Holdings:
+    """Ask a node by hash, and for the checkpoints of a job; with ``verify`` it reads each file again. Raises
+    ProvisionError or ConnectError."""
+    request = {"hashes": sorted(set(hashes)), "verify": verify, "job": job}
     try:
         answer = transport.call("store_has", request, timeout=VERIFY_S if verify else ASK_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
-    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]))
+    checkpoints = tuple(answer.get("checkpoints") or ())
+    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]), checkpoints)
 
 
 def send_missing(

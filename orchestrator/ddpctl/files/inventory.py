@@ -13,11 +13,12 @@ from pydantic_core import ErrorDetails
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.document import apply_set, error_at, model_at
 from ddpctl.files.program import put_program
-from ddpctl.files.records import last_run
+from ddpctl.files.records import recorded
 from ddpctl.files.resolve import resolve
 from ddpctl.files.tree import MAX_BYTES, Node, decode, parse
 from ddpctl.spec.inventory import Inventory, InventoryFile, build, nearest, suggestion
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.names import ambiguous
 from ddpctl.spec.ranges import expand
 from ddpctl.spec.values import Fault
 
@@ -40,7 +41,7 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
     that the last ``up`` of that name was started with (a hint kept on this machine).
 
     Raises:
-        UsageError: two different files are named, or there is none.
+        UsageError: two different files are named, or there is none, or ``job`` is the beginning of several run ids.
     """
     if argument is not None and option is not None and argument != option:
         raise UsageError(f"two inventories given: {argument} and {option}", hint="give one")
@@ -50,10 +51,22 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
     here = Path(DEFAULT_FILE)
     if here.exists():
         return here
-    recorded = (last_run(job) or {}).get("inventory") if job is not None else None
-    if isinstance(recorded, str) and Path(recorded).exists():
-        return Path(recorded)
+    if job is not None and (found := _recorded_inventory(job)) is not None:
+        return found
     raise UsageError("no inventory given, and there is no ./inventory.yaml", hint=f"give a file, or set ${VARIABLE}")
+
+
+def _recorded_inventory(job: str) -> Path | None:
+    """The file of the runs that ``job`` may mean. The nodes say which of them it does; here only the file counts.
+
+    Raises:
+        UsageError: they came from different files.
+    """
+    runs = [run for run in recorded(job) if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()]
+    files = {run["inventory"] for run in runs}
+    if len(files) > 1:
+        raise ambiguous(job, [run["run"] for run in runs])
+    return Path(files.pop()) if files else None
 
 
 def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:

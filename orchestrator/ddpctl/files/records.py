@@ -21,6 +21,7 @@ from typing import Any
 import platformdirs
 
 from ddpctl.spec.values import is_name
+from ddpctl_worker.contract import begins
 
 KEEP_RUNS = 200
 _log = logging.getLogger(__name__)
@@ -48,6 +49,35 @@ def last_run(name: str) -> dict[str, Any] | None:
     if not is_name(name):
         return None
     return read(_job_file(name)) or read(_run_file(name))
+
+
+def recorded(word: str) -> list[dict[str, Any]]:
+    """What was saved of the runs that ``word`` may mean: ``last_run``, or all those whose id begins with it."""
+    exact = last_run(word)
+    if exact is not None:
+        return [exact]
+    found = (read(_run_file(run)) for run in _runs() if begins(run, word))
+    return [record for record in found if record is not None]
+
+
+def forget(run: str) -> None:
+    """Keep nothing of ``run``; its job's last run is then the newest one of the others.
+
+    Raises:
+        OSError: the folder cannot be changed.
+    """
+    if not is_name(run):
+        raise ValueError(f"not the name of a run: {run!r}")
+    record = read(_run_file(run))
+    _remove(run_dir(run))
+    job = str((record or {}).get("job", ""))
+    if is_name(job) and (read(_job_file(job)) or {}).get("run") == run:
+        others = (read(_run_file(other)) for other in sorted(_runs(), reverse=True))  # run ids sort by time
+        newest = next((other for other in others if other is not None and other.get("job") == job), None)
+        if newest is not None:
+            write(_job_file(job), newest)
+        else:
+            _job_file(job).unlink(missing_ok=True)
 
 
 def save_end(run: str, end: Mapping[str, Any]) -> None:
@@ -134,9 +164,21 @@ def _forget_old() -> None:
     """Keep the newest runs only."""
     folders = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(state_dir() / "runs") if entry.is_dir()]
     for _, path in sorted(folders, reverse=True)[KEEP_RUNS:]:
-        for item in Path(path).iterdir():
+        _remove(Path(path))
+
+
+def _runs() -> list[str]:
+    """The ids of all runs that are remembered here."""
+    folder = state_dir() / "runs"
+    return [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
+
+
+def _remove(folder: Path) -> None:
+    """A run's folder, if it is there."""
+    with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
+        for item in folder.iterdir():
             item.unlink(missing_ok=True)
-        Path(path).rmdir()
+        folder.rmdir()
 
 
 # --- a clean preflight, kept for a moment

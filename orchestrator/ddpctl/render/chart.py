@@ -59,12 +59,12 @@ def line_chart(series: Mapping[str, Points], *, x: str, y: str, ticks: Mapping[f
 
 def _pygal() -> Any:
     """Imported when a chart is drawn, without the import hook that it leaves: that one has no ``find_spec``, and is for
-    maps. With it, Python 3.11 warns at every module that is not there."""
-    before = list(sys.meta_path)
+    maps. With it, Python 3.11 warns at every module that is not there. What else it adds stays: the finder of
+    importlib_metadata takes over from Python's own, which finds no package any more."""
     import pygal
     import pygal.style
 
-    sys.meta_path[:] = before
+    sys.meta_path[:] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return pygal
 
 

@@ -1,4 +1,5 @@
-"""The merged output of all processes: ``host:rank | text``, a colour a host, nothing interpreted."""
+"""The merged output of all processes: ``host:rank | text``, a colour a host, nothing interpreted. From a run's second
+attempt on it is ``host:rank#2 | text``."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class LinePrinter:
         """One line; an empty redraw of a bar is passed over."""
         if line.end == "\r" and (not line.text or not self._is_due(line)):
             return
-        where = f"{line.host}:{'-' if line.rank is None else line.rank}".ljust(self._width)
+        where = f"{line.host}:{'-' if line.rank is None else line.rank}"
+        where = (where if line.attempt == 1 else f"{where}#{line.attempt}").ljust(self._width)
         code = self._colour.get(line.host)
         prefix = f"\x1b[{code}m{where} |\x1b[0m " if code else f"{where} | "
         self._waiting.append(_bytes(f"{prefix}{line.text}\n"))
@@ -124,7 +126,8 @@ def _bytes(text: str) -> bytes:
 
 def line_json(line: Line) -> dict[str, Any]:
     """As the contract fixes it for ``tail --json``."""
-    return {"host": line.host, "rank": line.rank, "stream": line.stream, "time": line.time, "text": line.text}
+    words = {"host": line.host, "rank": line.rank, "stream": line.stream, "time": line.time, "text": line.text}
+    return words if line.attempt == 1 else {**words, "attempt": line.attempt}
 
 
 class JsonLines:

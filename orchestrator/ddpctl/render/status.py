@@ -12,10 +12,14 @@ from rich.text import Text
 
 from ddpctl.errors import ConnectError
 from ddpctl.render.console import Whole, columns
+from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
-from ddpctl.spec.outcome import Cause, KillOutcome, RunStatus, StoppedNode
+from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
+from ddpctl.spec.removal import RemovedRun
+from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 _STYLE = {
@@ -41,11 +45,19 @@ def plan_view(plan: Plan) -> RenderableType:
         commit = f", commit {plan.code.git_commit[:12]}" if plan.code.git_commit else ""
         dirty = " (dirty)" if plan.code.dirty else ""
         parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
+    parts += [Text(f"notify  {_notifier(one)}") for one in plan.notify]
     parts += [_node_view(node) for node in plan.nodes]
+    if plan.witness is not None:
+        parts.append(Text(f"\n{plan.witness.host}  witness: it only votes on restarts", style="bold"))
     if plan.open_questions:
         parts.append(Text("found on the nodes at launch:", style="yellow"))
         parts += [Text(f"  {question}") for question in plan.open_questions]
     return Group(*parts)
+
+
+def _notifier(one: Mapping[str, Any]) -> str:
+    """``command mail -s done me@example.org`` or ``webhook https://hooks.example.org/********``."""
+    return f"webhook {one['webhook']}" if "webhook" in one else f"command {display(one['command'])}"
 
 
 def _node_view(node: NodePlan) -> RenderableType:
@@ -71,7 +83,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if run.ended:
         head.append(f"  ended {ago(run.ended)}")
     table = columns("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT")
-    for node in run.nodes:
+    for node in run.nodes_at_work:
         table.add_row(
             Text(node.host),
             str(node.node_rank),
@@ -82,6 +94,15 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
             "-" if node.heartbeat_age_s is None else _age(node.heartbeat_age_s),
         )
     parts: list[RenderableType] = [head, Whole(table)]
+    if run.continues:
+        parts.append(Text(f"continues run {run.continues}"))
+    pairs = zip(run.attempts, run.attempts[1:], strict=False)
+    parts += [Text(attempt_line(one, after), style="yellow") for one, after in pairs]
+    witness = run.record.get("witness")
+    spares = [host for host in run.hosts if host not in (*run.attempts[-1].hosts, witness)]
+    if spares:
+        parts.append(Text(f"not in use: {fold(spares)}"))
+    parts += [Text(witness_line(node)) for node in run.nodes if node.host == witness]
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.diagnosis:
@@ -92,11 +113,28 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if candidates and run.candidates:
         parts.append(Text("other possible causes, earliest first:", style="bold"))
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
+    parts += [Text(left_line(node), style="yellow") for node in run.left]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
     return Group(*parts)
+
+
+def attempt_line(attempt: Attempt, after: Attempt | None = None) -> str:
+    """``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: node1 (...)``."""
+    grew = after is not None and len(after.hosts) > len(attempt.hosts)
+    ended = f"stopped to continue on {plural(len(after.hosts), 'host')}" if after and grew else "ended"
+    why = cause_line(attempt.cause) if attempt.cause else ended
+    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {why}"
+    aside = ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
+    return f"{line}; set aside: {aside}" if aside else line
+
+
+def witness_line(node: NodeStatus) -> str:
+    """``witness: node2``, and where there is no vote of it to be had, how it stands."""
+    absent = node.state in (contract.UNREACHABLE, contract.LOST, contract.STALE)
+    return f"witness: {node.host} ({node.state})" if absent else f"witness: {node.host}"
 
 
 def cause_view(cause: Cause) -> RenderableType:
@@ -105,6 +143,11 @@ def cause_view(cause: Cause) -> RenderableType:
     if cause.traceback:
         lines.append(Text(cause.traceback.rstrip()))
     return Group(*lines)
+
+
+def left_line(node: NodeStatus) -> str:
+    """``node2 takes part no more: node2: signaled: the launcher was killed by SIGKILL``."""
+    return f"{node.host} takes part no more: {cause_line(node.cause) if node.cause else node.state}"
 
 
 def stuck_line(diagnosis: Mapping[str, Any], now: datetime | None = None) -> str:
@@ -144,9 +187,9 @@ def ago(time: str | None, now: datetime | None = None) -> str:
 
 
 def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f}{unit} ago"
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f}{unit} ago"
     return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of ours
 
 
@@ -178,7 +221,25 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
     head = Text.assemble(
         f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s"
     )
+    if outcome.saved is not None:
+        head.append(f"  saved {outcome.saved}")
     return Group(head, Whole(table))
+
+
+def removal_view(runs: Sequence[RemovedRun]) -> RenderableType:
+    """``ddpctl rm``: a line a run."""
+    lines = []
+    for run in runs:
+        gone = [part.host for part in run.hosts if part.error is None]
+        lines.append(Text(f"{run.job}  run {run.run}  removed from {fold(gone) if gone else 'no host'}"))
+    return Group(*lines)
+
+
+def saved_view(saved: SavedOutcome) -> RenderableType:
+    """``train  saved step_120 (step 120, 3.2 MB) on node0, node1  4.1s``."""
+    step = "" if saved.step is None else f"step {saved.step}, "
+    text = f"saved {saved.name} ({step}{size(saved.size)}) on {fold(saved.hosts)}  {saved.duration_s:.1f}s"
+    return Text(f"{saved.job}  {text}")
 
 
 def _unknown(node: StoppedNode) -> str:

@@ -53,7 +53,7 @@ class Line:
     """One line that a process of the job wrote.
 
     ``end`` is what ended it: ``\\n``, ``\\r`` (a progress bar) or nothing (the process has not ended the line yet).
-    ``offset`` is the position after this line in the host's log, to go on from.
+    ``offset`` is the position after this line in the host's log, to go on from; ``attempt`` counts from 1.
     """
 
     host: str
@@ -63,6 +63,7 @@ class Line:
     text: str
     end: str = "\n"
     offset: int = 0
+    attempt: int = 1
 
 
 Event = StageStarted | Progress | StageEnded | Note | Line

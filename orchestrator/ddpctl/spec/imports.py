@@ -34,7 +34,7 @@ class Import:
 
     statement: str
     file: str
-    line: int
+    line: int | None  # None: it stands in no file
     guard: str = NEEDED
 
     @property
@@ -43,7 +43,7 @@ class Import:
 
     @property
     def where(self) -> str:
-        return f"{self.file}:{self.line}"
+        return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)

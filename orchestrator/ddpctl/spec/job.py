@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from ddpctl.spec.notify import Notifier
 from ddpctl.spec.values import (
     AsTuple,
     AutoCount,
@@ -26,9 +28,10 @@ from ddpctl.spec.values import (
     bad,
     says,
 )
-from ddpctl_worker.contract import STOP_GRACE_S
+from ddpctl_worker.contract import CODE_DIR_TOKEN, STOP_GRACE_S
 
 MAX_NODES = 4096
+MAX_NOTIFIERS = 16
 SILENCE_WARNING_S = 1800.0  # without an explicit timeouts.silence: a warning after this, never a kill
 OFF = "off"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -36,12 +39,34 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 Launcher = Literal["auto", "launch", "torchrun"]
 LocalRankArg = Literal["auto", "none", "--local_rank", "--local-rank"]
 RendezvousBackend = Literal["static", "c10d", "etcd-v2"]
+# Those that a program may handle, and that mean nothing else to Python, torch or the kernel. Not SIGINT: Python handles
+# it in every program, by KeyboardInterrupt, so nobody could tell whether a rank saves or ends.
+SaveSignal = Literal["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGALRM"]
 
 
 def _module(value: Any) -> str:
     if not isinstance(value, str) or not _MODULE.fullmatch(value):
         raise bad("must be the dotted name of a Python module", "write pkg.train; a file goes to script:")
     return value
+
+
+def _inside(value: str) -> str:
+    """A path below the working folder, in its shortest form."""
+    path = posixpath.normpath(value)
+    if path.startswith("/") or path == "." or ".." in path.split("/"):
+        raise bad("must be a path below the working folder", "write saved_models")
+    if any(part.startswith(".") for part in path.split("/")):
+        raise bad("must not be hidden: names with a leading dot count as temporary", "choose another name")
+    return path + "/" * value.endswith("/")  # it says that it is a folder
+
+
+def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """No two of the paths are the same, or inside each other."""
+    folders = [f"{path.rstrip('/')}/" for path in paths]
+    for one in folders:
+        if sum(other.startswith(one) for other in folders) > 1:
+            raise bad("one of the paths is another, or inside it", "write each of them once")
+    return paths
 
 
 def _as_names(value: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]:
@@ -51,6 +76,11 @@ def _as_names(value: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]
 
 _Count = Annotated[int, Field(ge=1, le=MAX_NODES), says(f"must be a whole number from 1 to {MAX_NODES}")]
 _Restarts = Annotated[int, Field(ge=0, le=1000), says("must be a whole number from 0 to 1000")]
+_Spares = Annotated[int, Field(ge=0, le=MAX_NODES), says(f"must be a whole number from 0 to {MAX_NODES}")]
+Kept = Annotated[int, Field(ge=0, le=100_000), says("must be null or a whole number from 0 to 100000")]
+_Replicas = Annotated[int, Field(ge=0, le=MAX_NODES), says(f"must be a whole number from 0 to {MAX_NODES}")]
+_Kept = Annotated[int, Field(ge=1, le=1000), says("must be a whole number from 1 to 1000")]
+_PathsInside = Annotated[tuple[Annotated[PathText, AfterValidator(_inside)], ...], AsTuple, AfterValidator(_apart)]
 Module = Annotated[str, BeforeValidator(_module)]
 Nodes = Annotated[
     Annotated[int, Field(ge=1, le=MAX_NODES)] | Filled | Annotated[tuple[Filled, ...], AsTuple, Field(min_length=1)],
@@ -65,6 +95,11 @@ class Elastic(Strict):
     min_nodes: _Count = Field(description="The fewest nodes that the job runs on.")
     max_nodes: _Count = Field(description="The most nodes that the job runs on.")
     max_restarts: _Restarts = Field(default=3, description="Restarts before the job counts as failed.")
+    grow: Literal["now"] | None = Field(
+        default=None,
+        description="now: a run on fewer nodes restarts on more after its next checkpoint; null: at its next restart. "
+        "With static rendezvous only.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Elastic:
@@ -100,6 +135,18 @@ class Doctor(Strict):
     stall: PositiveSeconds = Field(default=30.0, description="A run without progress for this many seconds stalls.")
 
 
+class Checkpoint(Strict):
+    """What the job saves, where it is kept, and how it is asked to save."""
+
+    paths: _PathsInside = Field(
+        default=(), description="Files and folders of the working folder that are kept from run to run."
+    )
+    signal: SaveSignal = Field(default="SIGUSR1", description="Tells a rank to save a checkpoint now.")
+    timeout: PositiveSeconds = Field(default=120.0, description="Until it has been saved, in seconds.")
+    replicas: _Replicas = Field(default=1, description="How many other hosts get a copy of each checkpoint.")
+    keep: _Kept = Field(default=3, description="How many numbered checkpoints are kept; older ones are removed.")
+
+
 @dataclass(frozen=True)
 class _Off:
     """Adds the words for null to the JSON Schema. To a YAML 1.1 reader ``off`` is false: both mean the same here."""
@@ -131,8 +178,13 @@ class JobKeys(Strict):
     workdir: PathText | None = Field(default=None, description="Where it runs on the node; default: the code folder.")
     nodes: Nodes = Field(default="all", description="all, a number, or names and ranges of hosts.")
     nproc_per_node: AutoCount = Field(default="auto", description="Processes a node runs; auto: the host's slots.")
-    master: Name | None = Field(default=None, description="The host that gets node rank 0; default: the first one.")
-    master_port: AutoPort = Field(default="auto", description="auto: a free port picked on the master node.")
+    master: Name | None = Field(
+        default=None,
+        description="The host that gets node rank 0 (etcd-v2: where etcd runs, a node or not); default: the first one.",
+    )
+    master_port: AutoPort = Field(
+        default="auto", description="auto: a free port picked on the master node (etcd-v2: 2379)."
+    )
     launcher: Launcher = Field(
         default="auto",
         description="launch: python -m torch.distributed.launch; torchrun: python -m torch.distributed.run; "
@@ -152,15 +204,60 @@ class JobKeys(Strict):
     requires: Requires = Field(default=Requires(), description="What every node must have before the job starts.")
     outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
+    restarts: _Restarts = Field(default=0, description="Attempts after the first, which the nodes start by themselves.")
+    spares: _Spares = Field(default=0, description="Hosts beyond nodes that step in for one that is lost.")
+    witness: Name | None = Field(
+        default=None,
+        description="A host that only votes, so that one of two hosts can continue alone; it runs nothing of the job.",
+    )
+    keep_runs: Kept | None = Field(
+        default=None,
+        description="Ended runs that stay on the nodes when a new one starts, the newest ones; null: all of them.",
+    )
     doctor: OptionalDoctor = Field(
         default=Doctor(), description="How the nodes watch the ranks, for `ddpctl doctor`; off: not at all."
     )
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="What the job saves, and where it is kept.")
+
+    notify: Annotated[tuple[Notifier, ...], AsTuple, Field(max_length=MAX_NOTIFIERS)] = Field(
+        default=(), description="Who is notified when a run ends or restarts: {command: [...]} or {webhook: URL}."
+    )
+
+    @model_validator(mode="after")
+    def _restartable(self) -> JobKeys:
+        if self.rendezvous != "static" and (self.restarts or self.spares or self.witness):
+            what = "witness needs" if self.witness else "restarts and spares need"
+            raise bad(f"{what} static rendezvous", "with c10d and etcd-v2: elastic.max_restarts")
+        if self.elastic and self.elastic.grow and (self.rendezvous != "static" or not self.most_restarts):
+            raise bad("elastic.grow needs static rendezvous and restarts", "leave it out, or write restarts: 3")
+        for key in ("spares", "witness"):
+            if getattr(self, key) and not self.most_restarts:
+                raise bad(f"{key} is set, and restarts is not", f"write restarts: 3, or leave {key} out")
+        return self
+
+    @property
+    def most_restarts(self) -> int:
+        """How many attempts the nodes may start after the first; with c10d and etcd-v2 torch restarts by itself."""
+        if self.rendezvous != "static":
+            return 0
+        return self.restarts or (self.elastic.max_restarts if self.elastic else 0)
 
     @model_validator(mode="after")
     def _one_program(self) -> JobKeys:
         if (self.script is None) == (self.module is None):
             what = "both script and module are set" if self.script else "neither script nor module is set"
             raise bad(what, "write exactly one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _paths_of_sent_code(self) -> JobKeys:
+        """Links are made in the run's own copy of the code, never in a folder of the user's."""
+        elsewhere = self.workdir is not None and not self.workdir.startswith(CODE_DIR_TOKEN)
+        if self.checkpoint.paths and (self.code is None or elsewhere):
+            raise bad(
+                "checkpoint.paths needs code that ddpctl sends, and no other workdir",
+                "remove it, and save to $DDPCTL_CHECKPOINT_DIR",
+            )
         return self
 
 

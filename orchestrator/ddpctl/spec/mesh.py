@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -118,6 +118,16 @@ class Mesh:
     scheduled: frozenset[Pair] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
+
+    def without(self, hosts: Collection[str]) -> Mesh:
+        """What the others saw of each other."""
+        return replace(
+            self,
+            hosts=tuple(host for host in self.hosts if host not in hosts),
+            dials=tuple(dial for dial in self.dials if not {dial.dialer, dial.peer} & set(hosts)),
+            speeds=tuple(speed for speed in self.speeds if not {speed.dialer, speed.peer} & set(hosts)),
+            scheduled=frozenset(pair for pair in self.scheduled if not set(pair) & set(hosts)),
+        )
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timedelta
 from typing import Any
 
-from ddpctl.errors import DdpctlError
 from ddpctl.spec.metrics import Values, of_job
 from ddpctl_worker import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
+SAVE_SIGNAL, SAVE_TIMEOUT_S = "SIGUSR1", 120.0  # of a run that was started by a ddpctl without the key checkpoint
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class NodeStatus:
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
     slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
     reported: str | None = None  # when the node that decides on both said so
+    agreed: Mapping[str, Any] | None = None  # what the agents of a run with restarts have agreed on, as it knows that
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
@@ -107,6 +109,38 @@ class End:
         return End(str(data["state"]), data.get("ended"), Cause.from_json(cause) if cause else None)
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run, the first one being 1; ``set_aside``: hosts that the next one does without, and why."""
+
+    number: int
+    hosts: tuple[str, ...]
+    started: str | None = None
+    ended: str | None = None
+    cause: Cause | None = None
+    set_aside: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Attempt:
+        cause = data.get("cause")
+        aside = tuple((str(one["host"]), str(one["why"])) for one in data.get("set_aside") or ())
+        why = Cause.from_json(cause) if cause else None
+        return Attempt(data["attempt"], tuple(data["hosts"]), data.get("started"), data.get("ended"), why, aside)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attempt": self.number,
+            "hosts": list(self.hosts),
+            "started": self.started,
+            "ended": self.ended,
+            "cause": asdict(self.cause) if self.cause else None,
+            "set_aside": [{"host": host, "why": why} for host, why in self.set_aside],
+        }
+
+
+# A node that takes part in an elastic run no more. One that is out of reach is lost, or fares as the others do.
+_LEFT = frozenset({contract.FAILED, contract.LOST, contract.UNREACHABLE})
+SURVIVED = timedelta(minutes=10)  # so long before the last failure of an elastic run, one was survived
 # A node that fails for such a reason has lost another one, or never met it.
 _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
 
@@ -124,7 +158,33 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        return self.seen.state if self.seen else run_state([self._seen_by(node) for node in self.nodes])
+        if self.seen:
+            return self.seen.state
+        if self._over:
+            return str(self._over["state"])
+        return run_state([self._seen_by(node) for node in self.taking_part])
+
+    @property
+    def taking_part(self) -> Sequence[NodeStatus]:
+        """The nodes that decide how the run stands: those of the newest attempt, or all of them less those that torch's
+        elastic agent does without.
+
+        One that has ended before any other succeeded was done without. One that fails later is a failure as ever.
+        """
+        least = self.record.get("min_nodes")
+        nodes = self.nodes_at_work
+        rest = [node for node in nodes if node.state not in _LEFT]
+        if least is None or len(rest) < least:
+            return nodes
+        first = min((node.ended for node in rest if node.state == contract.SUCCEEDED and node.ended), default=None)
+        late = [node for node in self.nodes if node.state == contract.FAILED and first and (node.ended or "") >= first]
+        return self.nodes if late else rest
+
+    @property
+    def left(self) -> Sequence[NodeStatus]:
+        """The nodes that an elastic run does without."""
+        staying = self.taking_part
+        return [node for node in self.nodes_at_work if node not in staying]
 
     def _seen_by(self, node: NodeStatus) -> str:
         """The node's state; one that was out of reach when a user killed the others lost them to that kill."""
@@ -138,7 +198,7 @@ class RunStatus:
     @property
     def end(self) -> End | None:
         """What to remember: the end, once every node reports it."""
-        if self.seen or any(node.state not in contract.TERMINAL for node in self.nodes):
+        if self.seen or (not self._over and any(node.state not in contract.TERMINAL for node in self.nodes)):
             return self.seen
         return End(self.state, self.ended, self.cause)
 
@@ -154,15 +214,68 @@ class RunStatus:
         """
         if self.seen:
             return self.seen.cause
-        causes = [node.cause for node in self._deciding if node.cause]
+        if self._over:
+            return Cause.from_json(self._over["cause"]) if self._over["cause"] else None
+        causes = self._not_survived([node.cause for node in self._deciding if node.cause])
         culprits = [cause for cause in causes if cause.reason != contract.NODE_LOST]
         if culprits:
             return min(culprits, key=lambda cause: cause.time)
         missed = Counter(cause.host for cause in causes)
         return max(causes, key=lambda cause: missed[cause.host], default=None)
 
+    def _not_survived(self, causes: Sequence[Cause]) -> Sequence[Cause]:
+        """An elastic run may have lost a node days before it ended: that was not the cause."""
+        if self.record.get("min_nodes") is None or not causes:
+            return causes
+        times = [datetime.fromisoformat(cause.time.replace("Z", "+00:00")) for cause in causes]
+        return [cause for cause, time in zip(causes, times, strict=True) if max(times) - time <= SURVIVED]
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """All attempts so far, with those of the run that this one continues."""
+        earlier = (self.record.get("continues") or {}).get("attempts") or ()
+        return (*(Attempt.from_json(one) for one in earlier), *self.own_attempts)
+
+    @property
+    def continues(self) -> str | None:
+        """The id of the run that this one continues."""
+        return (self.record.get("continues") or {}).get("run")
+
+    @property
+    def own_attempts(self) -> tuple[Attempt, ...]:
+        """Those of this very run. Without restarts it has one."""
+        agreed = self._agreed
+        if agreed:
+            return tuple(Attempt.from_json(one) for one in agreed["attempts"])
+        number = max((node.attempt for node in self.nodes), default=1)
+        return (Attempt(number, self.hosts, self.started, self.ended, self.cause),)
+
+    @property
+    def _agreed(self) -> Mapping[str, Any] | None:
+        """The newest that any host knows of what the agents have agreed on."""
+        found = [node.agreed for node in self.nodes if node.agreed]
+        return max(found, key=lambda one: (one["term"], one["version"]), default=None)
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        """The hosts that must not be used for it again, and why: their hardware is broken, or they are stuck."""
+        return dict((self._agreed or {}).get("aside") or {})
+
+    @property
+    def _over(self) -> Mapping[str, Any] | None:
+        """How it ended, as the agents agreed, once no host of it is at work any more."""
+        agreed = self._agreed
+        over = agreed["over"] if agreed else None
+        marks = [(one["term"], one["version"]) for node in self.nodes if (one := node.agreed)]
+        if agreed is None or marks.count((agreed["term"], agreed["version"])) <= len(self.nodes) // 2:
+            return None  # one host may have written what the others never heard of
+        busy = any(node.state not in (*contract.TERMINAL, contract.UNREACHABLE) for node in self.nodes)
+        return None if over is None or busy else over
+
     @property
     def started(self) -> str | None:
+        if self._agreed:
+            return self.own_attempts[0].started
         return min((node.started for node in self.nodes if node.started), default=None)
 
     @property
@@ -180,7 +293,7 @@ class RunStatus:
         One that comes back after that finds its processes gone, and can only speak for itself.
         """
         if self.state not in (contract.FAILED, contract.KILLED):
-            return self.nodes
+            return self.taking_part
         return [node for node in self.nodes if node.state == self.state] or self.nodes
 
     @property
@@ -189,7 +302,8 @@ class RunStatus:
         cause = self.cause
         kept = {(cause.host, cause.rank, cause.reason): cause} if cause else {}
         for node in self.nodes:
-            for one in node.candidates:
+            own = [node.cause] if node.cause and node in self.left else []
+            for one in (*own, *node.candidates):
                 kept.setdefault((one.host, one.rank, one.reason), one)
         return tuple(sorted((one for one in kept.values() if one is not cause), key=lambda one: one.time))
 
@@ -213,8 +327,8 @@ class RunStatus:
     @property
     def _doctors_report(self) -> NodeStatus | None:
         """The node with node rank 0 decides who is stuck or slow; where it does not answer, what another heard last."""
-        told = [node for node in self.nodes if node.reported]
-        return max(told, key=lambda node: (node is self.nodes[0], node.reported), default=None)
+        told = [node for node in self.nodes_at_work if node.reported]
+        return max(told, key=lambda node: (node is self.nodes_at_work[0], node.reported), default=None)
 
     @property
     def grace(self) -> float:
@@ -222,12 +336,32 @@ class RunStatus:
         return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
 
     @property
+    def save_signal(self) -> str:
+        """What asks a rank for a checkpoint: the job's ``checkpoint.signal``."""
+        return str((self.record.get("checkpoint") or {}).get("signal") or SAVE_SIGNAL)
+
+    @property
+    def save_timeout(self) -> float:
+        """Seconds until it has to be there: the job's ``checkpoint.timeout``."""
+        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_TIMEOUT_S)
+
+    @property
     def world_size(self) -> int:
+        if len(self.own_attempts) > 1:
+            return sum(len(node.ranks) for node in self.nodes_at_work)
         return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
 
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(node.host for node in self.nodes)
+
+    @property
+    def nodes_at_work(self) -> tuple[NodeStatus, ...]:
+        """The nodes of the newest attempt in the order of their node ranks: spares and lost hosts are left out."""
+        if not self._agreed:
+            return self.nodes
+        order = {host: rank for rank, host in enumerate(self.attempts[-1].hosts)}
+        return tuple(sorted((node for node in self.nodes if node.host in order), key=lambda node: order[node.host]))
 
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it for `up` and `status`."""
@@ -241,12 +375,15 @@ class RunStatus:
             "started": self.started,
             "ended": self.ended,
             "world_size": self.world_size,
-            "nodes": [node.to_json() for node in self.nodes],
+            "nodes": [node.to_json() for node in self.nodes_at_work],
             "cause": asdict(cause) if cause else None,
             "candidates": [asdict(one) for one in self.candidates],
             "metrics": self.metrics,
             "slow": [{name: one[name] for name in SLOW} for one in self.slow],
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
+            "attempt": self.attempts[-1].number,
+            "attempts": [one.to_json() for one in self.attempts],
+            "continues": self.continues,
         }
 
 
@@ -274,102 +411,3 @@ def run_state(states: Sequence[str]) -> str:
     if any(state in (contract.PENDING, contract.STARTING) for state in states):
         return contract.STARTING
     return contract.RUNNING
-
-
-def merge_runs(
-    answers: Mapping[str, Iterable[Mapping[str, Any]]], errors: Mapping[str, DdpctlError] | None = None
-) -> list[RunStatus]:
-    """Runs from every host's node statuses (each with its run.json under ``record``), oldest first.
-
-    A host that a record names but that did not answer (or that is not in the inventory any more) is `unreachable`, and
-    its entry in ``errors`` says why; one that answered without knowing the run was never started, or its disk is new:
-    `lost`.
-    """
-    by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for host, statuses in answers.items():
-        for status in statuses:
-            by_run.setdefault(status["run"], {})[host] = status
-    return [_merge(by_run[run], set(answers), errors or {}) for run in sorted(by_run)]
-
-
-def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: Mapping[str, DdpctlError]) -> RunStatus:
-    first = _most_told(parts)
-    record = first["record"]
-    # A host that reports the run takes part in it, whatever the record of another leaves out.
-    hosts = list(dict.fromkeys((*(record.get("hosts") or ()), *parts)))
-    nodes = []
-    for node_rank, host in enumerate(hosts):
-        if host in parts:
-            nodes.append(NodeStatus.from_json(parts[host]))
-        else:
-            state = contract.LOST if host in answered else contract.UNREACHABLE
-            note = " ".join(errors[host].message.split()) if host in errors else None
-            nodes.append(NodeStatus(host=host, node_rank=node_rank, state=state, note=note))
-    return RunStatus(first["job"], first["run"], first["cluster"], tuple(nodes), record)
-
-
-def _most_told(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The part whose job and hosts most others confirm: one damaged record decides nothing."""
-
-    def told(part: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (part["job"], part["cluster"], *(part["record"].get("hosts") or ()))
-
-    count = Counter(map(told, parts.values()))
-    return max(parts.values(), key=lambda part: count[told(part)])
-
-
-def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
-    """The runs that are not over, and the newest of every job.
-
-    Of the others a host tells only when it took part in no newer run of the job: what was merged of those is in parts.
-    """
-    last = {run.job: max(one.run for one in runs if one.job == run.job) for run in runs}
-    return [run for run in runs if not run.terminal or run.run == last[run.job]]
-
-
-@dataclass(frozen=True)
-class StoppedNode:
-    """What was done on one node to end a run, and what is left of it."""
-
-    host: str
-    signalled: int = 0
-    forced: int = 0
-    survivors: tuple[tuple[int, str], ...] = ()
-    reachable: bool = True
-    error: DdpctlError | None = None  # why there is no proof of this node
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "host": self.host,
-            "signalled": self.signalled,
-            "forced": self.forced,
-            "survivors": [{"pid": pid, "cmd": cmd} for pid, cmd in self.survivors],
-            "reachable": self.reachable,
-        }
-
-
-@dataclass(frozen=True)
-class KillOutcome:
-    """The end of a run, with proof: every node without an error was scanned until nothing was found twice."""
-
-    job: str
-    run: str
-    state: str
-    duration_s: float
-    nodes: tuple[StoppedNode, ...]
-
-    @property
-    def survivors(self) -> tuple[tuple[str, int, str], ...]:
-        return tuple((node.host, pid, cmd) for node in self.nodes for pid, cmd in node.survivors)
-
-    @property
-    def errors(self) -> dict[str, DdpctlError]:
-        """The nodes that gave no proof although they are in the inventory, each with its error."""
-        return {node.host: node.error for node in self.nodes if node.error is not None}
-
-    @property
-    def unreachable(self) -> tuple[str, ...]:
-        return tuple(node.host for node in self.nodes if not node.reachable)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": contract.SCHEMA, **vars(self), "nodes": [node.to_json() for node in self.nodes]}

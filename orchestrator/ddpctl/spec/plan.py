@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddpctl.spec.again import Earlier, Settings
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl_worker import contract
 
@@ -107,18 +108,44 @@ class Plan:
     world_size: int | None
     launcher: str
     rendezvous: str
+    min_nodes: int | None  # torch's own elastic agent goes down to so few; None: it loses none
     code: CodeRef | None
     outputs: tuple[str, ...]
     timeouts: Mapping[str, Any]
     doctor: Mapping[str, float] | None  # None: off
+    keep_runs: int | None  # ended runs of this name that stay on a node; None: all
+    notify: tuple[Mapping[str, Any], ...]  # as it may be shown
+    checkpoint: Mapping[str, Any]
     user: str
     controller: str
     created: str
+    restarts: int = 0  # attempts after the first
+    spares: int = 0  # of the nodes, the last ones: they only step in
+    witness: NodePlan | None = None  # beside the nodes: it runs nothing of the job, and votes on what follows
+    least: int = 1  # nodes that an attempt may run on
+    grow: bool = False  # an attempt on fewer ends at its next checkpoint, once there are more
     open_questions: tuple[str, ...] = ()
+    settings: Settings | None = None  # for a restart
+    earlier: Earlier | None = None  # the run that this one continues
+
+    @property
+    def first(self) -> int:
+        """The number of its first attempt."""
+        return self.earlier.last + 1 if self.earlier else 1
+
+    @property
+    def active(self) -> tuple[NodePlan, ...]:
+        """The nodes of the first attempt."""
+        return self.nodes[: len(self.nodes) - self.spares]
 
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(node.host for node in self.nodes)
+
+    @property
+    def members(self) -> tuple[NodePlan, ...]:
+        """The nodes and the witness: all hosts that have a record of the run."""
+        return self.nodes if self.witness is None else (*self.nodes, self.witness)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -126,13 +153,14 @@ class Plan:
         words = [f"processes per node of {node.host}" for node in self.nodes if node.nproc is None]
         if self.rendezvous == "static":
             nameless = [self.master] if self.master_addr == AUTO else []
+            nameless += [node.host for node in self.members if node is self.witness and node.address == AUTO]
         else:
             nameless = [node.host for node in self.nodes if node.address == AUTO]
         words += [f"fabric address of {host}" for host in nameless]
         return (*words, "master port") if self.master_port is None else tuple(words)
 
     def node(self, host: str) -> NodePlan:
-        return next(node for node in self.nodes if node.host == host)
+        return next(node for node in self.members if node.host == host)
 
     def with_own_checkpoints(self) -> Plan:
         """The same, but checkpoints go to the run's own folder: a benchmark neither finds nor replaces the job's."""
@@ -157,8 +185,8 @@ class Plan:
             **self._shared(),
             "host": node.host,
             "node_rank": node.node_rank,
-            "nnodes": len(self.nodes),
-            "hosts": list(self.hosts),
+            "nnodes": len(self.active),
+            "hosts": [member.host for member in self.members],
             "nproc": node.nproc,
             "ranks": list(node.ranks),
             "user": self.user,
@@ -167,6 +195,11 @@ class Plan:
             "torch": node.torch,
             "environment": node.environment,
             "gang": self._gang(node),
+            "restart": self._restart(),
+            "addresses": self._addresses(),
+            "settings": self.settings.to_json() if self.settings else None,
+            "attempt": self.first,
+            "continues": self.earlier.to_json() if self.earlier else None,
         }
 
     def _shared(self) -> dict[str, Any]:
@@ -178,6 +211,7 @@ class Plan:
             "cluster": self.cluster,
             "launcher": self.launcher,
             "rendezvous": self.rendezvous,
+            "min_nodes": self.min_nodes,
             "master_addr": self.master_addr,
             "master_port": self.master_port,
             "world_size": self.world_size,
@@ -185,11 +219,17 @@ class Plan:
             "outputs": list(self.outputs),
             "timeouts": dict(self.timeouts),
             "doctor": dict(self.doctor) if self.doctor is not None else None,
+            "restarts": self.restarts,
+            "spares": [node.host for node in self.nodes[len(self.active) :]],
+            "witness": self.witness.host if self.witness is not None else None,
+            "keep_runs": self.keep_runs,
+            "notify": [dict(one) for one in self.notify],
+            "checkpoint": dict(self.checkpoint),
         }
 
     def _gang(self, node: NodePlan) -> dict[str, Any] | None:
-        """Where the nodes watch each other; an elastic run loses and regains nodes by design, so it has no gang."""
-        if len(self.nodes) < 2 or self.gang_port is None or self.rendezvous != "static":
+        """Where the nodes watch each other; below torch's elastic agent, which loses nodes by design, there is none."""
+        if len(self.active) < 2 or self.gang_port is None or self.rendezvous != "static":
             return None
         return {
             "hub_host": self.nodes[0].host,
@@ -197,6 +237,39 @@ class Plan:
             "port": self.gang_port,
             "bind_addr": node.address,
         }
+
+    def _restart(self) -> dict[str, Any] | None:
+        """What the nodes need to start further attempts by themselves (ddpctl_worker/agent/); None: there are none."""
+        if not self.restarts:
+            return None
+        first = {
+            "attempt": self.first,
+            "hosts": [node.host for node in self.active],
+            "started": self.created,
+            "ended": None,
+        }
+        first |= {"master_port": self.master_port, "gang_port": self.gang_port, "cause": None, "set_aside": []}
+        hosts = [
+            {"host": one.host, "address": one.address, "nproc": one.nproc, "role": self._role(one)}
+            for one in self.members
+        ]
+        return {
+            "restarts": self.restarts + self.first - 1,  # by their numbers
+            "nodes": len(self.active),
+            "least": self.least,
+            "grow": self.grow,
+            "hosts": hosts,
+            "first": first,
+        }
+
+    def _role(self, node: NodePlan) -> str:
+        return "witness" if node is self.witness else "node"
+
+    def _addresses(self) -> dict[str, str] | None:
+        """Without a gang: where each node's ranks are connected to."""
+        if len(self.nodes) < 2 or self.rendezvous == "static":
+            return None
+        return {node.host: node.address for node in self.nodes}
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpctl.errors import UsageError
@@ -12,6 +13,7 @@ from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
+from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 LAUNCH = "torch.distributed.launch"
@@ -30,31 +32,35 @@ def make_plan(
     code: CodeRef | None = None,
     local_rank_arg: str | None = None,
     secret_names: Sequence[str] = (),
+    notify: Sequence[Mapping[str, Any]] = (),
     nproc: int | None = None,
+    spares: int = 0,
+    witness: Host | None = None,
 ) -> Plan:
-    """The plan of ``job`` on ``hosts`` (node rank order, the master first).
+    """The plan of ``job`` on ``hosts`` (node rank order, the master first; the last ``spares`` of them only step in).
 
     ``local_rank_arg`` is how the job's script wants its local rank ("--local_rank", "--local-rank" or None), as read
-    from the script; the job file's own word wins over it. ``nproc`` overrides processes per node.
+    from the script; the job file's own word wins over it. ``notify`` are notifiers as they may be shown. ``nproc``
+    overrides processes per node. ``witness`` is no node: of it the plan has the address only.
 
     Raises:
         UsageError: the job cannot be planned on these hosts (no hosts, old launchers with uneven slots, ...).
     """
     if not hosts:
         raise UsageError(f"job {job.name} has no hosts", hint="name at least one under `hosts:`")
+    _refuse_impossible_elastic(job, len(hosts))
     facts = facts or Facts()
     counts = {host.name: _processes(host, job, facts.node(host.name), nproc) for host in hosts}
     _refuse_uneven_on_old_launchers(hosts, counts, facts)
-    master = hosts[0]
-    port = job.master_port if isinstance(job.master_port, int) else facts.master_port
-    if port is None and job.rendezvous == "etcd-v2":
-        port = DEFAULT_ETCD_PORT
+    store = _store_host(inventory, job, hosts)
+    port = _store_port(job, facts)
     launcher = _launcher(job, [facts.node(host.name) for host in hosts])
     shared = _Shared(
         job=job,
         run=identity.run,
-        nnodes=len(hosts),
-        master_addr=_address(master, facts.node(master.name), alone=len(hosts) == 1),
+        nnodes=len(hosts) - spares,
+        alone=len(hosts) == 1,
+        master_addr=_address(store, facts.node(store.name), alone=list(hosts) == [store]),
         master_port=port,
         launcher=launcher,
         local_rank_arg=local_rank_arg,
@@ -63,29 +69,40 @@ def make_plan(
     nodes, first_rank = [], 0
     for node_rank, host in enumerate(hosts):
         count = counts[host.name]
-        nodes.append(_node(shared, host, node_rank, count, first_rank, facts.node(host.name)))
-        first_rank += count or 0
+        node = _node(shared, host, node_rank, count, first_rank, facts.node(host.name))
+        nodes.append(node if node_rank < shared.nnodes else replace(node, ranks=()))
+        first_rank += (count or 0) if node_rank < shared.nnodes else 0
+    voter = _voter(witness, len(nodes), facts.node(witness.name)) if witness is not None else None
     known = all(count is not None for count in counts.values())
     return Plan(
         job=job.name,
         run=identity.run,
         cluster=inventory.cluster,
         nodes=tuple(nodes),
-        master=master.name,
+        master=store.name,
         master_addr=shared.master_addr,
         master_port=port,
         gang_port=facts.gang_port,
         world_size=first_rank if known else None,
         launcher=launcher,
         rendezvous=job.rendezvous,
+        min_nodes=job.elastic.min_nodes if job.elastic and job.rendezvous != "static" else None,
         code=code,
         outputs=tuple(job.outputs),
         timeouts=_timeouts(job),
         doctor=job.doctor.model_dump() if job.doctor is not None else None,
+        keep_runs=job.keep_runs,
+        notify=tuple(notify),
+        checkpoint={**job.checkpoint.model_dump(), "paths": list(job.checkpoint.paths)},
         user=identity.user,
         controller=identity.controller,
         created=identity.created,
-        open_questions=_open_questions(nodes, port),
+        restarts=job.most_restarts,
+        spares=spares,
+        witness=voter,
+        least=min(job.elastic.min_nodes, shared.nnodes) if job.elastic else shared.nnodes,
+        grow=bool(job.elastic and job.elastic.grow),
+        open_questions=_open_questions(nodes, voter, port),
     )
 
 
@@ -96,11 +113,52 @@ class _Shared:
     job: JobSpec
     run: str
     nnodes: int
+    alone: bool  # one host is all there is
     master_addr: str
     master_port: int | None
     launcher: str
     local_rank_arg: str | None
     secret_names: tuple[str, ...]
+
+
+def _refuse_impossible_elastic(job: JobSpec, nodes: int) -> None:
+    """What torch's elastic agent would answer with a wait that leads nowhere, or with a stop of healthy nodes."""
+    if job.rendezvous == "static":
+        return
+    limits = job.elastic
+    if limits is not None and not limits.min_nodes <= nodes <= limits.max_nodes:
+        raise UsageError(
+            f"job {job.name} has {plural(nodes, 'node')}, elastic allows {limits.min_nodes} to {limits.max_nodes}",
+            hint="change `nodes`, or min_nodes and max_nodes",
+        )
+    if job.timeouts.silence is not None and nodes > 1:
+        raise UsageError(
+            f"job {job.name}: with rendezvous {job.rendezvous} no node knows whether the others print something, so "
+            "timeouts.silence cannot be kept",
+            hint="leave it out, or use the static rendezvous",
+        )
+
+
+def _store_host(inventory: Inventory, job: JobSpec, hosts: Sequence[Host]) -> Host:
+    """Where the nodes meet: on the first of them, or with etcd on the host named ``master``, one of them or not."""
+    if job.rendezvous != "etcd-v2" or job.master is None:
+        return hosts[0]
+    found = next(host for host in inventory.hosts if host.name == job.master)
+    if found not in hosts and _address(found, NodeFacts()) == AUTO:
+        raise UsageError(
+            f"the address of {found.name}, where etcd runs, is not known: it is no node of job {job.name}, so nobody "
+            "asks it",
+            host=found.name,
+            hint="set its fabric_address",
+        )
+    return found
+
+
+def _store_port(job: JobSpec, facts: Facts) -> int | None:
+    """etcd listens already, so a free port of the master is no use to it."""
+    if isinstance(job.master_port, int):
+        return job.master_port
+    return DEFAULT_ETCD_PORT if job.rendezvous == "etcd-v2" else facts.master_port
 
 
 def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None) -> int | None:
@@ -161,7 +219,7 @@ def _address(host: Host, facts: NodeFacts, *, alone: bool = False) -> str:
 def _node(
     shared: _Shared, host: Host, node_rank: int, nproc: int | None, first_rank: int, facts: NodeFacts
 ) -> NodePlan:
-    address = _address(host, facts, alone=shared.nnodes == 1)
+    address = _address(host, facts, alone=shared.alone)
     interface = host.interface or facts.interface
     env, tokens = _environment(shared, host, interface, nproc, facts)
     argv = (facts.python or host.python, "-m", shared.launcher, *_launcher_args(shared, node_rank, nproc, address))
@@ -181,6 +239,11 @@ def _node(
     )
 
 
+def _voter(host: Host, node_rank: int, facts: NodeFacts) -> NodePlan:
+    """A witness: it comes after all nodes, and its command is never run."""
+    return NodePlan(host.name, node_rank, 0, (), _address(host, facts), None, Command(argv=("true",)), ())
+
+
 def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: str) -> list[str]:
     """The launcher's own options, in the underscore spelling that torch 1.6 and today's both take."""
     per_node = AUTO if nproc is None else str(nproc)
@@ -197,10 +260,12 @@ def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: 
     args += ["--rdzv_id", shared.run]
     # Without it c10d publishes the node's FQDN as MASTER_ADDR, which breaks without DNS.
     args += ["--local_addr", address]
+    # torch waits ten minutes for nodes that are missing; there is a deadline for the start already.
+    settings = [f"join_timeout={math.ceil(shared.job.timeouts.start)}"]
     if shared.job.rendezvous == "c10d":
         # c10d guesses who hosts the store by comparing names; the plan knows.
-        args += ["--rdzv_conf", f"is_host={1 if node_rank == 0 else 0}"]
-    return args
+        settings.insert(0, f"is_host={1 if node_rank == 0 else 0}")
+    return [*args, "--rdzv_conf", ",".join(settings)]
 
 
 def _script_args(shared: _Shared, facts: NodeFacts) -> list[str]:
@@ -243,6 +308,9 @@ def _environment(
         env["GLOO_SOCKET_IFNAME"] = interface
     if facts.cores is not None and nproc:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
+    if shared.job.rendezvous != "static":
+        # Else torch 2.13 keeps the address of rank 0's store when rank 0 moves, on all nodes but that which gets it.
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     env.update(_launcher_defaults(facts, nproc))
     env.update(host.env)
     env.update(shared.job.env)
@@ -281,10 +349,11 @@ def _timeouts(job: JobSpec) -> dict[str, Any]:
     return {**job.timeouts.model_dump(), "silence": warned, "silence_enforced": silence is not None}
 
 
-def _open_questions(nodes: Sequence[NodePlan], port: int | None) -> tuple[str, ...]:
+def _open_questions(nodes: Sequence[NodePlan], witness: NodePlan | None, port: int | None) -> tuple[str, ...]:
     """What a dry run cannot know, in words."""
     words = [f"{node.host}: processes per node (auto: its GPUs, or 1)" for node in nodes if node.nproc is None]
-    words += [f"{node.host}: fabric address (found by preflight)" for node in nodes if node.address == AUTO]
+    members = [*nodes, witness] if witness is not None else nodes
+    words += [f"{node.host}: fabric address (found by preflight)" for node in members if node.address == AUTO]
     words += [f"{node.host}: interface (the one that owns {node.address})" for node in nodes if not node.interface]
     if port is None:
         words.append(f"{nodes[0].host}: master port (auto: a free port picked at launch)")

@@ -110,12 +110,13 @@ def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tu
 
 @contextlib.contextmanager
 def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
-    """Brings a run up with a folder of its own for checkpoints; whatever happens then, nothing of it is left.
+    """Brings a run up with a folder of its own for checkpoints, and without notifying anybody; whatever happens then,
+    nothing of it is left.
 
     Raises:
         Survivors: something is left.
     """
-    up = Up(replace(launch, own_checkpoints=True), fleet, _warnings_only(tell), Options(reuse=True))
+    up = Up(replace(launch, own_checkpoints=True, notify=()), fleet, _warnings_only(tell), Options(reuse=True))
     try:
         yield up.run()
     finally:

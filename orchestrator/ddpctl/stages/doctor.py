@@ -28,12 +28,13 @@ def consult(fleet: Fleet, job: str) -> Consultation:
     def look(transport: Transport) -> dict[str, Any]:
         return transport.call("doctor", {"run": run.run}, timeout=LOOK_TIMEOUT_S)
 
-    hosts = [host for host in run.hosts if host in fleet.hosts]
+    at_work = [node.host for node in run.nodes_at_work]
+    hosts = [host for host in at_work if host in fleet.hosts]
     answers = fleet.together(look, hosts)  # what they saw is compared as one moment
     looks = [one for answer in answers.results.values() for one in _looks(answer, run)]
-    first = answers.results.get(run.hosts[0])  # it decides who is slow
+    first = answers.results.get(at_work[0])  # it decides who is slow
     slow = first["slow"] if first is not None else run.slow
-    absent = [host for host in run.hosts if host not in answers.results]
+    absent = [host for host in at_work if host not in answers.results]
     found = verdict.diagnose(looks, absent=absent, expected=_expected(run, absent), stall=_stall(run, looks))
     if run.terminal:
         found = _after_the_end(run, found)
@@ -57,9 +58,9 @@ def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
 
 def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
     """Every rank, with its host. None before all nodes have started theirs, and none after the end."""
-    if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.nodes):
+    if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.nodes_at_work):
         return {}
-    known = {rank: node.host for node in run.nodes for rank in node.ranks}
+    known = {rank: node.host for node in run.nodes_at_work for rank in node.ranks}
     return {**dict.fromkeys(range(run.world_size), absent[0]), **known} if absent else known
 
 

@@ -40,7 +40,7 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
 
     def fetch(transport: Transport) -> Fetched:
         host = transport.host
-        receiver = _Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)))
+        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)))
         try:
             result = transport.call("fetch", {"run": run}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S)
             receiver.end()
@@ -57,7 +57,7 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
     return outcome
 
 
-class _Receiver:
+class Receiver:
     """Turns the worker's frames (``file`` then ``chunk``s) into files.
 
     A node is not trusted with this machine's disk: it gets the bytes that it announced, below ``folder`` and through

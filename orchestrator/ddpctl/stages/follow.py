@@ -20,10 +20,12 @@ from ddpctl.errors import (
     DdpctlError,
     InternalFault,
     Interrupted,
+    RemoteError,
     Unreachable,
     as_fault,
 )
 from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.stages.rejoin import TAKES_PART, cannot
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
@@ -35,10 +37,12 @@ log = logging.getLogger(__name__)
 GIVE_UP_S = 30.0
 # ... and when one of those has failed: the run is over, and what this host says last can be read later.
 GIVE_UP_FAILED_S = 2.0
+BACK_MOST_S = 60.0  # between two times that a host takes part again
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
 Save = Callable[[Mapping[str, int]], None]
+Back = Callable[[str], bool]  # have a host take part again: whether it does
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ class _Stream:
     offset: int | None = None
     warned: bool = False  # of a broken connection, since the last one that was whole
     pause: float = limits.RETRY_FIRST_S
+    back: Back | None = None
+    returns: int = 0  # how often the host took part again
 
     def read(self) -> None:
         """In a thread of its own. However it ends, an end comes out: without one the host would be waited for."""
@@ -138,7 +144,9 @@ class _Stream:
         self.offset = self.selection.offsets.get(self.host)
         while True:
             try:
-                return _Ended(self.host, failed=self._call() in FAILURES)
+                state = self._call()
+                if state != contract.LOST or self.back is None or not self._take_part_again():
+                    return _Ended(self.host, failed=state in FAILURES)
             except ConnectError as error:
                 if not self.follow:
                     raise
@@ -148,6 +156,25 @@ class _Stream:
                 if self.cancelled.wait(self.pause):
                     raise
                 self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
+            except RemoteError as error:
+                if self.back is not None and is_no_such_run(error):
+                    self.out.put(_Word(self.host, cannot(error, self.host)))
+                raise
+
+    def _take_part_again(self) -> bool:
+        """A host whose part is lost while the run is live is asked to take part again. Raises ConnectError."""
+        assert self.back is not None
+        if self.cancelled.wait(min(BACK_MOST_S, 2.0**self.returns) if self.returns else 0.0):
+            return False
+        try:
+            if not self.back(self.host):
+                return False
+        except RemoteError as error:
+            self.out.put(_Word(self.host, cannot(error, self.host)))
+            return False
+        self.returns += 1
+        self.out.put(_Word(self.host, Note(TAKES_PART, host=self.host)))
+        return True
 
     def _call(self) -> str:
         """Read to the end; returns the state that the node's part of the run is in then."""
@@ -187,10 +214,12 @@ def follow(
     save: Save | None = None,
     follow: bool = True,
     interrupted: Callable[[], bool] | None = None,
+    back: Back | None = None,
 ) -> dict[str, DdpctlError]:
     """Hand on every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
 
     ``save`` gets the offsets handed on so far, after each batch. ``interrupted`` is polled; True ends the following.
+    ``back`` has a host that is lost take part again, once it answers; None: it stays out.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
 
     Raises:
@@ -199,7 +228,7 @@ def follow(
     selection = selection or Selection()
     out: queue.Queue[_Item] = queue.Queue(maxsize=1000)
     cancelled = threading.Event()
-    streams = [_Stream(fleet, host, run, selection, follow, out, cancelled) for host in hosts]
+    streams = [_Stream(fleet, host, run, selection, follow, out, cancelled, back=back) for host in hosts]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
     for thread in threads:
         thread.start()

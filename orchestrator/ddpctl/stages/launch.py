@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ddpctl.code import CodeArchive, code_imports, pack
+from ddpctl.errors import UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
-from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Host, Inventory, job_hosts
+from ddpctl.spec.again import Earlier, Settings, keys_of
+from ddpctl.spec.imports import Import, Imports
+from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts, witness_of
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.notify import shown
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
+
+ETCD = Import("import etcd", "rendezvous: etcd-v2", None)
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,29 @@ class Launch:
     archive: CodeArchive | None = None
     local_rank_arg: str | None = None  # as the script parses it
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # with the secrets that their addresses are
     own_checkpoints: bool = False  # a folder of the run's own, not the job's
+    spares: int = 0  # of the hosts, the last ones: they only step in
+    witness: Host | None = None  # beside the hosts: it only votes on restarts
+    alone: bool = False  # no other run of the job's name may be live
+    known_as: str | None = None  # the job's name in the inventory, where the run has one of its own
+    settings: Settings | None = None  # of the run that is continued
+    earlier: Earlier | None = None  # that run
+
+    def named(self, name: str) -> Launch:
+        """The same under a name of its own, in place of the job's: with ports and checkpoints of its own, and alone."""
+        assert self.job is not None
+        return replace(self, job=self.job.model_copy(update={"name": name}), alone=True, known_as=self.job.name)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The hosts' names in node rank order."""
         return tuple(host.name for host in self.hosts)
+
+    @property
+    def members(self) -> tuple[Host, ...]:
+        """The hosts and the witness: all that have to be reached."""
+        return self.hosts if self.witness is None else (*self.hosts, self.witness)
 
     @property
     def managed(self) -> bool:
@@ -46,16 +69,16 @@ class Launch:
 
     @cached_property
     def imports(self) -> Imports | None:
-        """What the job's script imports; None where its text is not here."""
-        return code_imports(self.archive, self.job) if self.job is not None else None
+        """What the job's script imports, and its rendezvous; None where the script's text is not here."""
+        found = code_imports(self.archive, self.job) if self.job is not None else None
+        if found is None or self.job is None or self.job.rendezvous != "etcd-v2":
+            return found
+        return replace(found, statements=(ETCD, *found.statements))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know before it starts."""
-        words = self.archive.notes if self.archive is not None else ()
-        if self.job is not None and self.job.elastic is not None and self.job.rendezvous == "static":
-            words = (*words, "`elastic` is ignored with static rendezvous; use c10d or etcd-v2")
-        return words
+        return self.archive.notes if self.archive is not None else ()
 
     def plan(self, facts: Facts | None = None) -> Plan:
         """The plan of the run, as far as ``facts`` go.
@@ -75,9 +98,25 @@ class Launch:
             code=CodeRef(archive.sha256, archive.size, archive.git_commit, archive.dirty) if archive else None,
             local_rank_arg=self.local_rank_arg,
             secret_names=sorted(self.secrets),
+            notify=[shown(one) for one in self.notify],
             nproc=self.nproc,
+            spares=self.spares,
+            witness=self.witness,
         )
+        plan = replace(plan, settings=self.settings or self._own_settings(self.job), earlier=self.earlier)
         return plan.with_own_checkpoints() if self.own_checkpoints else plan
+
+    def _own_settings(self, job: JobSpec) -> Settings:
+        return Settings(
+            job=self.known_as or job.name,
+            keys=keys_of(job),
+            hosts=self.names,
+            nodes=len(self.hosts) - self.spares,
+            nproc=self.nproc,
+            local_rank_arg=self.local_rank_arg,
+            secrets=tuple(sorted(self.secrets)),
+            notified=bool(self.notify),
+        )
 
 
 def launch_of(
@@ -86,30 +125,48 @@ def launch_of(
     """The launch of a job of the inventory.
 
     Raises:
-        UsageError: not that many hosts, no such script, an unreadable env_file.
+        UsageError: not that many hosts, no such script, an unreadable env_file, or one that lacks a webhook's address.
     """
     hosts = job_hosts(inventory, job, nodes)
+    spares = spare_hosts(inventory, job, hosts)
     script = inspect_script(job)
+    secrets = read_env_file(Path(job.env_file)) if job.env_file else {}
     return Launch(
         inventory=inventory,
         job=job,
-        hosts=hosts,
+        hosts=(*hosts, *spares),
+        spares=len(spares),
+        witness=witness_of(inventory, job, (*hosts, *spares)),
         nproc=nproc,
         identity=identity,
-        archive=_packed(job),
+        archive=packed(job),
         local_rank_arg=script.local_rank_arg if script else None,
-        secrets=read_env_file(Path(job.env_file)) if job.env_file else {},
+        secrets=secrets,
+        notify=notifiers_of(job, secrets),
     )
+
+
+def notifiers_of(job: JobSpec, secrets: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
+    """The job's notifiers with their addresses. Raises UsageError: ``secrets`` lack one."""
+    found = []
+    for index, one in enumerate(job.notify):
+        try:
+            found.append(one.resolved(secrets))
+        except ValueError as error:
+            hint = "write NAME=https://... into the file that env_file names"
+            raise UsageError(f"jobs.{job.name}.notify[{index}].webhook: {error}", hint=hint) from None
+    return tuple(found)
 
 
 def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
     if job is None:
         return Launch(inventory, None, inventory.hosts)
-    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=_packed(job))
+    hosts = job_hosts(inventory, job, "all")
+    return Launch(inventory, job, hosts, witness=witness_of(inventory, job, hosts), archive=packed(job))
 
 
-def _packed(job: JobSpec) -> CodeArchive | None:
+def packed(job: JobSpec) -> CodeArchive | None:
     """The job's code; its secrets travel on their own, never inside it."""
     if job.code is None:
         return None

@@ -106,7 +106,10 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     cluster = launch.inventory.cluster
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = Target.all(launch.hosts, launch.job, launch.nproc)
-    want = Want.of(launch.inventory.environment, launch.job, launch.hosts, launch.imports)
+    if launch.witness is not None:
+        targets += tuple(replace(one, witness=True) for one in Target.all([launch.witness], None))
+    names = tuple(target.name for target in targets)
+    want = Want.of(launch.inventory.environment, launch.job, launch.members, launch.imports)
     tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
@@ -127,8 +130,8 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
             findings += judge.verdicts(deep.CHECKS, replace(view, rehearsal=told))
     report = PreflightReport(
         cluster=cluster,
-        hosts=launch.names,
-        findings=sorted_findings(findings, launch.names),
+        hosts=names,
+        findings=sorted_findings(findings, names),
         duration_s=time.monotonic() - begin,
         mesh=view.mesh,
         facts=facts,
@@ -204,6 +207,8 @@ def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Ques
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
+    if target.witness:
+        return (network_question(target, want),)
     script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
     live = (live_question(target, want),) if counted else ()

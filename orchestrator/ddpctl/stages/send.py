@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpctl.environment.direct import FileSource, Source
+from ddpctl.environment.direct import FileSource, Holdings, Source, holdings
 from ddpctl.environment.spread import bring
 from ddpctl.environment.tools import PY_SPY, as_tool
 from ddpctl.errors import DdpctlError, ProvisionError
@@ -15,17 +15,19 @@ from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import Delivery
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.py_spy import py_spy_for
-from ddpctl.transport.base import Fleet
+from ddpctl.transport.base import Fleet, FleetOutcome
 
 CODE = "code"
 
 
 @dataclass(frozen=True)
 class Sent:
-    """``errors``: hosts without the code. ``py_spy``: for each host that has it, which file it is (``as_tool``)."""
+    """``errors``: hosts without the code. ``py_spy``: for each host that has it, which file it is (``as_tool``).
+    ``checkpoints``: what the hosts that were asked have of the job's, in short (``choice.all_have``)."""
 
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     py_spy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    checkpoints: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
@@ -42,27 +44,44 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
     tell(StageStarted(stage, sum(file.size for file in files), "bytes"))
     errors: dict[str, DdpctlError] = {}
     py_spy: dict[str, Mapping[str, str]] = {}
+    checkpoints: dict[str, Sequence[Sequence[str]]] = {}
     count = 0
     for tool, hosts in by(tools.get, launch.names).items():
-        delivery, without = _send(stage, archive, tool, fleet, tell, hosts)
+        sources: list[Source] = [source for source in (archive, tool) if source is not None]
+        known = _known(launch, sources, fleet, hosts)
+        checkpoints.update({host: found.checkpoints for host, found in known.results.items()})
+        delivery, without = _send(stage, archive, tool, fleet, tell, hosts, known)
         errors.update(delivery.errors)
         count += delivery.traffic.sent_by_controller
         if tool is not None:
             named = as_tool(tool.sha256, tool.name)
             py_spy.update({host: named for host in delivery.done if host not in without})
     tell(StageEnded(stage, not errors, f"{count} bytes sent"))
-    return Sent(errors, py_spy)
+    return Sent(errors, py_spy, checkpoints)
+
+
+def _known(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
+    """What the hosts have of these files, and of the job's checkpoints: one question, so that these cost no time."""
+    job = launch.job.name if launch.job is not None else None
+    hashes = [source.sha256 for source in sources]
+    return fleet.map(lambda transport: holdings(transport, hashes, job=job), hosts)
 
 
 def _send(
-    stage: str, archive: Source | None, tool: FileSource | None, fleet: Fleet, tell: Tell, hosts: Sequence[str]
+    stage: str,
+    archive: Source | None,
+    tool: FileSource | None,
+    fleet: Fleet,
+    tell: Tell,
+    hosts: Sequence[str],
+    known: FleetOutcome[Holdings],
 ) -> tuple[Delivery, frozenset[str]]:
     """How the code came, and the hosts that are without the tool. A host that could not take both gets the code alone:
     py-spy may have been what did not fit on its disk."""
     sources: list[Source] = [source for source in (archive, tool) if source is not None]
     if not sources:
         return Delivery(done=tuple(hosts)), frozenset()
-    both = bring(stage, sources, fleet, tell, hosts)
+    both = bring(stage, sources, fleet, tell, hosts, known=known)
     if tool is None:
         return both, frozenset()
     failed = [host for host, error in both.errors.items() if archive is None or isinstance(error, ProvisionError)]

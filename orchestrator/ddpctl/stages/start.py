@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import secrets as random_source
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpctl.errors import HostsFailed
+from ddpctl.environment.spread import new_credentials
+from ddpctl.errors import DdpctlError, HostsFailed, RemoteError
 from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.outcome import RunStatus, merge_runs
+from ddpctl.spec.merge import merge_runs
+from ddpctl.spec.names import name_taken
+from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+from ddpctl_worker import contract
 
 START_TIMEOUT_S = 60.0
+BEGIN_TIMEOUT_S = 90.0
 
 
 def start(
@@ -21,36 +26,99 @@ def start(
     tell: Tell,
     secrets: Mapping[str, str] | None = None,
     py_spy: Mapping[str, Mapping[str, str]] | None = None,
+    notify: Sequence[Mapping[str, Any]] = (),
+    *,
+    alone: bool = False,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
     Whatever it raises, some nodes may have started: that is for the caller to undo.
 
     ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down. ``py_spy``
-    says for each host that has py-spy which file it is (``as_tool``).
+    says for each host that has py-spy which file it is (``as_tool``). ``notify`` are the job's notifiers, resolved: as
+    secret as the secrets. ``alone``: no other run of that name may be live on any of the nodes. The first one is then
+    asked before the others, so that of two launches at once one is started.
 
     Raises:
+        UsageError: another run of that name is live, and may not be.
         HostsFailed: some node could not be started.
     """
     gang_key = random_source.token_hex(32)
-    tell(StageStarted("launch", len(plan.nodes)))
+    copying = _credentials(plan)
+    members = tuple(member.host for member in plan.members)
+    tell(StageStarted("launch", len(members)))
 
     def start_node(transport: Transport) -> dict[str, Any]:
         own = (py_spy or {}).get(transport.host)
-        request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own)
-        return transport.call("start", request, timeout=START_TIMEOUT_S)
+        request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own, notify)
+        of_job = plan.witness is None or transport.host != plan.witness.host
+        more = {"alone": alone, "copying": copying if of_job else None}
+        return transport.call("start", {**request, **more}, timeout=START_TIMEOUT_S)
 
-    outcome = fleet.map(start_node, plan.hosts, on_done=counting("launch", len(plan.nodes), tell))
-    tell(StageEnded("launch", outcome.ok))
-    if not outcome.ok:
+    on_done = counting("launch", len(members), tell)
+    answers: dict[str, dict[str, Any]] = {}
+    errors: dict[str, DdpctlError] = {}
+    for hosts in (members[:1], members[1:]) if alone else (members,):
+        outcome = fleet.map(start_node, hosts, on_done=on_done)
+        answers.update(outcome.results)
+        errors.update(outcome.errors)
+        if errors:
+            break
+    if plan.restarts and not errors:
+        begun = _begin(plan, fleet, {host: answer["port"] for host, answer in answers.items()})
+        answers = {host: {**answers[host], **answer} for host, answer in begun.results.items()}
+        errors.update(begun.errors)
+    tell(StageEnded("launch", not errors))
+    if errors:
+        if alone:
+            _raise_taken(plan, errors)
         tell(Note("some nodes did not start; stopping the others", level="warning"))
-        message = f"{len(outcome.errors)} of {len(plan.nodes)} hosts did not start; the run was ended on the others"
-        raise HostsFailed(message, outcome.errors)
-    return merge_runs({host: [answer["status"]] for host, answer in outcome.results.items()})[0]
+        message = f"{len(errors)} of {len(members)} hosts did not start; the run was ended on the others"
+        raise HostsFailed(message, errors)
+    _warn_beside(plan, answers, tell)
+    return merge_runs({host: [answer["status"]] for host, answer in answers.items()})[0]
+
+
+def _raise_taken(plan: Plan, errors: Mapping[str, DdpctlError]) -> None:
+    for error in errors.values():
+        if isinstance(error, RemoteError) and error.kind == contract.LIVE:
+            raise name_taken(plan.job, error.what) from error
+
+
+def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tell) -> None:
+    """Two runs of one name are allowed, and seldom meant: they share it, and the job's checkpoints."""
+    others = sorted({run for answer in answers.values() for run in answer.get("beside", ())})
+    if others:
+        what = f"{plan.job} is also live as {', '.join(others)}, with the same folder for checkpoints"
+        tell(Note(f"{what}; `ddpctl up --name NAME` keeps runs apart", level="warning"))
+
+
+def _begin(plan: Plan, fleet: Fleet, ports: Mapping[str, int]) -> FleetOutcome[dict[str, Any]]:
+    """The hosts of a run with restarts hear where the others are; each waits for them, and starts its part."""
+    peers = {node.host: [node.address, ports[node.host]] for node in plan.members}
+
+    def begin(transport: Transport) -> dict[str, Any]:
+        return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_TIMEOUT_S)
+
+    return fleet.together(begin, list(peers))
+
+
+def _credentials(plan: Plan) -> dict[str, str] | None:
+    """With what the nodes prove to each other that they are of this run when they copy checkpoints: all the time, or
+    before another attempt. None where they copy none. Like the gang's key it is written to no disk."""
+    if plan.gang_port is None or len(plan.nodes) < 2 or not (plan.checkpoint["replicas"] or plan.restarts):
+        return None
+    made = new_credentials()
+    return {"certificate": made.certificate, "key": made.key}
 
 
 def start_request(
-    plan: Plan, node: NodePlan, secrets: Mapping[str, str], gang_key: str, py_spy: Mapping[str, str] | None = None
+    plan: Plan,
+    node: NodePlan,
+    secrets: Mapping[str, str],
+    gang_key: str,
+    py_spy: Mapping[str, str] | None = None,
+    notify: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """What the worker's ``start`` verb is given."""
     return {
@@ -61,6 +129,7 @@ def start_request(
         "token_env": list(node.token_env),
         "secrets": {name: secrets[name] for name in node.secret_names},
         "gang_key": gang_key,
-        "python_exec": True,
+        "python_exec": node is not plan.witness,
         "py_spy": dict(py_spy) if py_spy is not None else None,
+        "notify": list(notify) if node is not plan.witness else [],
     }

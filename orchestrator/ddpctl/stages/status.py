@@ -7,13 +7,15 @@ one of them cannot be asked any more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError
 from ddpctl.files.records import last_end, save_end
-from ddpctl.spec.outcome import End, RunStatus, current, merge_runs
+from ddpctl.spec.merge import current, merge_runs
+from ddpctl.spec.names import ambiguous
+from ddpctl.spec.outcome import End, RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker import contract
@@ -26,7 +28,8 @@ def ask_runs(
 ) -> FleetOutcome[dict[str, Any]]:
     """What every host tells: its part of the ``runs``, and how many of the oldest it has ``left_out``.
 
-    ``job`` (a name or a run id) narrows them, ``everything`` takes in ended runs. ``hosts``: ask only these.
+    ``job`` (a name, a run id or the beginning of one) narrows them, ``everything`` takes in ended runs. ``hosts``: ask
+    only these.
     """
 
     def ask(transport: Transport) -> dict[str, Any]:
@@ -52,9 +55,11 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
 
 
 def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> RunStatus:
-    """The run that ``job`` means: a run id, or the newest run of that name. ``hosts``: as these few know it.
+    """The run that ``job`` means: the newest run of that name, a run id, or the beginning of just one. ``hosts``: as
+    these few know it.
 
     Raises:
+        UsageError: it is the beginning of several ids.
         NoSuchJob: every host answered and none knows it.
         HostsFailed: no reachable host knows it, and some could not be asked.
     """
@@ -62,10 +67,17 @@ def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> Ru
 
 
 def live_runs(fleet: Fleet, job: str) -> list[RunStatus]:
-    """Every run of this name or id that may still run on a host of the fleet, oldest first; where there is none, the
-    newest. Raises as ``find_run``."""
+    """Every run that ``job`` may mean and that may still run on a host of the fleet, oldest first; where there is none,
+    the newest. Raises as ``find_run``."""
     runs = [_settled(run) for run in _named(fleet, job)]
     return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
+
+
+def live_runs_named(fleet: Fleet, name: str) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
+    """The runs of this very name that are live on hosts that answered, and the hosts that did not."""
+    outcome = ask_runs(fleet, name)
+    runs = [_settled(run) for run in merged(outcome) if run.job == name]
+    return [run for run in runs if _lives(run, outcome.results)], outcome.errors
 
 
 def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
@@ -75,9 +87,14 @@ def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
 
 def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list[RunStatus]:
     outcome = ask_runs(fleet, job, hosts=hosts)
-    runs = [run for run in merged(outcome) if job in (run.run, run.job)]
-    if runs:
+    found = merged(outcome)
+    if runs := [run for run in found if job in (run.run, run.job)]:
         return runs
+    begun = [run for run in found if contract.begins(run.run, job)]
+    if len(begun) > 1:
+        raise ambiguous(job, [run.run for run in begun])
+    if begun:
+        return begun
     if outcome.errors:
         raise HostsFailed(
             f"no host that answered knows {job!r}, and {plural(len(outcome.errors), 'host')} did not answer",
@@ -90,7 +107,8 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
 
 def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
     """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
-    return find_run(fleet, run.run, [host for host in fleet.hosts if host not in gone] or None)
+    asked = [host for host in run.hosts if host in fleet.hosts]
+    return find_run(fleet, run.run, [host for host in asked if host not in gone] or asked)
 
 
 def is_no_such_run(error: DdpctlError) -> bool:

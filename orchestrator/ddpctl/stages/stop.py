@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.outcome import KillOutcome, NodeStatus, StoppedNode, run_state
+from ddpctl.spec.done import KillOutcome, StoppedNode
+from ddpctl.spec.outcome import NodeStatus, run_state
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract

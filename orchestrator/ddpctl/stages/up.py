@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Generic, TypeVar
 
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.job_imports import IMPORTS
+from ddpctl.environment.spread import Addresses
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
-from ddpctl.spec.event import Event, Tell
+from ddpctl.spec.done import KillOutcome
+from ddpctl.spec.event import Event, Note, Tell
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.outcome import KillOutcome, RunStatus
+from ddpctl.spec.names import name_taken
+from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import EnvironmentOutcome
+from ddpctl.spec.ranges import fold
+from ddpctl.stages.checkpoints import set_aside
 from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.restore import restore
 from ddpctl.stages.send import Sent, send
 from ddpctl.stages.start import start
+from ddpctl.stages.status import live_runs_named
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Fleet
 
@@ -42,11 +50,15 @@ class Up:
     and must call ``undo`` whatever ``run`` raises.
     """
 
-    def __init__(self, launch: Launch, fleet: Fleet, tell: Tell, options: Options | None = None) -> None:
+    def __init__(
+        self, launch: Launch, fleet: Fleet, tell: Tell, options: Options | None = None, *, fresh: bool = False
+    ) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
+        self._fresh = fresh  # checkpoints of earlier runs are set aside
         self._options = options or Options()
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
+        self._checkpoints: Mapping[str, Sequence[Sequence[str]]] = {}
         self.facts = Facts()
         self.report: PreflightReport | None = None
         self.environment: EnvironmentOutcome | None = None
@@ -56,21 +68,36 @@ class Up:
         """All steps in order; the run as every node has confirmed its start.
 
         Raises:
+            UsageError: a run of the name that was given is live.
             PreflightFailed, HostsFailed: a step failed.
         """
+        if self._launch.alone:
+            self._refuse_taken()
         report = self._check()
         environment = self._provide_environment(report)
         if self._launch.managed:  # what had to wait for the environment
             report = self._try_imports(report, environment)
             self._rehearse(report)
         self._provide_code()
+        if not self._fresh:
+            self._restore(report)
         return self.start()
 
     def undo(self, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
         """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
         if self.plan is None:
             return None
-        return stop_run(self.plan.job, self.plan.run, self.plan.hosts, self._fleet, grace=grace, by=by)
+        return stop_run(self.plan.job, self.plan.run, _members(self.plan), self._fleet, grace=grace, by=by)
+
+    def _refuse_taken(self) -> None:
+        """Raises UsageError: a run of this name is live on some host of the fleet."""
+        assert self._launch.job is not None
+        name = self._launch.job.name
+        live, errors = live_runs_named(self._fleet, name)
+        if live:
+            raise name_taken(name, "; ".join(f"run {run.run} on {fold(run.hosts)}" for run in live))
+        for host in (host for host in errors if host not in self._launch.names):  # of its own preflight says more
+            self._tell(Note(f"it could not be asked whether a run of the name {name} is live there", "warning", host))
 
     def _check(self) -> PreflightReport:
         """Raises PreflightFailed: with the exit code of the report (4 where a host could not be reached)."""
@@ -121,12 +148,20 @@ class Up:
             sent = send(self._launch, self.facts, self._fleet, self._tell)
         self._raise_for(sent.errors, "could not get the code")
         self._py_spy = sent.py_spy
+        self._checkpoints = sent.checkpoints
+
+    def _restore(self, report: PreflightReport) -> None:
+        """What earlier runs of the job have saved, on every host alike."""
+        preferred = {host: (node.fabric_address,) for host, node in self.facts.nodes.items() if node.fabric_address}
+        addresses = Addresses(preferred, report.open_ports)
+        errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses)
+        self._raise_for(errors, "could not get the checkpoints of earlier runs")
 
     def start(self) -> RunStatus:
         """The plan, now without open questions, and every launcher.
 
         Raises:
-            PreflightFailed: what the plan needs could not be found out. HostsFailed: a node could not be started.
+            PreflightFailed: what the plan needs could not be found out. UsageError, HostsFailed: see ``start``.
         """
         plan = self._launch.plan(self.facts)
         if plan.unknown:
@@ -134,13 +169,21 @@ class Up:
                 f"nothing was started, because this is unknown: {', '.join(plan.unknown)}",
                 hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
+        if self._fresh:
+            created = datetime.fromisoformat(plan.created).astimezone(timezone.utc)
+            set_aside(plan.job, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)
         self.plan = plan
-        return start(plan, self._fleet, self._tell, self._launch.secrets, self._py_spy)
+        launch = self._launch
+        return start(plan, self._fleet, self._tell, launch.secrets, self._py_spy, launch.notify, alone=launch.alone)
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:
         if errors:
             total = len(self._launch.hosts)
             raise HostsFailed(f"{len(errors)} of {total} hosts {what}; nothing was started", errors)
+
+
+def _members(plan: Plan) -> tuple[str, ...]:
+    return tuple(member.host for member in plan.members)
 
 
 def refusal(report: PreflightReport, what: str = "nothing was started") -> PreflightFailed:

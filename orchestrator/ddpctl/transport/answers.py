@@ -14,27 +14,37 @@ from pydantic import ValidationError
 
 from ddpctl.transport.base import Frame
 from ddpctl.transport.pipe import garbled
-from ddpctl.transport.shapes import doctor, environment, preflight, runs
+from ddpctl.transport.shapes import checkpoints, doctor, environment, preflight, runs
 from ddpctl.transport.shapes.words import adapter, first_fault
 
 RESULTS: Mapping[str, Any] = {
     "echo": dict[str, Any],
+    "ask_checkpoint": runs.AskedDict,
     "doctor": doctor.ConsultedDict,
     "probe": preflight.ProbedDict,
     "start": runs.StartedDict,
     "status": runs.RunsDict,
     "stop": runs.StoppedDict,
+    "remove": runs.RemovedDict,
     "metrics": runs.MetricsDict,
     "tail": runs.TailedDict,
     "fetch": runs.FetchedDict,
+    "fetch_checkpoint": environment.NothingDict,
+    "checkpoints": checkpoints.HeldDict,
+    "set_aside": checkpoints.AsideDict,
     "store_has": environment.HoldingsDict,
+    "store_get": environment.NothingDict,
     "store_put": environment.NothingDict,
     "listen": environment.NothingDict,
     "dial": preflight.Dialled,
     "free_port": preflight.FreePortsDict,
     "firewall": preflight.FirewallDict,
     "rehearse": preflight.RehearsedDict,
+    "begin": runs.StartedDict,
+    "admit": runs.AdmittedDict,
+    "rejoin": runs.StartedDict,
     "spread": environment.SpreadDict,
+    "restore": checkpoints.RestoredDict,
     "install": environment.InstalledDict,
     "build": environment.BuiltDict,
     "gc": environment.CollectedDict,
@@ -44,6 +54,8 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
     "echo": {"n": dict[str, Any]},
     "tail": {"lines": runs.LinesDict, "state": runs.StandingDict, "stuck": runs.StuckDict},
     "fetch": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
+    "fetch_checkpoint": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
+    "store_get": {"chunk": runs.ChunkDict},
     "listen": {"listening": preflight.ListeningDict},
     "firewall": {"tool": preflight.RulesDict},
     "build": {"piece": environment.PieceDict},
@@ -52,6 +64,12 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
         "progress": environment.PassedDict,
         "want": environment.WantedDict,
         "left": environment.LeftDict,
+        "complete": environment.CompleteDict,
+    },
+    "restore": {
+        "moved": checkpoints.MovedDict,
+        "manifest": checkpoints.LentDict,
+        "listening": checkpoints.LendingDict,
         "complete": environment.CompleteDict,
     },
 }

@@ -35,6 +35,14 @@ class Connection(paramiko.Transport):
         self._refusals: dict[int, paramiko.ChannelException] = {}
         self._asking = threading.local()
         super().__init__(sock)
+        # The reading thread closes it last of all, and then lets go who waits. Through a jump host the socket is a
+        # channel of another connection, which may be gone: that must not end the thread before.
+        self._close_packetizer = self.packetizer.close
+        self.packetizer.close = self._closed_quietly  # type: ignore[method-assign]
+
+    def _closed_quietly(self) -> None:
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._close_packetizer()
 
     def _next_channel(self) -> int:
         """Called by open_channel on the thread that asks."""

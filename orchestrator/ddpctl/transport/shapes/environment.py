@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.transport.shapes.words import IP, Count, File, Hash, Name, Number, Place, Port, Short, as_tuple
+from ddpctl.transport.shapes.words import IP, Count, File, Hash, Moment, Name, Number, Place, Port, Short, as_tuple
+
+Version = Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]  # none: nobody knows whether it is whole
 
 
 class NothingDict(TypedDict):
@@ -18,6 +20,7 @@ class HoldingsDict(TypedDict):
     sizes: dict[Hash, Count]
     partial: dict[Hash, Count]
     free: Count
+    checkpoints: NotRequired[list[Annotated[tuple[Name, Place, Version, Moment], BeforeValidator(as_tuple)]]]
 
 
 class JoinedDict(TypedDict):

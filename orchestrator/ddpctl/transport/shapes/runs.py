@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 from typing_extensions import NotRequired, TypedDict
@@ -12,11 +12,13 @@ from ddpctl.transport.shapes.words import (
     Count,
     Digits,
     Figure,
+    Hash,
     Moment,
     Name,
     NodeState,
     Number,
     Place,
+    Plain,
     Short,
     Small,
     Text,
@@ -24,6 +26,7 @@ from ddpctl.transport.shapes.words import (
     asked,
     own_name,
 )
+from ddpctl_worker.contract import begins
 
 
 def _this_run(value: str, info: ValidationInfo) -> str:
@@ -53,14 +56,72 @@ class DoctorDict(TypedDict):
     stall: Annotated[float, Field(gt=0, le=1e9)]
 
 
+class FirstDict(TypedDict):
+    hosts: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
+    started: Moment
+
+
+class RestartDict(TypedDict):
+    first: FirstDict
+
+
+class SaveKeysDict(TypedDict):
+    signal: Annotated[str, Field(pattern="^SIG[A-Z0-9]{1,20}$")]
+    timeout: Annotated[float, Field(gt=0, le=1e9)]
+
+
+class CodeDict(TypedDict):
+    hash: Hash
+    size: Count
+    git_commit: NotRequired[Short | None]
+    dirty: NotRequired[bool | None]
+
+
+class SettingsDict(TypedDict):
+    job: Name
+    keys: Annotated[dict[Short, Plain], Field(max_length=1000)]
+    hosts: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
+    nodes: Annotated[int, Field(ge=1, le=10_000)]
+    nproc: Small | None
+    local_rank_arg: Short | None
+    secrets: Annotated[list[Short], Field(max_length=10_000)]
+    notified: bool
+
+
+class SetAsideDict(TypedDict):
+    host: Name
+    why: Short
+
+
+class AttemptDict(TypedDict):
+    attempt: Small
+    hosts: Annotated[list[Name], Field(max_length=10_000)]
+    started: Moment | None
+    ended: Moment | None
+    cause: CauseDict | None
+    set_aside: list[SetAsideDict]
+
+
+class ContinuesDict(TypedDict):
+    run: Name
+    attempts: Annotated[list[AttemptDict], Field(min_length=1, max_length=2000)]
+
+
 class RecordDict(TypedDict):
     """A run.json, as far as anybody here reads it."""
 
     hosts: NotRequired[Annotated[list[Name], Field(max_length=10_000)] | None]
     world_size: NotRequired[Small | None]
+    min_nodes: NotRequired[Small | None]
+    witness: NotRequired[Name | None]
     timeouts: NotRequired[TimeoutsDict | None]
     user: NotRequired[Short | None]
     doctor: NotRequired[DoctorDict | None]
+    restart: NotRequired[RestartDict | None]
+    checkpoint: NotRequired[SaveKeysDict | None]
+    code: NotRequired[CodeDict | None]
+    settings: NotRequired[SettingsDict | None]
+    continues: NotRequired[ContinuesDict | None]
 
 
 class SurvivorDict(TypedDict):
@@ -88,6 +149,20 @@ class SlowDict(TypedDict):
     why: NotRequired[list[Short]]
 
 
+class OverDict(TypedDict):
+    state: NodeState
+    cause: CauseDict | None
+
+
+class AgreedDict(TypedDict):
+    term: Count
+    version: Count
+    attempts: Annotated[list[AttemptDict], Field(min_length=1, max_length=2000)]
+    live: bool
+    aside: NotRequired[dict[Name, Short]]
+    over: OverDict | None
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -111,12 +186,13 @@ class StatusDict(TypedDict):
     diagnosis: NotRequired[DiagnosisDict | None]
     slow: NotRequired[list[SlowDict] | None]
     reported: NotRequired[Moment | None]
+    agreed: NotRequired[AgreedDict | None]
     record: RecordDict
 
 
 def _of_job(runs: list[StatusDict], info: ValidationInfo) -> list[StatusDict]:
     job = asked(info).get("job")
-    if job is not None and any(job not in (one["job"], one["run"]) for one in runs):
+    if job is not None and any(job not in (one["job"], one["run"]) and not begins(one["run"], job) for one in runs):
         raise ValueError("it is about another job")
     return runs
 
@@ -126,8 +202,34 @@ class RunsDict(TypedDict):
     left_out: NotRequired[Count]
 
 
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
 class StartedDict(TypedDict):
     status: StatusDict
+    port: NotRequired[Port | None]
+    beside: NotRequired[list[Name]]
+
+
+class CopyingDict(TypedDict):
+    certificate: Text
+    key: Text
+
+
+class AdmittedDict(TypedDict):
+    """Secrets: no word of it may be shown or kept."""
+
+    over: bool
+    gang_key: NotRequired[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+    copying: NotRequired[CopyingDict | None]
+    secrets: NotRequired[dict[Text, Text] | None]
+    notify: NotRequired[list[dict[str, Any]] | None]
+    peers: NotRequired[dict[Name, Annotated[list[Short | Port], Field(min_length=2, max_length=2)]]]
+    moved: NotRequired[dict[Name, Annotated[list[Count], Field(min_length=2, max_length=2)]]]
+
+
+class RemovedDict(TypedDict):
+    removed: bool
 
 
 class StoppedDict(TypedDict):
@@ -135,6 +237,19 @@ class StoppedDict(TypedDict):
     forced: Count
     survivors: list[SurvivorDict]
     status: StatusDict
+
+
+class DeafDict(TypedDict):
+    rank: Small
+    pid: Count
+
+
+class AskedDict(TypedDict):
+    ranks: Annotated[list[Small], Field(max_length=100_000)]
+    deaf: Annotated[list[DeafDict], Field(max_length=100_000)]
+    absent: Small
+    sent: bool
+    newest: Moment | None
 
 
 class RankMetricsDict(TypedDict):
@@ -153,6 +268,7 @@ class LineDict(TypedDict):
     text: Text
     end: Literal["\n", "\r", ""]
     offset: Count
+    attempt: NotRequired[Small]
 
 
 class LinesDict(TypedDict):

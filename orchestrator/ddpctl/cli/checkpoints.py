@@ -1,0 +1,27 @@
+"""``ddpctl checkpoints``: what a job saved, where it lies, and whether it is complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddpctl.cli import session
+from ddpctl.errors import HostsFailed
+from ddpctl.render.checkpoints import checkpoints_view
+from ddpctl.spec.values import plural
+from ddpctl.stages.checkpoints import list_checkpoints
+
+
+def checkpoints(
+    job: str = session.JobArgument,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """List the checkpoints of a job on its hosts, newest first. They outlive the job's runs."""
+    inventory = session.load(None, option, job=job)
+    with session.fleet_of(inventory) as fleet:
+        found = list_checkpoints(fleet, job)
+    session.show(found, checkpoints_view, as_json=as_json)
+    if found.errors:
+        message = f"{len(found.errors)} of {plural(len(fleet.hosts), 'host')} did not answer: more may lie there"
+        raise HostsFailed(message, found.errors)
+    return 0

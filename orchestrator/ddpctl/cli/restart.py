@@ -1,0 +1,41 @@
+"""``ddpctl restart``: a new attempt of a run that has ended; hosts that are back, for one that has not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddpctl.cli import session
+from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.up import DetachOption, OnInterrupt, OnInterruptOption, bring_up, follow_up
+from ddpctl.render.console import stderr_console
+from ddpctl.render.progress import ProgressView
+from ddpctl.render.status import status_view
+from ddpctl.stages.preflight import Options
+from ddpctl.stages.rejoin import rejoin_all
+from ddpctl.stages.restart import launch_again
+from ddpctl.stages.status import find_run
+
+
+def restart(
+    job: str = session.JobArgument,
+    detach: bool = DetachOption,
+    on_interrupt: OnInterrupt = OnInterruptOption,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Continue an ended run from its newest complete checkpoint: same code, same settings, on the hosts that are left.
+
+    It is a new run of the same name, and its attempts count on. A live run is left alone; a host of it that lost power
+    and is back takes part again.
+    """
+    inventory = session.load(None, option, job=job)
+    with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
+        with ProgressView(stderr_console()) as view:
+            run = find_run(fleet, job)
+            back = rejoin_all(fleet, run, view.tell) if run.record.get("restart") and not run.terminal else []
+            launch = None if back else launch_again(fleet, inventory, run, session.new_identity(), view.tell)
+        run = bring_up(launch, fleet, Options(), as_json=as_json) if launch else find_run(fleet, run.run)
+        if detach:
+            session.show(run, status_view, as_json=as_json)
+            return 0
+        return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)

@@ -1,0 +1,32 @@
+"""The checkpoints of a job, for a person."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ddpctl.render.console import Whole, columns
+from ddpctl.render.push import size
+from ddpctl.render.status import ago
+from ddpctl.spec.checkpoints import JobCheckpoints
+
+MOST_MISSING = 3
+
+
+def checkpoints_view(found: JobCheckpoints) -> RenderableType:
+    """A row each, newest first, and below it what is missing."""
+    if not found.saved:
+        return Text(f"{found.job} has no checkpoints")
+    table = columns("NAME", "STEP", "SIZE", "SAVED", "HOSTS", "STATE")
+    for one in found.saved:
+        step = "-" if one.step is None else str(one.step)
+        state = Text("complete", style="green") if one.complete else Text("not complete", style="yellow")
+        table.add_row(Text(one.entry), step, size(one.size), ago(one.time), Text(", ".join(one.hosts) or "-"), state)
+    lines = [Text(f"{one.entry}: {_missing(one.missing)}") for one in found.saved if not one.complete]
+    return Group(Whole(table), *lines)
+
+
+def _missing(missing: tuple[str, ...]) -> str:
+    more = len(missing) - MOST_MISSING
+    text = ", ".join(missing[:MOST_MISSING]) + (f" and {more} more" if more > 0 else "")
+    return text if len(missing) == 1 and " " in missing[0] else f"missing {text}"

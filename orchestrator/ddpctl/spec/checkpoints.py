@@ -1,0 +1,83 @@
+"""The checkpoints of a job, put together from what its hosts have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.errors import DdpctlError
+from ddpctl_worker import contract
+from ddpctl_worker.checkpoint.choice import latest
+from ddpctl_worker.checkpoint.complete import moment
+from ddpctl_worker.checkpoint.unite import Saved, SavedPart, unite
+
+UNKNOWN = "it is being written, or its writer was killed"
+
+
+@dataclass(frozen=True)
+class JobCheckpoints:
+    """What the hosts that answered have, newest first; ``errors`` are the others'."""
+
+    job: str
+    saved: tuple[Saved, ...]
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
+    unsettled: tuple[tuple[str, str, str], ...] = ()  # what a host has no manifest of yet: name, host, time
+
+    @property
+    def resumed(self) -> tuple[Saved, ...]:
+        """Those that a start of the job resumes from, newest first: the last complete one of each series, and all
+        files of its save."""
+        complete = [one for one in self.saved if one.complete]
+        wanted = latest([one.entry for one in reversed(complete)])
+        return tuple(one for one in complete if one.entry in wanted)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": contract.SCHEMA,
+            "job": self.job,
+            "checkpoints": [
+                {
+                    "name": one.entry,
+                    "step": one.step,
+                    "time": one.time,
+                    "size": one.size,
+                    "hosts": list(one.hosts),
+                    "complete": one.complete,
+                    "missing": list(one.missing),
+                }
+                for one in self.saved
+            ],
+        }
+
+
+def job_checkpoints(
+    job: str, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, DdpctlError]
+) -> JobCheckpoints:
+    """``answers``: host -> its manifests and what it has none of.
+
+    What a host wrote itself and has no manifest of is told too, unless another host's part is known.
+    """
+    saved = unite({host: answer["manifests"] for host, answer in answers.items()})
+    known = {one.entry for one in saved}
+    others: dict[str, list[Mapping[str, Any]]] = {}
+    for host, answer in answers.items():
+        for one in answer["unknown"]:
+            if one["host"] == host and one["entry"] not in known:
+                others.setdefault(one["entry"], []).append(one)
+    saved += [_unknown(parts) for parts in others.values()]
+    newest_first = sorted(saved, key=lambda one: moment(one.time), reverse=True)  # of one moment as unite has them
+    unsettled = [
+        (one["entry"], host, one["time"])
+        for host, answer in answers.items()
+        for one in answer["unknown"]
+        if one["host"] == host
+    ]
+    return JobCheckpoints(job, tuple(newest_first), errors, tuple(unsettled))
+
+
+def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
+    newest = max(parts, key=lambda one: moment(one["time"]))
+    held = tuple(SavedPart(dict(one), (one["host"],), (one["host"],)) for one in parts)
+    size = sum(one["size"] for one in parts)
+    return Saved(newest["entry"], newest["step"], newest["time"], size, held, (UNKNOWN,))

@@ -1,0 +1,47 @@
+"""What became of a run's folders when it was removed from its nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl_worker import contract
+
+
+@dataclass(frozen=True)
+class RemovedPart:
+    """One host: ``removed`` is False where it had nothing of the run, or an error."""
+
+    host: str
+    removed: bool = False
+    error: DdpctlError | None = None
+
+
+@dataclass(frozen=True)
+class RemovedRun:
+    """A run that had ended, and every host of it."""
+
+    job: str
+    run: str
+    hosts: tuple[RemovedPart, ...]
+
+    def raise_for_errors(self) -> None:
+        """Raises HostsFailed when some host may still have it."""
+        errors = {part.host: part.error for part in self.hosts if part.error is not None}
+        if errors:
+            count = f"{len(errors)} of {len(self.hosts)} hosts"
+            raise HostsFailed(f"{self.run} was not removed from {count}; `ddpctl rm {self.run}` tries again", errors)
+
+    def to_json(self) -> dict[str, Any]:
+        parts = [
+            {"host": part.host, "removed": part.removed, "error": str(part.error) if part.error else None}
+            for part in self.hosts
+        ]
+        return {"job": self.job, "run": self.run, "hosts": parts}
+
+
+def removal_document(runs: Sequence[RemovedRun]) -> dict[str, Any]:
+    """What ``ddpctl rm --json`` prints."""
+    return {"schema": contract.SCHEMA, "runs": [run.to_json() for run in runs]}

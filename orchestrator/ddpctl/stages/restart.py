@@ -1,0 +1,273 @@
+"""An ended run as the launch of another one that continues it: its code, its settings, and the hosts that are left.
+
+The record of the run says what it was; the inventory says where its hosts are, what environment they have, and the
+secrets. What comes after that is the way up, as for any launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpctl.code import CodeArchive, recall, receiving
+from ddpctl.environment.direct import holdings
+from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, NoSuchJob, ProvisionError, UsageError
+from ddpctl.files.env_file import read_env_file
+from ddpctl.spec.again import Earlier, Seats, Settings, least, seats, told, without
+from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.inventory import Inventory, witness_of
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.plan import CodeRef, RunIdentity
+from ddpctl.spec.ranges import fold
+from ddpctl.spec.values import plural
+from ddpctl.stages.launch import Launch, notifiers_of, packed
+from ddpctl.stages.status import ask_runs
+from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
+from ddpctl.transport.pipe import garbled
+from ddpctl_worker import contract
+
+STAGE = "code"
+NEW_RUN = "`ddpctl up` starts a new run, which finds the same checkpoints"
+
+
+def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: RunIdentity, tell: Tell) -> Launch:
+    """The launch that continues ``run``. ``fleet``: all hosts of the inventory.
+
+    Raises:
+        UsageError: the run is live, its record does not say enough, or the secrets are not here.
+        NoSuchJob: no record of it is left. ConnectError, HostsFailed: too few hosts are left.
+        ProvisionError: its code is nowhere any more.
+    """
+    require_ended(run)
+    if identity.run <= run.run:
+        raise DdpctlError(
+            f"the clock of this machine is behind: the new run would count as older than {run.run}",
+            hint="set the clock, then run it again",
+        )
+    heard = ask_runs(fleet, run.run)
+    record = _recorded(run, heard)
+    settings = without(Settings.from_json(record["settings"]), run.unfit)
+    known = inventory.jobs.get(settings.job)
+    archive = _code(run, record["code"], known, fleet, list(heard.results), tell) if record["code"] else None
+    same = known is not None and archive is not None and bool(archive.names)
+    code = known.code if same and known is not None else "." if archive else None
+    job = settings.as_job(run.job, code)
+    missing = _unusable(run, settings, inventory, heard)
+    voter = job.witness if job.witness in heard.results else None
+    known_hosts = [name for name in inventory.names if name != job.witness]
+    chosen = _seats(run, settings, job, known_hosts, heard.results.keys() - missing.keys(), missing)
+    if voter is None and job.witness is not None:
+        tell(Note(f"the witness {job.witness} does not answer: this run does without it", level="warning"))
+    _tell_changes(settings, known, chosen, same or archive is None, inventory, tell)
+    secrets, notify = _secrets(run, settings, known, inventory)
+    hosts = tuple(inventory.host(name) for name in chosen.hosts)
+    return Launch(
+        inventory=inventory,
+        job=job,
+        hosts=hosts,
+        spares=chosen.spares,
+        witness=witness_of(inventory, job, hosts) if voter is not None else None,
+        nproc=settings.nproc,
+        identity=identity,
+        archive=archive,
+        local_rank_arg=settings.local_rank_arg,
+        secrets=secrets,
+        notify=notify,
+        alone=True,
+        settings=settings,
+        earlier=Earlier(run.run, _attempts(run, missing)),
+    )
+
+
+def require_ended(run: RunStatus) -> None:
+    """Raises UsageError: it is live. ConnectError: it may be."""
+    if run.terminal:
+        return
+    silent = [node.host for node in run.nodes if node.state == contract.UNREACHABLE]
+    if silent and all(node.state in contract.TERMINAL for node in run.nodes if node.host not in silent):
+        raise ConnectError(
+            f"whether {run.job} (run {run.run}) has ended on {fold(silent)} is not known: no answer",
+            hint=f"once it answers again: ddpctl restart {run.job}",
+        )
+    by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
+    what = by_itself if run.record.get("restart") else "only a run that has ended can be restarted"
+    raise UsageError(
+        f"{run.job} is {run.state} (run {run.run} on {fold(run.hosts)}); {what}",
+        hint=f"follow it: ddpctl attach {run.job}; end it: ddpctl kill {run.job}",
+    )
+
+
+def _recorded(run: RunStatus, heard: FleetOutcome[dict[str, Any]]) -> dict[str, Any]:
+    """Settings and code of the run, as all hosts that answer have them on record.
+
+    Raises:
+        UsageError: no record has them. DdpctlError: they differ.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for host, answer in heard.results.items():
+        for record in (one["record"] for one in answer["runs"] if one["run"] == run.run):
+            found[host] = {"settings": record.get("settings"), "code": record.get("code")}
+    if not found:
+        raise NoSuchJob(f"no host that answers has a record of {run.run} any more", hint=NEW_RUN)
+    (first, one), *others = found.items()
+    odd = [host for host, other in others if other != one]
+    if odd:
+        raise DdpctlError(
+            f"{fold(odd)} and {first} have different records of what {run.run} ran", hint=f"look there; {NEW_RUN}"
+        )
+    if one["settings"] is None:
+        raise UsageError(
+            f"the record of {run.run} does not hold its settings: an older ddpctl started it", hint=NEW_RUN
+        )
+    return one
+
+
+def _unusable(
+    run: RunStatus, settings: Settings, inventory: Inventory, heard: FleetOutcome[dict[str, Any]]
+) -> dict[str, DdpctlError]:
+    """Hosts of the run that cannot take part any more, and why."""
+    found: dict[str, DdpctlError] = {}
+    for host in dict.fromkeys((*run.hosts, *settings.hosts)):
+        if host in run.unfit:
+            found[host] = DdpctlError(f"it was set aside: {run.unfit[host]}", host=host)
+        elif host in heard.errors:
+            found[host] = heard.errors[host]
+        elif host not in inventory.names:
+            found[host] = DdpctlError("it is not in the inventory any more", host=host)
+    return found
+
+
+def _seats(
+    run: RunStatus,
+    settings: Settings,
+    job: JobSpec,
+    known: Sequence[str],
+    usable: Collection[str],
+    missing: Mapping[str, DdpctlError],
+) -> Seats:
+    """Raises HostsFailed: too few hosts, with why each one that is missing cannot be used."""
+    chosen = seats(settings, job, known, usable)
+    if chosen is not None:
+        return chosen
+    need, have = least(settings, job), len([host for host in settings.hosts if host in usable])
+    error = HostsFailed(f"{run.job} needs {plural(need, 'host')}, and {have} can be used; nothing was started", missing)
+    error.exit_code = ConnectError.exit_code
+    raise error
+
+
+def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Mapping[str, Any], ...]:
+    """Those of the ended run. Where its hosts could not agree on the end of the last one, that is the run's end."""
+    *others, last = [one.to_json() for one in run.attempts]
+    known = {one["host"] for one in last["set_aside"]}
+    aside = [host for host in last["hosts"] if host in missing and host not in known]
+    last["ended"] = last["ended"] or run.ended
+    last["cause"] = last["cause"] or run.to_json()["cause"]
+    last["set_aside"] += [{"host": host, "why": " ".join(missing[host].message.split())} for host in aside]
+    return told([*others, last])
+
+
+def _tell_changes(
+    settings: Settings, known: JobSpec | None, chosen: Seats, same_code: bool, inventory: Inventory, tell: Tell
+) -> None:
+    """What a person may not expect: the run's own settings count, not those of today."""
+    changed = settings.changed(known) if known is not None else []
+    words = [*changed, *([] if same_code else ["code"])] if known is not None else []
+    if words:
+        what = f"{', '.join(words)}: it continues with the run's own, not with what job {settings.job} has now"
+        tell(Note(f"{what}; `ddpctl up` takes that", level="warning"))
+    if known is None and settings.notified:
+        what = f"{inventory.file} has no job {settings.job}"
+        tell(Note(f"{what}, so nobody will be notified of this run", level="warning"))
+    if len(chosen.active) < settings.nodes:
+        where = f"on {fold(chosen.active)}"
+        tell(Note(f"{len(chosen.active)} of {settings.nodes} hosts can be used: it continues {where}", level="warning"))
+
+
+def _secrets(
+    run: RunStatus, settings: Settings, known: JobSpec | None, inventory: Inventory
+) -> tuple[Mapping[str, str], tuple[Mapping[str, Any], ...]]:
+    """The variables that the run had, and the job's notifiers: neither is on record.
+
+    Raises:
+        UsageError: they are not here, or cannot be read.
+    """
+    told_here = read_env_file(Path(known.env_file)) if known is not None and known.env_file else {}
+    lacking = [name for name in settings.secrets if name not in told_here]
+    if lacking:
+        raise UsageError(
+            f"{run.run} was started with secrets that no record holds, and the env_file of job {settings.job} in "
+            f"{inventory.file} does not name {', '.join(lacking)}",
+            hint="add them to the file that env_file names; the job must be in the inventory",
+        )
+    notify = notifiers_of(known, told_here) if known is not None else ()
+    return {name: told_here[name] for name in settings.secrets}, notify
+
+
+# --- the code --------------------------------------------------------------------------------------------------------
+def _code(
+    run: RunStatus, code: Mapping[str, Any], known: JobSpec | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
+) -> CodeArchive:
+    """The very archive that the run had: packed again where nothing has changed, else as it was kept here or there.
+
+    Raises:
+        ProvisionError: nobody has it.
+    """
+    here = _packed_here(known)
+    if here is not None and here.sha256 == code["hash"]:
+        return here
+    wanted = CodeRef(code["hash"], code["size"], code.get("git_commit"), code.get("dirty"))
+    path = recall(wanted.sha256) or from_a_host(run.run, wanted, fleet, hosts, tell)
+    return CodeArchive(path, wanted.sha256, wanted.size, files=0, git_commit=wanted.git_commit, dirty=wanted.dirty)
+
+
+def _packed_here(known: JobSpec | None) -> CodeArchive | None:
+    with contextlib.suppress(DdpctlError):  # it may have moved, or be on another machine
+        return packed(known) if known is not None else None
+    return None
+
+
+def from_a_host(run: str, wanted: CodeRef, fleet: Fleet, hosts: Sequence[str], tell: Tell) -> Path:
+    """The archive of ``run``, from one of the hosts that have it into the cache of this machine.
+
+    Raises:
+        ProvisionError: none has it. HostsFailed: it could not be had.
+    """
+    held = fleet.map(lambda transport: holdings(transport, [wanted.sha256]), hosts)
+    having = [host for host in hosts if host in held.results and wanted.sha256 in held.results[host].have]
+    errors: dict[str, DdpctlError] = dict(held.errors)
+    tell(StageStarted(STAGE, wanted.size, "bytes"))
+    for host in having:
+        try:
+            receive(fleet.transport(host), wanted, tell)
+        except DdpctlError as error:
+            errors[host] = error
+            continue
+        tell(StageEnded(STAGE, True, f"that of {run}, from {host}"))
+        found = recall(wanted.sha256)
+        assert found is not None
+        return found
+    tell(StageEnded(STAGE, False))
+    if errors:
+        raise HostsFailed(f"the code of {run} could not be had", errors)
+    raise ProvisionError(
+        f"the code of {run} is on none of {fold(hosts)} any more, and the code here is another one", hint=NEW_RUN
+    )
+
+
+def receive(transport: Transport, wanted: CodeRef, tell: Tell, *, cache: Path | None = None) -> None:
+    """Raises DdpctlError: the host does not send it, or something else."""
+    done = 0
+    with receiving(wanted.sha256, cache=cache) as file:
+
+        def take(frame: Frame) -> None:
+            nonlocal done
+            done += len(frame.raw)
+            if done > wanted.size:
+                raise garbled("more bytes of the code came than it has")
+            file.write(frame.raw)
+            tell(Progress(STAGE, done, wanted.size, transport.host))
+
+        transport.call("store_get", {"hash": wanted.sha256}, on_frame=take, timeout=None)

@@ -1,0 +1,76 @@
+"""Checkpoints of a job, as a host has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from typing_extensions import NotRequired, TypedDict
+
+from ddpctl.transport.shapes.words import IP, Count, Hash, Moment, Name, Place, Port, Whole
+
+
+def _in_entry(value: str) -> str:
+    """The path of a file within an entry; empty for an entry that is a file."""
+    if value and (value.startswith("/") or {"", ".", ".."} & set(value.split("/")) or "\0" in value):
+        raise ValueError(f"a file named {value[:200]!r} is not taken")
+    return value
+
+
+PathInEntry = Annotated[str, Field(max_length=4000), AfterValidator(_in_entry)]
+
+
+class KeptFileDict(TypedDict):
+    size: Count
+    sha256: Hash
+    mtime_ns: Whole
+
+
+class ManifestDict(TypedDict):
+    entry: Place
+    host: Name
+    step: Count | None
+    time: Moment
+    size: Count
+    files: Annotated[dict[PathInEntry, KeptFileDict], Field(min_length=1)]
+    references: dict[PathInEntry, Count] | None
+    version: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    previous: NotRequired[Whole | None]
+
+
+class UnknownDict(TypedDict):
+    entry: Place
+    host: Name
+    step: Count | None
+    time: Moment
+    size: Count
+
+
+class HeldDict(TypedDict):
+    manifests: Annotated[list[ManifestDict], Field(max_length=100_000)]
+    unknown: Annotated[list[UnknownDict], Field(max_length=100_000)]
+
+
+class AsideDict(TypedDict):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,63}@[0-9TZ]{16}$")] | None
+
+
+class LentDict(TypedDict):
+    """What a host has, before it is told what it lacks."""
+
+    manifest: ManifestDict
+
+
+class MovedDict(TypedDict):
+    """How many bytes it has hashed and fetched so far."""
+
+    moved: Count
+
+
+class LendingDict(TypedDict):
+    listening: Port
+    addresses: list[IP]
+
+
+class RestoredDict(TypedDict):
+    bytes: Count
