@@ -4,15 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
-# Two processes, each test file in one of them: most tests only wait for deadlines. `make test PARALLEL=` runs one by one.
-PARALLEL := -n 2 --dist loadfile
+# Three processes, each test file in one of them: most tests only wait for deadlines. `make test PARALLEL=` runs one by one.
+PARALLEL := -n 3 --dist loadfile
 ROOT := $(filter 0,$(shell id -u))
 SEED := 1
 N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test unit lint format system interpreters bench chaos garble hangs ranks clean
+.PHONY: help venv demo test unit lint format system interpreters bench chaos garble hangs ranks restarts saves clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,8 +51,14 @@ hangs: venv system interpreters ## as root: jobs that hang, and what `ddpctl doc
 ranks: venv ## ranks with the real torch under the doctor: they must not notice it
 	DDPCTL_RANKS=1 $(BIN)/pytest tests/worker/test_in_rank_torch.py $(ARGS)
 
+restarts: venv system interpreters ## as root: faults under trainings with restarts: make restarts SEED=1 N=28
+	$(BIN)/python -m tests.restarts --seed $(SEED) --number $(N) $(ARGS)
+
 garble: venv ## thousands of garbled answers from a node: make garble SEED=1 N=5000
 	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)
+
+saves: venv ## a training stopped with `ddpctl kill --save`, and resumed, again and again: make saves SEED=1 N=50
+	$(BIN)/python -m tests.saves --seed $(SEED) --number $(N) $(ARGS)
 
 clean: ## remove everything that make created in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,10 +28,15 @@ ALLOWED: dict[str, set[str]] = {
 }
 STDLIB_ONLY_BUT = {"ddpctl_worker"}
 IN_A_RANK = WORKER / "doctor" / "rank" / "sitecustomize.py"  # it looks into the torch that the rank has imported
-# What both sides use of the worker: the words of the protocol, and the pure part of the doctor.
-SHARED = {"ddpctl_worker", "ddpctl_worker.contract", "ddpctl_worker.doctor"} | {
-    f"ddpctl_worker.doctor.{name}" for name in ("flight", "frames", "pickled", "seen", "sequences", "verdict", "words")
-}
+# What both sides use of the worker: the words of the protocol, and the pure parts of doctor and checkpoint.
+SHARED = (
+    {"ddpctl_worker", "ddpctl_worker.contract", "ddpctl_worker.doctor"}
+    | {
+        f"ddpctl_worker.doctor.{name}"
+        for name in ("flight", "frames", "pickled", "seen", "sequences", "verdict", "words")
+    }
+    | {f"ddpctl_worker.checkpoint.{name}" for name in ("choice", "complete", "entries", "unite")}
+)
 
 
 def modules(root: Path) -> list[Path]:
@@ -93,7 +98,8 @@ def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
         ("", set()),
         ("facts", {"facts"}),
         ("gang", {"gang"}),
-        ("store", {"store", "run"}),
+        ("checkpoint", {"checkpoint", "store"}),
+        ("store", {"store", "run", "checkpoint"}),
         ("mesh", {"mesh", "run", "doctor"}),
     ],
 )

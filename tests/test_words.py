@@ -31,6 +31,7 @@ WORDS = (
     r"not looked at",  # for not checked
     r"what stands",  # for what is there
     r"goes on",  # for continues
+    r"who(m)?ever",
     r"spoil(s|t|ed)?",  # for damaged
 )
 _FORBIDDEN = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)

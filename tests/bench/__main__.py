@@ -18,6 +18,7 @@ BENCHES = {
     "fleet": ("tests.bench.fleet", "Many hosts"),
     "node": ("tests.bench.node", "On a node"),
     "doctor": ("tests.bench.doctor", "The doctor"),
+    "elastic": ("tests.bench.elastic", "torch's own elastic agent"),
     "preflight": ("tests.bench.preflight", "Preflight"),
     "scale": ("tests.bench.scale", "Hundreds of hosts"),
     "spread": ("tests.bench.spread", "Spreading files"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.chaos.sight import BASE, folder, read
 from tests.e2e.site import Site
 from tests.lab import Lab, LabError, interpreters
 from tests.lab.command import Ddpctl
+from tests.restarts.play import LAST
+from tests.restarts.train import uninterrupted
 
 
 class Campaign:
@@ -53,6 +56,7 @@ class Campaign:
             facts, scene = play(site, round)
         finally:
             ddpctl.stop()
+        facts.right = self._right if facts.carried else {}
         found = violations(facts)
         if found:
             keep_evidence(scene, facts, place / "evidence")
@@ -67,6 +71,10 @@ class Campaign:
             facts.stopped,
             facts.up_ended,
         )
+
+    @functools.cached_property
+    def _right(self) -> dict[int, float]:
+        return uninterrupted(self.folder / "uninterrupted", interpreters.python213(), LAST)
 
     def _remember(self, parts: dict[str, dict[str, Part]]) -> None:
         for run, hosts in parts.items():

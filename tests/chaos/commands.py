@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 
 from tests.chaos.fault import Fate, Fault, Scene
-from tests.chaos.plan import END, FINISH, KILL, STARTING, TRAINING
+from tests.chaos.plan import END, FINISH, KILL, PLAIN, STARTING, TORCH, TRAINING
 from tests.lab.command import Running
 
 LIFE_S = 1.5  # a command that is to be killed lives for this long at most
+ONE = (PLAIN, TORCH)  # a run of one attempt: what follows a kill, or a second run of the job, is no attempt
 ENDED = frozenset({0, 7})  # killed, or nothing there yet to kill
 
 
@@ -63,7 +64,8 @@ def faults() -> Iterator[Fault]:
     yield Fault("up-killed-early", up_killed, Fate.EITHER, moments=(STARTING,), thens=(KILL,), blames=False)
     for name, inject in (("attach-killed", follower_killed), ("tail-killed", tail_killed)):
         yield Fault(name, inject, Fate.GOES_ON, moments=(TRAINING, END), thens=(FINISH, KILL), hold=1.0, blames=False)
-    yield Fault("kill-killed", kill_killed, Fate.EITHER, thens=(KILL,), hold=1.0, blames=False)
+    yield Fault("kill-killed", kill_killed, Fate.EITHER, thens=(KILL,), hold=1.0, blames=False, jobs=ONE)
     yield Fault("kill-beside-up", kill_beside_up, Fate.EITHER, moments=(STARTING,), thens=(KILL,), blames=False)
-    yield Fault("two-kills", two_kills, moments=(TRAINING, END), blames=False, states=frozenset({"killed"}))
-    yield Fault("up-twice", up_twice, Fate.EITHER, thens=(FINISH, KILL), hold=3.0, blames=False)
+    killed = frozenset({"killed"})
+    yield Fault("two-kills", two_kills, moments=(TRAINING, END), blames=False, states=killed, jobs=ONE)
+    yield Fault("up-twice", up_twice, Fate.EITHER, thens=(FINISH, KILL), hold=3.0, blames=False, jobs=ONE)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from tests.chaos.fault import Fate, Fault, Scene
-from tests.chaos.plan import THENS
+from tests.chaos.plan import PLAIN, THENS, TORCH
 from tests.lab import Host
 from tests.lab.process import call
 
@@ -67,4 +67,6 @@ def faults() -> Iterator[Fault]:
         ("disk-full", full, 6.0),
     )
     for name, inject, hold in table:
-        yield Fault(name, inject, Fate.GOES_ON, thens=THENS, hold=hold, disk=True, kill_codes=codes)
+        yield Fault(
+            name, inject, Fate.GOES_ON, thens=THENS, hold=hold, disk=True, kill_codes=codes, jobs=(PLAIN, TORCH)
+        )

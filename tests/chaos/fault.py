@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.plan import END, PLAIN, STARTING, TORCH, TRAINING, Round
+from tests.chaos.plan import END, PLAIN, RESTARTS, STARTING, TORCH, TRAINING, Round
 from tests.chaos.sight import Watch
 from tests.e2e.site import Site
 from tests.lab import Host
@@ -75,7 +75,7 @@ class Fault:
     deaf: bool = False  # the victim cannot stop, or be seen, before it is healed
     leaves: bool = False  # nobody is left on the victim to end the run there: a `ddpctl kill` does
     disk: bool = False  # the victim's base_dir is a small ext4 of its own
-    jobs: tuple[str, ...] = (PLAIN, TORCH)
+    jobs: tuple[str, ...] = (PLAIN, TORCH, RESTARTS)  # RESTARTS in mid-training only
     kill_codes: frozenset[int] = frozenset({0})  # of a kill while the fault lasts
     states: frozenset[str] = frozenset({"failed", "lost"})  # of a run that must end
 

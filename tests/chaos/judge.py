@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl_worker.contract import SUCCEEDED, TERMINAL
+from ddpctl_worker.contract import KILLED, SUCCEEDED, TERMINAL
 from tests.chaos.fault import Fate, Fault
 from tests.chaos.plan import KILL, STARTING, TRAINING, Round
 from tests.chaos.sight import RECORDS, document
+from tests.restarts import judge as restarts
 
 OWN_CODE = "orchestrator/ddpctl/"  # in a traceback that is ddpctl's own, and not that of a rank
 STOP_S = 60.0  # from a fault that must end the run to the end of all ranks that can be reached
@@ -66,6 +67,8 @@ class Facts:
     up_ended: float | None = None
     told: Mapping[str, Any] = field(default_factory=dict)  # what `status` says after it all
     main: str = ""  # the run that the fault hit
+    carried: restarts.Facts | None = None  # of a job with restarts
+    right: Mapping[int, float] = field(default_factory=dict)  # the loss of each step of a job with restarts
 
     @property
     def fate(self) -> Fate:
@@ -78,11 +81,21 @@ class Facts:
 
     @property
     def must_end(self) -> bool:
-        return self.fate is Fate.ENDS
+        return self.fate is Fate.ENDS and self.carried is None
 
 
 def violations(facts: Facts) -> list[str]:
-    return [*_commands(facts), *_left(facts), *_records(facts), *_attempts(facts), *_end(facts), *_cause(facts)]
+    found = [*_commands(facts), *_left(facts), *_records(facts)]
+    if facts.carried is not None:
+        return [*found, *_carried(facts, facts.carried)]
+    return [*found, *_attempts(facts), *_end(facts), *_cause(facts)]
+
+
+def _carried(facts: Facts, seen: restarts.Facts) -> Iterator[str]:
+    for text in restarts.findings(seen, facts.right):
+        yield f"restarts: {text}"
+    if not seen.ended and facts.told.get("state") not in (SUCCEEDED, KILLED):
+        yield f"end: it was carried on, and then ended as {facts.told.get('state')}: {facts.told.get('cause')}"
 
 
 def _commands(facts: Facts) -> Iterator[str]:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 STARTING, TRAINING, END = "starting", "training", "end"
 FINISH, FINISH_FIRST, KILL = "finish", "finish-first", "kill"
 THENS = (FINISH, FINISH_FIRST, KILL)
-PLAIN, TORCH = "plain", "torch"
+PLAIN, TORCH, RESTARTS = "plain", "torch", "restarts"
 TORCH_SHARE = 0.15  # of the rounds that leave the choice: a real DDP job costs seconds more for its imports
+TRAINING_NODES = 2  # of a job with restarts; the last host is its spare
+RESTARTS_SHARE = 0.25  # of those in mid-training: a real DDP job with restarts and a spare
 DELAYS_S = {STARTING: 2.5, TRAINING: 2.0, END: 1.0}  # at most, from the beginning of the moment to the fault
 
 
@@ -51,20 +53,26 @@ def one_round(seed: int, number: int, choices: Mapping[str, Choice], hosts: int 
     choice = choices[fault]
     dice = random.Random(f"{seed} round {number}")
     moment = dice.choice([*choice.moments, TRAINING] if TRAINING in choice.moments else choice.moments)
+    victim, delay = dice.randrange(hosts), round(dice.uniform(0.0, DELAYS_S[moment]), 2)
+    job = _job(choice, moment, dice.random())
     return Round(
         number=number,
         fault=fault,
-        victim=dice.randrange(hosts),
+        victim=victim % TRAINING_NODES if job == RESTARTS else victim,
         moment=moment,
-        delay=round(dice.uniform(0.0, DELAYS_S[moment]), 2),
-        job=_job(choice, dice.random()),
+        delay=delay,
+        job=job,
         then=dice.choice(choice.thens),
         pick=round(dice.random(), 3),
     )
 
 
-def _job(choice: Choice, drawn: float) -> str:
-    return TORCH if TORCH in choice.jobs and (drawn < TORCH_SHARE or PLAIN not in choice.jobs) else PLAIN
+def _job(choice: Choice, moment: str, drawn: float) -> str:
+    if RESTARTS in choice.jobs and moment == TRAINING and drawn > 1 - RESTARTS_SHARE:
+        return RESTARTS
+    if PLAIN not in choice.jobs:
+        return choice.jobs[0]
+    return TORCH if TORCH in choice.jobs and drawn < TORCH_SHARE else PLAIN
 
 
 def _shuffled(names: Sequence[str], dice: random.Random) -> list[str]:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.chaos import carried
 from tests.chaos.catalogue import FAULTS
 from tests.chaos.disks import BASE as OWN_DISK
 from tests.chaos.disks import own_disk
 from tests.chaos.fault import Fate, Scene
 from tests.chaos.judge import STOP_S, Command, Facts, Part
-from tests.chaos.plan import END, FINISH_FIRST, KILL, STARTING, TORCH, Round
+from tests.chaos.plan import END, FINISH_FIRST, KILL, RESTARTS, STARTING, TORCH, Round
 from tests.chaos.programs import ENOUGH
 from tests.chaos.programs import PLAIN as PLAIN_PROGRAM
 from tests.chaos.programs import TORCH as TORCH_PROGRAM
@@ -49,11 +50,16 @@ def play(site: Site, round: Round) -> tuple[Facts, Scene]:
         watch = stack.enter_context(Watch(bases))
         undo = stack.enter_context(contextlib.ExitStack())
         job = f"round{round.number}"
-        site.job(job, TORCH_PROGRAM if round.job == TORCH else PLAIN_PROGRAM, timeouts=LIMITS)
+        if round.job == RESTARTS:
+            carried.add_job(site, job)
+        else:
+            site.job(job, TORCH_PROGRAM if round.job == TORCH else PLAIN_PROGRAM, timeouts=LIMITS)
         up = site.start("up", "--job", job, "--skip-preflight")
         scene = Scene(site, round, job, victim, watch, up, undo)
+        if round.job == RESTARTS:
+            facts.carried = stack.enter_context(carried.watched(scene))
         _play(scene, facts)
-        return facts, scene
+    return facts, scene
 
 
 def _entry(host: Host, base: str) -> dict[str, object]:
@@ -76,8 +82,12 @@ def _play(scene: Scene, facts: Facts) -> None:
     facts.acknowledged = _acknowledged(scene)
     scene.watch.mark()
     began = time.monotonic()
+    if facts.carried:
+        carried.mark(scene, facts.carried)
     facts.hit = facts.fault.inject(scene)
-    if facts.must_end:
+    if facts.carried:
+        carried.see(scene, facts.carried, facts.fate, facts.fault.hold)
+    elif facts.must_end:
         _see_it_end(scene, facts, began)
     else:
         _see_it_go_on(scene, facts)
@@ -94,7 +104,9 @@ def _await(scene: Scene) -> None:
     """The moment of the round, or the end of an `up` that never comes so far."""
     scene.within(lambda: scene.watch.new_runs(), UP_S)
     scene.watch.run = min(scene.watch.new_runs(), default="")
-    if scene.round.moment != STARTING:
+    if scene.round.job == RESTARTS:
+        carried.await_copies(scene)
+    elif scene.round.moment != STARTING:
         scene.within(lambda: len(set(re.findall(r"rank (\d+) is up", scene.up.stdout))) == len(scene.hosts), UP_S)
     if scene.round.moment == END:
         enough(scene)
@@ -201,6 +213,8 @@ def _gather(scene: Scene, facts: Facts) -> None:
         running = _command(scene, facts, "status", codes, STATUS_S)
         with contextlib.suppress(json.JSONDecodeError):
             facts.told = json.loads(running.stdout)
+    if facts.carried:
+        facts.carried.told = facts.told
     scene.watch.look()
     for run in scene.watch.new_runs():
         facts.parts[run] = dict(_parts(scene, run))

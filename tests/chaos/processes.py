@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.chaos.fault import Fate, Fault, Scene
-from tests.chaos.plan import END, KILL, PLAIN, THENS, TRAINING
+from tests.chaos.plan import END, KILL, PLAIN, RESTARTS, THENS, TORCH, TRAINING
 from tests.e2e.site import launcher, named, ranks
 from tests.lab import Host, Process
 from tests.worker.programs import thread_stopped as stand_still
 
 Find = Callable[[Scene], Process | None]
+ONE = (PLAIN, TORCH)  # the supervisor of one of several attempts has other threads
 THREADS = ("main", "drain", "log", "record", "gang", "cuts")  # of the supervisor, in the order in which it starts them
 AFTER_EXEC = (TRAINING, END)
 KILLS = ("launcher", "rank", "supervisor", "guardian")
@@ -35,7 +36,12 @@ def the_guardian(scene: Scene) -> Process | None:
     return named(scene.victim, "ddpctl-guardian")
 
 
+def the_agent(scene: Scene) -> Process | None:
+    return named(scene.victim, "ddpctl-agent")
+
+
 ROLES: dict[str, Find] = {
+    "agent": the_agent,
     "launcher": the_launcher,
     "rank": the_rank,
     "supervisor": the_supervisor,
@@ -118,14 +124,15 @@ def faults() -> Iterator[Fault]:
     yield Fault("kill-supervisor", killed("supervisor"))
     yield Fault("kill-guardian", killed("guardian"), Fate.GOES_ON, thens=THENS)
     yield Fault("kill-watchers", killed("supervisor", "guardian"), leaves=True)
+    yield Fault("kill-agent", killed("agent"), moments=(TRAINING,), jobs=(RESTARTS,), leaves=True)
     yield Fault("stop-launcher", stopped("launcher"), Fate.GOES_ON, thens=THENS)
     yield Fault("stop-rank", stopped("rank"), Fate.GOES_ON, moments=AFTER_EXEC, thens=THENS)
     yield Fault("pause-supervisor", stopped("supervisor"), Fate.GOES_ON, thens=THENS)
     yield Fault("stop-supervisor", stopped("supervisor"), hold=45.0)
     yield Fault("stop-guardian", stopped("guardian"), Fate.GOES_ON, thens=THENS)
     yield Fault("stop-main-thread", thread_stopped("main"), hold=45.0, jobs=(PLAIN,))
-    yield Fault("pause-drain", thread_stopped("drain"), Fate.GOES_ON, thens=THENS)
-    yield Fault("pause-log", thread_stopped("log"), Fate.GOES_ON, thens=THENS, hold=10.0)
-    yield Fault("pause-record", thread_stopped("record"), Fate.GOES_ON, thens=THENS, hold=10.0)
-    yield Fault("pause-gang", thread_stopped("gang"), Fate.GOES_ON, thens=THENS)
-    yield Fault("stop-gang", thread_stopped("gang"), moments=(TRAINING,), deaf=True, thens=(KILL,), hold=45.0)
+    yield Fault("pause-drain", thread_stopped("drain"), Fate.GOES_ON, thens=THENS, jobs=ONE)
+    yield Fault("pause-log", thread_stopped("log"), Fate.GOES_ON, thens=THENS, hold=10.0, jobs=ONE)
+    yield Fault("pause-record", thread_stopped("record"), Fate.GOES_ON, thens=THENS, hold=10.0, jobs=ONE)
+    yield Fault("pause-gang", thread_stopped("gang"), Fate.GOES_ON, thens=THENS, jobs=ONE)
+    yield Fault("stop-gang", thread_stopped("gang"), moments=(TRAINING,), deaf=True, thens=(KILL,), hold=45.0, jobs=ONE)

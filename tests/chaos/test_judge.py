@@ -12,6 +12,8 @@ from tests.chaos.catalogue import FAULTS
 from tests.chaos.judge import Command, Facts, Part, violations
 from tests.chaos.plan import TRAINING, Round
 from tests.chaos.report import Result, line, summary, to_json
+from tests.restarts import judge as restarts
+from tests.restarts.plan import plan
 
 RUN, HOSTS = "20260101T000000Z-abcdef", ("node0", "node1", "node2")
 ROUND = Round(3, "kill-rank", 1, TRAINING, 0.5, "plain", "finish", 0.25)
@@ -83,6 +85,20 @@ def test_each_broken_promise_is_named(facts: Facts, words: str) -> None:
 
 def test_a_fault_that_came_too_late_may_end_in_any_way() -> None:
     assert violations(went_on(fault=FAULTS["kill-rank"], hit=False)) == []
+
+
+def test_a_job_with_restarts_is_judged_by_its_attempts() -> None:
+    """Neither the end of an attempt nor another cause than the fault's is a violation, a host wrongly set aside is."""
+    seen = restarts.Facts(plan(1, 1, ["pair"])[0], 1.0, told={"state": "succeeded", "attempts": []})
+    parts = {host: part("succeeded", launchers=2) for host in HOSTS}
+    facts = ended(parts={RUN: parts}, carried=seen, told=seen.told)
+    assert violations(facts) == []
+    assert not facts.must_end
+    aside = {"attempt": 1, "set_aside": [{"host": "node3", "why": "slow"}]}
+    seen.told = {"state": "succeeded", "attempts": [aside]}
+    assert violations(facts) == ["restarts: attempt 1: node3 is set aside (slow), wrongly"]
+    seen.told, facts.told = {}, {"state": "failed"}
+    assert violations(facts) == ["end: it was carried on, and then ended as failed: None"]
 
 
 def test_a_host_that_the_kill_could_not_reach_may_have_ended_by_itself() -> None:

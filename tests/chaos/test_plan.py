@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.catalogue import FAULTS, choices
-from tests.chaos.plan import DELAYS_S, one_round, plan
+from tests.chaos.plan import DELAYS_S, RESTARTS, TRAINING, one_round, plan
 
 SEEDS = st.integers(-(2**31), 2**31)
 NUMBERS = st.integers(0, 120)
@@ -43,6 +43,14 @@ def test_a_round_is_one_that_its_fault_allows(seed: int, number: int) -> None:
         assert 0 <= round.delay <= DELAYS_S[round.moment]
         assert 0 <= round.pick <= 1
         assert 0 <= round.victim < 3
+
+
+def test_a_share_of_the_rounds_in_mid_training_has_restarts() -> None:
+    rounds = plan(1, 400, choices())
+    with_restarts = [round for round in rounds if round.job == RESTARTS]
+    assert len(rounds) / 16 < len(with_restarts) < len(rounds) / 4
+    assert {round.moment for round in with_restarts} == {TRAINING}
+    assert {round.victim for round in with_restarts} == {0, 1}
 
 
 def test_another_seed_gives_another_plan() -> None:

@@ -41,7 +41,7 @@ def ddpctl(tmp_path_factory: pytest.TempPathFactory) -> Run:
     }
     host |= {"fabric_address": "127.0.0.1", "slots": 1}
     job = {"script": "count.py", "code": "code"}
-    jobs = {"good": job, "bad": job | {"env": {"FAIL": "7"}}}
+    jobs = {"good": job, "again": job, "bad": job | {"env": {"FAIL": "7"}}}
     (folder / "inventory.yaml").write_text(json.dumps({"cluster": "desk", "hosts": [host], "jobs": jobs}))
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
 
@@ -81,10 +81,14 @@ NODE = {
     "host": "str", "node_rank": "int", "state": "str", "pid": "int", "ranks": ["int"], "exit_code": "int",
     "heartbeat_age_s": "null", "attempt": "int",
 }  # fmt: skip
-STATUS = {
+STATUS: dict[str, Any] = {
     "schema": "int", "job": "str", "run": "str", "cluster": "str", "state": "str", "started": "str", "ended": "str",
     "world_size": "int", "nodes": [NODE], "cause": "null",
     "candidates": [], "metrics": {"step": "int", "loss": "float"}, "diagnosis": "null", "slow": [],
+    "attempt": "int", "continues": "null",
+    "attempts": [
+        {"attempt": "int", "hosts": ["str"], "started": "str", "ended": "str", "cause": "null", "set_aside": []}
+    ],
 }  # fmt: skip
 CAUSE = {
     "host": "str", "rank": "int", "exit_code": "int", "signal": "null", "reason": "str", "message": "str",
@@ -100,7 +104,8 @@ def test_up_and_status_say_the_same(ddpctl: Run, good: dict[str, Any]) -> None:
 
 
 def test_a_failed_run_has_its_cause(bad: dict[str, Any]) -> None:
-    assert shape(bad) == STATUS | {"cause": CAUSE}
+    (attempt,) = STATUS["attempts"]
+    assert shape(bad) == STATUS | {"cause": CAUSE, "attempts": [attempt | {"cause": CAUSE}]}
     assert (bad["state"], bad["cause"]["reason"], bad["cause"]["exit_code"]) == ("failed", "exited", 7)
 
 
@@ -143,3 +148,14 @@ def test_push_names_what_every_node_has(ddpctl: Run) -> None:
     assert shape(found) == {
         "schema": "int", "cluster": "str", "ok": "bool", "duration_s": "float", "bytes": amounts, "nodes": [node],
     }  # fmt: skip
+
+
+def test_restart_says_the_same_and_which_run_it_continues(ddpctl: Run) -> None:
+    """Also of one that has succeeded."""
+    first = json.loads(ddpctl("up", "--job", "again", "--json").stdout)
+    done = ddpctl("restart", "again", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert shape(found) == STATUS | {"continues": "str"}
+    assert (found["continues"], found["attempt"]) == (first["run"], 2)
+    assert [one["ended"] is not None for one in found["attempts"]] == [True, True]

@@ -1,4 +1,4 @@
-"""Small programs for jobs. None imports torch: an import takes seconds, and the launcher does it already."""
+"""Small programs for jobs. One imports torch: that takes seconds, and the launcher does it already."""
 
 from __future__ import annotations
 
@@ -77,4 +77,40 @@ for number in range(int(sys.argv[1])):
 print("the end", flush=True)
 with open(os.path.expanduser("~/progress"), "w") as file:
     file.write("done")
+"""
+
+# Collectives until all nodes have the file `enough`; rank 0 counts them aloud. No collective lasts longer than the
+# argument says, or nobody would notice that a node is gone.
+COLLECTIVES = """\
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
+step, restart = torch.zeros(1), os.environ["TORCHELASTIC_RESTART_COUNT"]
+for number in range(10**9):
+    step.fill_(os.path.exists(os.path.expanduser("~/enough")))
+    dist.all_reduce(step)
+    if dist.get_rank() == 0:
+        print("restart", restart, "world", dist.get_world_size(), "step", number, flush=True)
+    if step.item() == dist.get_world_size():
+        break
+    time.sleep(0.2)
+dist.destroy_process_group()
+"""
+
+# The beginning of a script that says, by a real exchange between the ranks, which attempt it is, with whom, and which
+# save each of them finds.
+MEETING = """\
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+attempt, host = os.environ["DDPCTL_ATTEMPT"], os.environ["DDPCTL_HOST"]
+folder = os.environ["DDPCTL_CHECKPOINT_DIR"]
+saves = [name for name in sorted(os.listdir(folder)) if name.startswith("step_")]
+told = [None] * dist.get_world_size()
+dist.all_gather_object(told, f"{host} with {saves[-1] if saves else 'nothing'}")
+print("attempt", attempt, "of", "; ".join(told), flush=True)
+def save(name, text):
+    with open(os.path.join(folder, ".aside"), "w") as file:
+        file.write(text)
+    os.replace(os.path.join(folder, ".aside"), os.path.join(folder, name))
 """

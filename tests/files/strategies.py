@@ -66,7 +66,18 @@ def jobs(hosts: list[str]) -> st.SearchStrategy[dict[str, Any]]:
         requires=_optional(data=st.lists(paths, max_size=2), free_disk_gb=st.none() | seconds),
         outputs=st.lists(paths, max_size=2),
         timeouts=_optional(start=seconds, stop=seconds, silence=st.none() | seconds),
+        notify=st.lists(
+            st.lists(text, min_size=1, max_size=3).map(lambda argv: {"command": argv})
+            | st.just({"webhook": "https://hooks.example.org/x"}),
+            max_size=2,
+        ),
         doctor=st.sampled_from(["off", False]) | _optional(stall=seconds),
+        checkpoint=_optional(
+            signal=st.sampled_from(["SIGUSR1", "SIGTERM"]),
+            timeout=seconds,
+            replicas=st.integers(0, 9),
+            keep=st.integers(1, 9),
+        ),
     )
     return st.tuples(program, rest).map(lambda pair: {**pair[0], **pair[1]})
 

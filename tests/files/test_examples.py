@@ -13,7 +13,7 @@ from ddpctl.files.inventory import load_inventory
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment, InventoryFile
-from ddpctl.spec.job import Doctor, Elastic, JobKeys, Requires, Timeouts
+from ddpctl.spec.job import Checkpoint, Doctor, Elastic, JobKeys, Requires, Timeouts
 
 FOLDER = Path(__file__).parents[2] / "inventory"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
@@ -43,6 +43,7 @@ def test_annotated_has_every_key() -> None:
     assert set(resnet["requires"]) == set(Requires.model_fields)
     assert set(resnet["timeouts"]) == set(Timeouts.model_fields)
     assert set(resnet["doctor"]) == set(Doctor.model_fields)
+    assert set(resnet["checkpoint"]) == set(Checkpoint.model_fields)
     assert set(elastic["elastic"]) == set(Elastic.model_fields)
 
 

@@ -40,6 +40,7 @@ def refused(text: str | bytes) -> InventoryError:
             JOB + "    timeouts: {stopp: 2}\n",
             "c.yaml:5:16: jobs.train.timeouts.stopp: is not a known key; did you mean stop?",
         ),
+        (JOB + "    keep_runs: -1\n", "c.yaml:5:16: jobs.train.keep_runs: must be null or a whole number from 0"),
         ("hosts: [a]\nhosts: [b]\n", "c.yaml:2:1: hosts: is given twice (first in line 1); remove one of the two"),
         (JOB + "    env: {A: x, A: y}\n", "c.yaml:5:17: jobs.train.env.A: is given twice (first in line 5)"),
         ("cluster: lab\n", "c.yaml:1:1: hosts: is missing; add it"),
@@ -87,6 +88,27 @@ def refused(text: str | bytes) -> InventoryError:
             "c.yaml:3:3: jobs.train: both script and module are set; write exactly one of the two",
         ),
         (JOB + "    master: c\n", "c.yaml:5:13: jobs.train.master: no host is named c; valid: a, b"),
+        (
+            JOB + "    restarts: 1\n    witness: c\n",
+            "c.yaml:6:14: jobs.train.witness: no host is named c; valid: a, b",
+        ),
+        (
+            JOB + "    restarts: 1\n    nodes: [a, b]\n    witness: b\n",
+            "c.yaml:7:14: jobs.train.witness: b is one of the job's nodes: each of them votes already",
+        ),
+        (JOB + "    witness: b\n", "jobs.train: witness is set, and restarts is not; write restarts: 3"),
+        (
+            JOB + "    restarts: 1\n    nodes: 2\n    witness: b\n",
+            "c.yaml:6:12: jobs.train.nodes: 2 nodes, but the inventory has 1 host besides the witness",
+        ),
+        (
+            JOB + "    rendezvous: c10d\n    elastic: {min_nodes: 1, max_nodes: 2, grow: now}\n",
+            "jobs.train: elastic.grow needs static rendezvous and restarts; leave it out, or write restarts: 3",
+        ),
+        (
+            JOB + "    elastic: {min_nodes: 1, max_nodes: 2, grow: noww}\n",
+            "jobs.train.elastic.grow: must be one of: now",
+        ),
         (JOB + "    nodes: 3\n", "c.yaml:5:12: jobs.train.nodes: 3 nodes, but the inventory has 2 hosts"),
         (JOB + "    env: {RANK: x}\n", "c.yaml:5:11: jobs.train.env.RANK: is set by the launcher"),
         (JOB + "    env:\n", "c.yaml:5:5: jobs.train.env: has no value"),
@@ -369,6 +391,12 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     save_run("train", "train-1", {"inventory": str(tmp_path / "old.yaml")})
     assert find_inventory(job="train") == tmp_path / "old.yaml"
     assert find_inventory(job="train-1") == tmp_path / "old.yaml"
+    save_run("eval", "train-2", {"inventory": str(tmp_path / "old.yaml")})
+    assert find_inventory(job="trai") == tmp_path / "old.yaml"  # which run it is, the nodes say
+    (tmp_path / "new.yaml").touch()
+    save_run("eval", "train-3", {"inventory": str(tmp_path / "new.yaml")})
+    with pytest.raises(UsageError, match="beginning of 3 run ids: train-3, train-2, train-1"):
+        find_inventory(job="trai")
     with pytest.raises(UsageError):
         find_inventory()
     (tmp_path / "inventory.yaml").touch()

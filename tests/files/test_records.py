@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ddpctl.files import records
 from ddpctl.files.positions import Positions, load_positions
-from ddpctl.files.records import last_end, last_run, save_end, save_run, state_dir
+from ddpctl.files.records import forget, last_end, last_run, recorded, save_end, save_run, state_dir
 
 _NUMBERS = itertools.count(100)
 
@@ -35,6 +35,33 @@ def test_the_newest_run_of_a_job_and_any_run_by_its_id() -> None:
     assert last_run("train-1") == {"hosts": ["a"], "job": "train", "run": "train-1"}
     assert last_run("other") is None
     assert last_run("../../etc/passwd") is None
+
+
+def test_runs_by_the_beginning_of_their_ids() -> None:
+    for run in ("20260101T000000Z-aaaaaa", "20260102T000000Z-bbbbbb"):
+        save_run("train", run, {})
+    assert [one["run"] for one in recorded("20260101")] == ["20260101T000000Z-aaaaaa"]
+    assert len(recorded("2026")) == 2
+    assert recorded("202") == recorded("../20") == []
+    save_run("2026", "train-1", {})
+    assert [one["run"] for one in recorded("2026")] == ["train-1"]  # a name wins
+
+
+def test_a_run_that_is_forgotten_leaves_nothing_and_the_one_before_is_the_last_again() -> None:
+    for number in (1, 2):
+        save_run("train", f"train-{number}", {})
+        save_positions(f"train-{number}", {"a": number})
+        save_end(f"train-{number}", {"state": "failed"})
+    save_run("other", "train-3", {})
+    forget("train-2")
+    assert not (state_dir() / "runs" / "train-2").exists()
+    assert last_run("train") == {"job": "train", "run": "train-1"}
+    forget("train-1")
+    forget("train-1")
+    assert last_run("train") is None
+    assert last_run("other") is not None
+    with pytest.raises(ValueError, match="not the name of a run"):
+        forget("../last")
 
 
 def save_positions(run: str, positions: dict[str, int]) -> None:

@@ -23,6 +23,7 @@ from ddpctl.stages.bench import MetricsReader
 from ddpctl.stages.gc import collect
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
+from ddpctl.stages.remove import remove_run
 from ddpctl.stages.start import start
 from ddpctl.stages.status import find_run
 from ddpctl.stages.stop import stop_run
@@ -37,7 +38,10 @@ from tests.worker.looks import recorded
 
 HOSTS = ("a", "b", "c")
 RUN = "20260102T030405Z-abcdef"
-PROGRAM = 'echo "loss 0.1"; echo warning >&2; echo \'{"step": 1, "samples_per_s": 5}\' >> $DDPCTL_METRICS'
+PROGRAM = (
+    'echo "loss 0.1"; echo warning >&2; echo \'{"step": 1, "samples_per_s": 5}\' >> $DDPCTL_METRICS; '
+    "echo weights > $DDPCTL_CHECKPOINT_DIR/step_1.bin"
+)
 SOURCE = BytesSource(bytes(range(256)) * 16_000, "wheel")  # more than is sent without a chain
 SMALL = BytesSource(b"code", "code")
 
@@ -128,16 +132,27 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     for transport in recorders.values():
         transport.call("tail", {"run": RUN, "follow": False, "offset": 0})
         transport.call("fetch", {"run": RUN})
+        _note_checkpoints(transport)
         transport.call("firewall")
         transport.call("rehearse", _rehearsal())
         transport.call("free_port", {"count": 2})
     MetricsReader(run, fleet).read()
     stop_run("train", RUN, HOSTS, fleet, grace=1.0, by="me")
     deliver("code", [SMALL], fleet, quiet, HOSTS)
+    for transport in recorders.values():
+        transport.call("store_get", {"hash": SMALL.sha256})
     Spread("wheels", [SOURCE], HOSTS, quiet, Addresses({host: ["127.0.0.1"] for host in HOSTS})).run(fleet)
     collect(where, where.hosts, fleet, quiet, delete=False, days=0)
+    remove_run(run, fleet)
     fleet.close()
     return {name: one.said for name, one in recorders.items()}
+
+
+def _note_checkpoints(transport: Recorder) -> None:
+    (one,) = transport.call("checkpoints", {"job": "train"})["manifests"]
+    asked = {"job": "train", "writer": transport.host, "entry": one["entry"], "version": one["version"], "paths": [""]}
+    transport.call("fetch_checkpoint", asked)
+    transport.call("set_aside", {"job": "train", "when": "20260102T030405Z"})
 
 
 def _note_looks(recorders: Mapping[str, Recorder]) -> None:

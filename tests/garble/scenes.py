@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddpctl.code import recall
 from ddpctl.environment import managed
 from ddpctl.environment.direct import deliver
 from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.platforms import Platform
 from ddpctl.environment.spread import Addresses, bring
 from ddpctl.environment.wheelhouse import Wheelhouse
-from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.errors import DdpctlError, HostsFailed, UsageError
+from ddpctl.render.checkpoints import checkpoints_view
 from ddpctl.render.console import make_console
 from ddpctl.render.doctor import consultation_view
 from ddpctl.render.errors import error_lines
@@ -22,11 +24,12 @@ from ddpctl.render.lines import LinePrinter
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import gc_view
-from ddpctl.render.status import kill_view, runs_table, status_view
+from ddpctl.render.status import kill_view, removal_view, runs_table, status_view
 from ddpctl.spec.event import Line, Tell
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.plan import Facts
+from ddpctl.spec.plan import CodeRef, Facts
 from ddpctl.stages.bench import MetricsReader
+from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints, set_aside
 from ddpctl.stages.doctor import consult
 from ddpctl.stages.fetch import fetch_run
 from ddpctl.stages.follow import follow
@@ -34,6 +37,8 @@ from ddpctl.stages.gc import collect
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.remove import remove_run
+from ddpctl.stages.restart import receive
 from ddpctl.stages.start import start
 from ddpctl.stages.status import all_runs, find_run, live_runs
 from ddpctl.stages.stop import stop_run
@@ -121,6 +126,28 @@ def _fetch(fleet: SSHFleet, played: Played) -> None:
     played.served = {host: sorted(outcome.results[host].files) for host in GOOD}
 
 
+def _checkpoints(fleet: SSHFleet, played: Played) -> None:
+    """Each host has written a file of one name: the newest counts, whoever is garbled."""
+    found = list_checkpoints(fleet, "train")
+    found.to_json()
+    played.failed(found.errors)
+    played.show(checkpoints_view(found))
+    for one in found.resumed:
+        try:
+            fetch_checkpoint("train", one, played.folder / "checkpoints", fleet, played.tell)
+        except HostsFailed as error:
+            played.failed(error.errors)
+    files = [path for path in played.folder.rglob("*") if path.is_file()]
+    assert all(path.read_bytes() == b"weights\n" or "checkpoints" not in path.parts for path in files)
+    try:
+        set_aside("train", HOSTS, "20260102T030405Z", fleet, played.tell)
+    except HostsFailed as error:
+        played.failed(error.errors)
+    except UsageError as error:
+        played.show(*error_lines(error))
+    played.served = dict.fromkeys(GOOD, True)
+
+
 def _preflight(fleet: SSHFleet, played: Played) -> None:
     where = inventory(played.folder)
     report = run_preflight(Launch(where, None, where.hosts), fleet, played.tell, options=Options(skip=("torch", "gpu")))
@@ -168,6 +195,20 @@ def _push(fleet: SSHFleet, played: Played) -> None:
     played.served = {host: (host in small.done, host in big.done) for host in GOOD}
 
 
+def _code(fleet: SSHFleet, played: Played) -> None:
+    """Whatever a host sends in the place of a run's code: no other code comes of it."""
+    wanted, cache = CodeRef(SMALL.sha256, SMALL.size), played.folder / "code"
+    for host in HOSTS:
+        try:
+            receive(fleet.transport(host), wanted, played.tell, cache=cache)
+        except DdpctlError as error:
+            played.failed({host: error})
+    path = recall(SMALL.sha256, cache=cache)
+    assert path is not None
+    assert [one.name for one in cache.iterdir()] == [path.name]
+    played.served = {host: host not in played.errors for host in GOOD}
+
+
 def _managed(fleet: SSHFleet, played: Played) -> None:
     platforms = managed.ask_platforms(fleet, HOSTS)
     played.failed(platforms.errors)
@@ -188,6 +229,14 @@ def _gc(fleet: SSHFleet, played: Played) -> None:
     played.failed(outcome.errors)
     played.show(gc_view(outcome))
     played.served = {host: outcome.hosts[host] for host in GOOD}
+
+
+def _remove(fleet: SSHFleet, played: Played) -> None:
+    removed = remove_run(find_run(fleet, "train", GOOD), fleet)
+    played.failed({part.host: part.error for part in removed.hosts if part.error is not None})
+    played.show(removal_view([removed]))
+    removed.to_json()
+    played.served = {part.host: part.removed for part in removed.hosts if part.host in GOOD}
 
 
 def _metrics(fleet: SSHFleet, played: Played) -> None:
@@ -214,12 +263,15 @@ SCENES: Mapping[str, Callable[[SSHFleet, Played], None]] = {
     "tail": _tail,
     "stop": _stop,
     "fetch": _fetch,
+    "checkpoints": _checkpoints,
     "preflight": _preflight,
     "firewall": _firewall,
     "rehearse": _rehearse,
     "push": _push,
+    "code": _code,
     "managed": _managed,
     "gc": _gc,
+    "remove": _remove,
     "metrics": _metrics,
     "start": _start,
 }

@@ -53,6 +53,19 @@ def site_in(lab: Lab, folder: Path) -> Iterator[Site]:
         ddpctl.stop()
 
 
+@contextlib.contextmanager
+def _noted() -> Iterator[list[int]]:
+    """Signals raise nothing meanwhile. Blocking them is not enough: the kernel gives one that is for the process to any
+    thread that takes it, and Python then raises in this one."""
+    caught: list[int] = []
+    before = {one: signal.signal(one, lambda number, frame: caught.append(number)) for one in SIGNALS}
+    try:
+        yield caught
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
 def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], jobs: int) -> None:
     """Play every task, `jobs` at once; `play` gets the task and the time at which it began (monotonic seconds).
 
@@ -61,10 +74,11 @@ def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], job
     """
     with ThreadPoolExecutor(jobs) as pool:
         # An exception in the middle of a submit would leave a thread that the pool does not know, and not wait for it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        futures = [pool.submit(lambda task: play(task, time.monotonic()), task) for task in tasks]
+        with _noted() as caught:
+            futures = [pool.submit(lambda task: play(task, time.monotonic()), task) for task in tasks]
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for number in caught:
+                signal.raise_signal(number)
             for future in as_completed(futures):
                 future.result()
         except BaseException:

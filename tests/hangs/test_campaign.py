@@ -41,6 +41,33 @@ def test_a_signal_lets_those_under_way_end_and_leaves_out_the_rest() -> None:
     assert len(ended) < 20
 
 
+def test_a_signal_during_the_start_of_the_threads_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread gets it, so Python raises in the middle of the start."""
+    threads: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def signalled() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted(thread: threading.Thread) -> None:
+        threads.append(thread)
+        start(thread)
+        if len(threads) == 2:  # the pool does not know it yet
+            other = threading.Thread(target=signalled)
+            start(other)
+            other.join()
+
+    def play(task: int, began: float) -> None:
+        time.sleep(0.5)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(range(20), play, 2)
+    assert len(threads) == 2
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_an_error_is_raised_and_leaves_out_the_rest() -> None:
     ended: list[int] = []
 

@@ -6,6 +6,8 @@ import argparse
 
 import pytest
 
+from .conftest import forked
+
 torch = pytest.importorskip("torch")
 common = pytest.importorskip("common")
 
@@ -34,3 +36,23 @@ def test_more_processes_than_gpus_say_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(common.JobError, match="local rank 2 has no GPU, 2 are visible here"):
         common.choose_device("auto", 2)
+
+
+ASKED = """
+import os, signal, torch.distributed as dist
+from common import SaveRequest, say
+dist.init_process_group("gloo")
+rank, request, agreed = dist.get_rank(), SaveRequest(), []
+for step in range(1, 9):
+    if (rank, step) in ((1, 3), (0, 6), (2, 6)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    if request.agreed():
+        agreed.append(step)
+say(f"rank {rank} saves at {agreed}")
+"""
+
+
+def test_ranks_that_are_asked_at_different_moments_save_after_the_same_step() -> None:
+    done = forked(ASKED, {}, {}, {})
+    assert done.status == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} saves at [3, 6]" for rank in range(3)]

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -202,7 +203,28 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(
     assert train(tmp_path, "--steps", "4", "--resume") == []  # the damaged one was replaced
 
 
-def test_a_half_written_checkpoint_is_not_read(alone: None, tmp_path: Path) -> None:
+def test_it_saves_when_it_is_asked(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = job.train_step
+
+    def asked_in_step_2(trainer: Any, number: int) -> Any:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return step(trainer, number)
+
+    monkeypatch.setattr(job, "train_step", asked_in_step_2)
+    train(tmp_path, "--steps", "4")
+    assert sorted(path.name for path in (tmp_path / "fsdp_gpt").iterdir()) == ["step_000002", "step_000004"]
+
+
+def test_one_that_has_not_got_its_name_is_not_read(alone: None, tmp_path: Path) -> None:
+    train(tmp_path, "--steps", "2", "--checkpoint_every", "1")
+    whole = checkpoint(tmp_path, 2)
+    whole.rename(f"{whole}.part")  # killed right before the rename
+    assert len(train(tmp_path, "--steps", "2", "--resume")) == 1
+    assert [path.name for path in whole.parent.iterdir() if path.suffix == ".part"] == []
+
+
+def test_a_checkpoint_without_its_marker_is_not_read(alone: None, tmp_path: Path) -> None:
     train(tmp_path, "--steps", "2", "--checkpoint_every", "1")
     (checkpoint(tmp_path, 2) / "whole.json").unlink()
     assert len(train(tmp_path, "--steps", "2", "--resume")) == 1
@@ -213,6 +235,20 @@ def test_nothing_is_resumed_from_damaged_checkpoints_alone(alone: None, tmp_path
     damage(checkpoint(tmp_path, 1) / "__0_0.distcp")
     with pytest.raises(common.Refused, match="is damaged: start again with another --model_dir"):
         train(tmp_path, "--steps", "2", "--resume")
+
+
+def test_the_one_before_a_checkpoint_with_missing_files_is_taken(
+    alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after the loss of a node with its shards."""
+    straight = train(tmp_path, "--steps", "4", "--checkpoint_every", "2")
+    (checkpoint(tmp_path, 4) / "__0_0.distcp").unlink()
+    capsys.readouterr()
+    assert train(tmp_path, "--steps", "4", "--resume") == near(straight[2:])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{checkpoint(tmp_path, 4)} on ")
+    assert said[0].endswith(" lacks __0_0.distcp: the checkpoint before it is next")
+    assert f"resumed {checkpoint(tmp_path, 2)}" in said
 
 
 def test_a_missing_file_is_named(alone: None, tmp_path: Path) -> None:

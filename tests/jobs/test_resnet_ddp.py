@@ -199,7 +199,7 @@ def linear_training(*args: str) -> tuple[Any, list[int]]:
     model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = job.make_scaler(False)
-    return job.Training(parsed, place, model, model, optimizer, scaler, None, None, None), reductions
+    return job.Training(parsed, place, model, model, optimizer, scaler, None, None, None, None), reductions
 
 
 def test_accumulated_batches_are_one_large_step_and_one_reduction(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +283,37 @@ def test_three_ranks_of_which_one_is_killed_continue_to_the_same_end(tmp_path: P
     assert f"resumed {path} of epoch 1 and 24 images of the next\n" in resumed.stdout
     assert epoch_lines(killed.stdout + resumed.stdout) == epoch_lines(straight.stdout)
     assert_same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))
+
+
+ASKED = """
+import os, signal, checkpoint, resnet_ddp
+step = resnet_ddp.train_step
+def asked_after_two(*args):
+    asked_after_two.steps += 1
+    if asked_after_two.steps == 2 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return step(*args)
+asked_after_two.steps = 0
+resnet_ddp.train_step = asked_after_two
+really = checkpoint.save
+def save(path, state):
+    really(path, state)
+    if path.endswith(".ckpt"):
+        print("saved", state["epoch"], state["images"], flush=True)
+checkpoint.save = save
+resnet_ddp.main(os.environ["ARGS"].split())
+"""
+
+
+def test_a_rank_that_is_asked_has_rank_0_save_after_that_step(tmp_path: Path) -> None:
+    place = {"ARGS": " ".join([*SMALL, "--model_dir", str(tmp_path), "--num_epochs", "1"])}
+    done = forked(ASKED, place, place, preload="torch torch._dynamo resnet_ddp")
+    assert done.status == 0, done.stderr
+    batch = int(SMALL[SMALL.index("--batch_size") + 1])
+    assert [line for line in done.stdout.splitlines() if line.startswith("saved")] == [
+        f"saved 0 {2 * 2 * batch}",  # two steps of two ranks
+        "saved 1 0",
+    ]
 
 
 DIFFERENT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import distribution
 
 from ddpctl.render.chart import line_chart
 
@@ -12,3 +13,4 @@ def test_a_chart_is_a_picture_and_leaves_imports_alone() -> None:
     assert "<svg" in picture
     assert "<script" not in picture
     assert all(hasattr(finder, "find_spec") for finder in sys.meta_path)
+    assert distribution("pytest").version

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import ago, kill_view, runs_table, status_view
-from ddpctl.spec.outcome import KillOutcome, NodeStatus, RunStatus, StoppedNode
+from ddpctl.render.status import ago, attempt_line, kill_view, runs_table, saved_view, status_view
+from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
+from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
 
 RUN = "20261121T053028Z-318ccc"
 HOSTS = [f"rack7-machine{number:03}" for number in range(64)]
@@ -46,6 +47,16 @@ def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
     assert "a: it is another machine" in out.getvalue()
 
 
+def test_a_node_that_an_elastic_run_does_without_is_shown() -> None:
+    cause = {"host": "c", "reason": "signaled", "message": "the launcher was killed by SIGKILL", "time": "t1"}
+    told = [{"host": host, "node_rank": 0, "state": "running"} for host in "ab"]
+    told.append({"host": "c", "node_rank": 2, "state": "failed", "cause": cause})
+    out = io.StringIO()
+    nodes = tuple(NodeStatus.from_json(one) for one in told)
+    make_console(out).print(status_view(RunStatus("job", RUN, "lab", nodes, {"min_nodes": 2})))
+    assert "c takes part no more: c: signaled: the launcher was killed by SIGKILL" in out.getvalue()
+
+
 def test_what_else_may_have_been_the_cause_is_shown_on_request() -> None:
     first = {"host": "a", "rank": 1, "reason": "exited", "message": "rank 1 exited with code 1", "time": "t1"}
     other = {"host": "b", "rank": 2, "reason": "signaled", "message": "rank 2 was killed by SIGABRT", "time": "t2"}
@@ -71,3 +82,17 @@ def test_a_time_in_a_table_says_how_long_ago_it_was(seconds: int, text: str) -> 
 @pytest.mark.parametrize("time", ["a", "", "2026-13-01T00:00:00Z", "2026-01-01T00:00:00"])
 def test_a_time_that_a_spoilt_record_has_is_as_good_as_none(time: str) -> None:
     assert ago(time) == "-"
+
+
+@pytest.mark.parametrize(("step", "said"), [(120, "(step 120, 3.2 MB)"), (None, "(3.2 MB)")])
+def test_a_checkpoint_with_its_step_and_hosts(step: int | None, said: str) -> None:
+    out = io.StringIO()
+    make_console(out).print(saved_view(SavedOutcome("train", RUN, "ckpt.pt", step, 3_200_000, ("n0", "n1"), 4.06)))
+    assert out.getvalue() == f"train  saved ckpt.pt {said} on n0,n1  4.1s\n"
+
+
+def test_an_attempt_that_ended_to_grow_says_so() -> None:
+    before = Attempt(2, ("node0", "node1"), ended="2026-01-01T00:00:00+00:00")
+    after = Attempt(3, ("node0", "node1", "node2"))
+    assert attempt_line(before, after).endswith(": stopped to continue on 3 hosts")
+    assert attempt_line(before).endswith(": ended")

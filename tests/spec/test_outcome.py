@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, current, merge_runs, run_state
+from ddpctl.spec.merge import current, merge_runs
+from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, run_state
 from ddpctl_worker import contract
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
@@ -78,7 +79,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     assert document["cause"]["rank"] == 1
     assert set(document) == {
         "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause", "candidates",
-        "metrics", "slow", "diagnosis",
+        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues",
     }  # fmt: skip
 
 
@@ -208,3 +209,50 @@ def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whol
 @pytest.mark.parametrize(("timeouts", "grace"), [({"stop": 3}, 3.0), ({"stop": None}, 10.0), ({}, 10.0), (None, 10.0)])
 def test_a_kill_gives_the_time_that_the_job_names(timeouts: Any, grace: float) -> None:
     assert RunStatus("train", "1", "lab", (), {"timeouts": timeouts}).grace == grace
+
+
+def elastic(*nodes: NodeStatus, least: int | None = 2) -> RunStatus:
+    return RunStatus("train", "1", "lab", nodes, {"min_nodes": least})
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+
+
+def ends(host: str, state: str, second: int | None = None, reason: str = "exited") -> NodeStatus:
+    """A node that ended at this second, with a cause unless it succeeded."""
+    ended = at(second) if second is not None else None
+    cause = Cause(host, reason, f"{host} failed", ended) if ended and state == "failed" else None
+    return NodeStatus(host, 0, state, ended=ended, cause=cause)
+
+
+@pytest.mark.parametrize("gone", ["failed", "lost", "unreachable"])
+def test_an_elastic_run_goes_down_to_its_fewest_nodes(gone: str) -> None:
+    """What torch's agent does without is no failure, neither while the run lasts nor when it has succeeded."""
+    away = ends("c", gone, 5 if gone == "failed" else None)
+    runs = elastic(ends("a", "running"), ends("b", "running"), away)
+    assert (runs.state, runs.cause, list(runs.left)) == ("running", None, [away])
+    done = elastic(ends("a", "succeeded", 60), ends("b", "succeeded", 61), away)
+    assert (done.state, done.cause, done.ended) == ("succeeded", None, at(61))
+    assert [one.host for one in done.candidates] == (["c"] if gone == "failed" else [])
+    fewer = elastic(ends("a", "running"), away, replace(away, host="b"))
+    assert fewer.state != "running" or gone == "unreachable"
+    assert not fewer.left
+
+
+def test_a_node_that_fails_once_others_have_succeeded_is_a_failure() -> None:
+    late = ends("c", "failed", 60)
+    run = elastic(ends("a", "succeeded", 60), ends("b", "succeeded", 61), late)
+    assert (run.state, run.cause) == ("failed", late.cause)
+
+
+def test_without_torchs_agent_every_node_counts() -> None:
+    nodes = (ends("a", "succeeded", 60), ends("b", "succeeded", 61), ends("c", "failed", 5))
+    assert elastic(*nodes, least=None).state == "failed"
+
+
+def test_a_loss_that_an_elastic_run_survived_is_not_its_cause() -> None:
+    nodes = (ends("a", "failed", 1000), ends("b", "failed", 1001), ends("c", "failed", 5))
+    run = elastic(*nodes)
+    assert run.cause == nodes[0].cause
+    assert elastic(*nodes, least=None).cause == nodes[2].cause

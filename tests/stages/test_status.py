@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable
-from ddpctl.stages.status import find_run, live_runs
+from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
+from ddpctl.stages.status import find_run, live_runs, read_run
+from ddpctl_worker.contract import begins
 from tests.transport.dry import Asked, DryFleet, DryTransport
 
 
@@ -26,7 +27,8 @@ def fleet(**parts: list[tuple[str, str, list[str]]]) -> DryFleet:
 
     def answer(asked: Asked) -> dict[str, Any]:
         told = [part(run, asked.host, state, hosts) for run, state, hosts in parts[asked.host]]
-        return {"runs": [one for one in told if asked.args["job"] in (one["run"], one["job"])]}
+        word = asked.args["job"]
+        return {"runs": [one for one in told if word in (one["run"], one["job"]) or begins(one["run"], word)]}
 
     return DryFleet(DryTransport(host, {"status": answer}) for host in parts)
 
@@ -37,6 +39,34 @@ def test_a_name_means_its_newest_run_and_an_id_that_run() -> None:
     assert find_run(hosts, "1").run == "1"
     with pytest.raises(NoSuchJob):
         find_run(hosts, "other")
+
+
+OLD, NEW = "20260101T000000Z-aaaaaa", "20260102T000000Z-bbbbbb"
+
+
+def test_the_beginning_of_an_id_means_its_run_where_it_fits_no_other() -> None:
+    hosts = fleet(a=[(OLD, "succeeded", ["a", "b"])], b=[(OLD, "succeeded", ["a", "b"]), (NEW, "running", ["b"])])
+    assert find_run(hosts, OLD[:8]).run == OLD
+    assert [run.run for run in live_runs(hosts, NEW[:-1])] == [NEW]
+    with pytest.raises(UsageError, match=f"2026 is the beginning of 2 run ids: {NEW}, {OLD}"):
+        find_run(hosts, "2026")
+    with pytest.raises(NoSuchJob):
+        find_run(hosts, "202")  # as git: too short to be meant
+
+
+def test_a_name_wins_over_the_beginning_of_an_id() -> None:
+    named = {"runs": [part(OLD, "a", "running", ["a"]) | {"job": "2026"}]}
+    begun = {"runs": [part(NEW, "b", "running", ["b"])]}
+    hosts = DryFleet([DryTransport("a", {"status": named}), DryTransport("b", {"status": begun})])
+    assert find_run(hosts, "2026").run == OLD
+
+
+def test_a_run_is_asked_for_again_only_where_it_is() -> None:
+    hosts = fleet(a=[(OLD, "running", ["a"])], b=[])
+    run = find_run(hosts, OLD)
+    asked = len(hosts.table["b"].calls)
+    assert read_run(hosts, run).run == OLD
+    assert len(hosts.table["b"].calls) == asked
 
 
 def test_live_are_the_runs_that_something_may_be_left_of_in_this_fleet() -> None:

@@ -41,3 +41,8 @@ def test_the_end_twice() -> None:
         connection.hang_up()
         connection.hang_up()
         assert there.recv(1) == b""
+
+
+def test_a_socket_that_cannot_be_closed_ends_no_thread() -> None:
+    """The thread that reads closes it, and lets go who waits after that."""
+    Connection(Tunnel()).packetizer.close()

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.doctor import server, service
 from ddpctl_worker.doctor.look import record_of_nccl
-from ddpctl_worker.doctor.service import Desk
+from ddpctl_worker.run import desk as desks
+from ddpctl_worker.run.desk import Desk
 from tests.worker.looks import Look, group, look
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here
@@ -167,7 +168,7 @@ def test_the_desk_answers_each_who_asks(tmp_path: Path) -> None:
     path = long_folder(tmp_path) / "desk.sock"
     with desk(path, lambda: {"looks": [{"rank": 1, "state": "\udcff"}]}):
         for _ in range(3):
-            assert service.ask(str(path)) == {"looks": [{"rank": 1, "state": "\udcff"}]}
+            assert desks.ask(str(path)) == {"looks": [{"rank": 1, "state": "\udcff"}]}
 
 
 def big(rank: int, entries: int = 300, frames: int = 200) -> Look:
@@ -183,8 +184,8 @@ def size(looks: list[Look]) -> int:
 def test_an_answer_that_is_too_long_is_shortened_and_says_so(tmp_path: Path) -> None:
     looks = [big(rank) for rank in range(100)]
     assert size(looks) > service.MOST
-    with desk(tmp_path / "desk.sock", lambda: {"looks": looks, "slow": []}):
-        told = service.ask(str(tmp_path / "desk.sock"))
+    with desk(tmp_path / "desk.sock", lambda: {"looks": service.fitting(looks), "slow": []}):
+        told = desks.ask(str(tmp_path / "desk.sock"))
     assert told is not None
     assert size(told["looks"]) <= service.MOST
     for one in told["looks"]:
@@ -213,7 +214,7 @@ def test_some_ask_at_once_and_none_waits_for_another(tmp_path: Path) -> None:
 
     found: list[object] = []
     with desk(path, slow):
-        threads = [threading.Thread(target=lambda: found.append(service.ask(str(path)))) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: found.append(desks.ask(str(path)))) for _ in range(8)]
         begin = time.monotonic()
         for each in threads:
             each.start()
@@ -228,21 +229,21 @@ def test_a_desk_that_cannot_tell_says_nothing(tmp_path: Path) -> None:
         raise RuntimeError("no look")
 
     with desk(tmp_path / "desk.sock", broken):
-        assert service.ask(str(tmp_path / "desk.sock")) is None
+        assert desks.ask(str(tmp_path / "desk.sock")) is None
 
 
 def test_a_desk_where_no_socket_can_be(tmp_path: Path) -> None:
     (tmp_path / "desk.sock").write_text("taken")
     with desk(tmp_path / "desk.sock", dict):
-        assert service.ask(str(tmp_path / "desk.sock")) is None
+        assert desks.ask(str(tmp_path / "desk.sock")) is None
     Desk(str(tmp_path / "none" / "desk.sock"), dict).open()
-    assert service.ask(str(tmp_path / "none" / "desk.sock")) is None
+    assert desks.ask(str(tmp_path / "none" / "desk.sock")) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 200_000, b'{"a": ' * 100_000])
 def test_junk_from_a_desk_is_no_answer(tmp_path: Path, text: bytes) -> None:
     with answering(tmp_path / "desk.sock", [text], closes=False):
-        assert service.ask(str(tmp_path / "desk.sock"), 0.2) is None
+        assert desks.ask(str(tmp_path / "desk.sock"), 0.2) is None
 
 
 def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) 
     path = tmp_path / "desk.sock"
     with answering(path, [text, b" " * 10], 0.005, closes=False):
         begin = time.monotonic()
-        assert service.ask(str(path), 0.3) is None
+        assert desks.ask(str(path), 0.3) is None
         assert time.monotonic() - begin < 2.0
 
 
@@ -275,8 +276,8 @@ def test_without_its_supervisor_a_rank_writes_its_stack(node: Node) -> None:
 ASK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ddpctl_worker.doctor import service
-print(service.ask(sys.argv[2]))
+from ddpctl_worker.run import desk
+print(desk.ask(sys.argv[2]))
 """
 
 
@@ -294,5 +295,5 @@ def test_another_user_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert subprocess.check_output(argv, text=True).strip() == "{'looks': []}"
         other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *argv]
         assert subprocess.check_output(other, text=True).strip() == "None"
-        monkeypatch.setattr(service, "_same_user", lambda line: True)  # it is this that refuses
+        monkeypatch.setattr(desks, "_same_user", lambda line: True)  # it is this that refuses
         assert subprocess.check_output(other, text=True).strip() == "{'looks': []}"

@@ -197,7 +197,8 @@ def test_what_broke_off_goes_but_not_what_is_being_written(node: Node) -> None:
 def test_what_a_killed_start_or_upload_left_goes(node: Node) -> None:
     run = add_run(node, "live", over=False, ago=2 * DAY, host="other").parent
     only = node.base / "runs" / "never" / ".n.0123456789ab"
-    leftovers = [run / ".n.0123456789ab", only, node.base / "worker" / ".new-abcd"]
+    gone = node.base / "runs" / ".gone.0123456789ab"
+    leftovers = [run / ".n.0123456789ab", only, gone, node.base / "worker" / ".new-abcd"]
     young = [run / ".n.ba9876543210", node.base / "worker" / ".new-efgh"]
     for folder in (*leftovers, *young):
         folder.mkdir(parents=True, mode=0o700)

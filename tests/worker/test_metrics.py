@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.output.metrics import CALL_BYTES, read_from
+from ddpctl_worker.run import status
 from tests.worker.node import Node
 
 WRITES = """
@@ -25,14 +26,33 @@ with open(os.environ["DDPCTL_METRICS"], "a") as file:
 
 def test_each_rank_has_a_file_and_status_shows_the_last_values(node: Node) -> None:
     run = node.start(WRITES)
-    status = node.wait_state(run)
-    assert status["state"] == "succeeded"
-    assert status["metrics"] == {
+    found = node.wait_state(run)
+    assert found["state"] == "succeeded"
+    assert found["metrics"] == {
         "0": {"step": 2, "loss": 2.0, "accuracy": 0.5},
         "1": {"step": 2, "loss": 2.1, "accuracy": 0.5},
     }
     assert "metrics" not in node.call("status", all=True)["runs"][0]  # `ps` reads no file of a job's own
     assert {"metrics/rank-0.jsonl", "metrics/rank-1.jsonl"} <= set(node.files(run)[0])
+
+
+def test_after_a_restart_the_values_of_the_newest_attempt_count_and_the_others_are_kept(node: Node) -> None:
+    """A host may have other ranks in the next attempt."""
+    run = node.start(WRITES)
+    node.wait_state(run)
+    folder = node.folder(run)
+    for attempt, rank in ((1, 1), (2, 0)):
+        (folder / "attempts" / str(attempt) / "metrics").mkdir(parents=True)
+        file = folder / "attempts" / str(attempt) / "metrics" / f"rank-{rank}.jsonl"
+        file.write_text(json.dumps({"step": attempt}) + "\n")
+    told = [{"run": run, "attempt": 2}]
+    assert status._with_metrics(told, str(node.base), node.host)[0]["metrics"] == {"0": {"step": 2}}
+    told = [{"run": run, "attempt": 3}]
+    assert status._with_metrics(told, str(node.base), node.host)[0]["metrics"] == {}, "it runs elsewhere now"
+    assert node.call("metrics", run=run, offsets={"0": 5000})["ranks"]["0"]["lines"] == [{"step": 2}]
+    sent = set(node.files(run)[0])
+    assert {"metrics/rank-0.jsonl", "metrics/attempts/1/rank-1.jsonl"} <= sent
+    assert "metrics/rank-1.jsonl" not in sent
 
 
 def test_the_verb_gives_each_line_once(node: Node) -> None:

@@ -160,3 +160,27 @@ def test_only_a_hash_is_a_name(tmp_path: Path, name: Any) -> None:
     with pytest.raises(WorkerError) as caught:
         blobs.blob_path(str(tmp_path), name)
     assert caught.value.kind == "bad_request"
+
+
+def test_a_blob_is_given_back_in_chunks(tmp_path: Path) -> None:
+    """Larger than one message."""
+    call(tmp_path, "store_put", DATA, hash=HASH, size=len(DATA))
+    request = {"verb": "store_get", "host": "n", "base_dir": str(tmp_path), "hash": HASH}
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpctl_worker"],
+        input=json.dumps(request).encode() + b"\n",
+        capture_output=True,
+        cwd="/",
+        env={"PYTHONPATH": str(WORKER), "PATH": os.environ["PATH"]},
+        check=True,
+        timeout=60,
+    )
+    left, came = done.stdout, b""
+    while left:
+        line, _, left = left.partition(b"\n")
+        frame = json.loads(line)
+        came += left[: frame.get("raw", 0)]
+        left = left[frame.get("raw", 0) :]
+    assert came == DATA
+    assert frame == {"ok": True, "result": {}}
+    assert call(tmp_path, "store_get", hash=sha(b"x"))["error"]["kind"] == "corrupt"

@@ -1,0 +1,47 @@
+"""Checkpoints survive the disk of the host that wrote them."""
+
+from __future__ import annotations
+
+from tests.e2e.site import Site, running, until
+from tests.lab import Host, Lab, Process
+
+# No torch: what is saved is an archive, as torch.save writes one, so that ddpctl can see where it ends.
+SAVER = """
+import os, time, zipfile
+folder, rank = os.environ["DDPCTL_CHECKPOINT_DIR"], int(os.environ["RANK"])
+def saved(name):
+    with zipfile.ZipFile(os.path.join(folder, name)) as archive:
+        return archive.read("step").decode()
+names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+print("found", [(name, saved(name)) for name in names], flush=True)
+if rank == 0:
+    step = len(names) + 1
+    aside = os.path.join(folder, ".aside")
+    with zipfile.ZipFile(aside, "w") as archive:
+        archive.writestr("step", "rank 0, step %d" % step)
+        archive.writestr("weights", os.urandom(5_000_000))
+    os.rename(aside, os.path.join(folder, "step_%d.pt" % step))
+time.sleep(3600 if not names else 0)  # a later run is over at once
+"""
+FOLDER = "/root/.local/state/ddpctl/checkpoints/saver"
+
+
+def keepers(host: Host) -> list[Process]:
+    return [one for one in running(host) if any("run.keeping" in word for word in one.argv)]
+
+
+def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Site, lab: Lab) -> None:
+    job = site.job("saver", SAVER)
+    site.up(job)
+    copied = f"{FOLDER}/node0/.ddpctl/step_1.pt.json"
+    until(lambda: lab[1].exists(copied), 60, "no copy on node1")
+    assert not lab[2].exists(f"{FOLDER}/node0")
+    site("kill", job).ok()
+    lab[0].run(["rm", "-rf", FOLDER])
+    site("up", "--job", job, timeout=120).ok()
+    printed = site("tail", job).ok().stdout
+    assert printed.count("found [('step_1.pt', 'rank 0, step 1')]") == 3
+    # The end of the run: step 2 was saved right before it.
+    copied = f"{FOLDER}/node0/.ddpctl/step_2.pt.json"
+    until(lambda: lab[1].exists(copied), 60, "no copy of the last one on node1")
+    until(lambda: not any(map(keepers, lab)), 60, "the keepers stay")

@@ -1,0 +1,115 @@
+"""`ddpctl restart`: an ended run is continued, as it was, where its own hosts could or would not do that."""
+
+from __future__ import annotations
+
+from tests.e2e.site import Site, assert_nothing_runs, until
+from tests.e2e.test_restarts import MEET, copies
+from tests.lab import Lab
+
+# Says what it finds, and what it was given; fails in the first attempt.
+ONCE = """\
+import os, sys, zipfile
+folder = os.environ["DDPCTL_CHECKPOINT_DIR"]
+print("VERSION attempt", os.environ["DDPCTL_ATTEMPT"], "restart", os.environ["TORCHELASTIC_RESTART_COUNT"], end=" ")
+saves = [name for name in os.listdir(folder) if name.startswith("step_")]
+print("found", saves, sys.argv[1:], os.environ["TOKEN"], flush=True)
+if os.environ["DDPCTL_ATTEMPT"] == "0":
+    if os.environ["RANK"] == "0":
+        with zipfile.ZipFile(os.path.join(folder, ".aside"), "w") as file:  # says where it ends
+            file.writestr("weights", "weights")
+        os.replace(os.path.join(folder, ".aside"), os.path.join(folder, "step_3.pt"))
+    raise ValueError("once")
+"""
+
+
+def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
+    """Neither of two is a majority, so the run ends and says what to type. With one host it is refused; once the other
+    one is back, it continues with both, and its own hosts restart it again."""
+    site.only(0, 1)
+    job = site.job("pair", MEET, "fail", "1", "node0", restarts=1)
+    up = site.start("up", "--job", job)
+    up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
+    first = site.status(job)["run"]
+    until(lambda: copies(site, job) == ["node0", "node1"], 60, "step_7.bin has no copy", pause=1.0)
+    live = site("restart", job)
+    assert live.rc == 2
+    assert "its hosts restart it by themselves" in live.stderr
+    lab[1].power_off()
+    ended = up.wait(150)
+    assert ended.rc == 1
+    assert f"ddpctl restart {job}" in ended.stderr
+    alone = site("restart", job)
+    assert alone.rc == 4
+    assert "pair needs 2 hosts, and 1 can be used" in alone.stderr
+    assert "node1: " in alone.stderr
+
+    lab[1].reboot()
+    again = site.start("restart", job)
+    again.wait_for("#3 *[|] attempt 2 of node0 with step_7.bin; node1 with step_7.bin", 200)
+    status = site.status(job)
+    assert (status["state"], status["attempt"], status["continues"]) == ("running", 3, first)
+    assert status["run"] != first
+    assert [one["attempt"] for one in status["attempts"]] == [1, 2, 3]
+    causes = [(one["cause"] or {}).get("reason") for one in status["attempts"]]
+    assert causes == ["node_lost", "exited", None]
+    assert f"continues run {first}" in site("status", job).ok().stdout
+    assert site("kill", job).rc == 0
+    assert again.wait(60).rc == 1
+    assert_nothing_runs(lab)
+
+
+def test_an_elastic_run_continues_on_the_host_that_is_left(site: Site, lab: Lab) -> None:
+    site.only(0, 1)
+    elastic = {"min_nodes": 1, "max_nodes": 2, "max_restarts": 2}
+    job = site.job("fewer", MEET, elastic=elastic)
+    up = site.start("up", "--job", job)
+    up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
+    until(lambda: copies(site, job) == ["node0", "node1"], 60, "step_7.bin has no copy", pause=1.0)
+    lab[0].power_off()
+    assert up.wait(150).rc == 1
+    again = site.start("restart", job, "-d")
+    done = again.wait(200)
+    assert done.rc == 0, done.stderr
+    assert "1 of 2 hosts can be used" in done.stderr
+    site.wait_for_output(job, "#2 *[|] attempt 1 of node1 with step_7.bin")
+    status = site.status(job)
+    assert [one["hosts"] for one in status["attempts"]] == [["node0", "node1"], ["node1"]]
+    assert [one["host"] for one in status["attempts"][0]["set_aside"]] == ["node0"]
+    assert site("kill", job).rc in (0, 4)
+    assert_nothing_runs([lab[1], lab[2]])
+
+
+def test_it_is_the_same_run_whatever_has_changed_here_and_from_any_machine(site: Site, lab: Lab) -> None:
+    """The code, the arguments and the name come from the record; the secret from the file, which is read again."""
+    site.only(0, 1)
+    (site.folder / "secrets").write_text("TOKEN=first\n")
+    job = site.job("once", ONCE.replace("VERSION", "old"), "--lr", "0.1", env_file="secrets")
+    assert site("up", "--job", job, "--name", "mine", timeout=200).rc == 1
+    first = site.status("mine")["run"]
+    site.job(job, ONCE.replace("VERSION", "new"), "--lr", "0.2", env_file="secrets")
+    (site.folder / "secrets").write_text("TOKEN=second\n")
+
+    again = site("restart", "mine", "--json", timeout=200)
+    assert again.rc == 0, again.stderr
+    document = again.json()
+    assert (document["job"], document["state"], document["attempt"]) == ("mine", "succeeded", 2)
+    assert document["continues"] == first
+    assert [one["attempt"] for one in document["attempts"]] == [1, 2]
+    assert {node["attempt"] for node in document["nodes"]} == {2}
+    assert "args, code: it continues with the run's own" in again.stderr.replace("\n", " ")
+    said = "old attempt 1 restart 1 found ['step_3.pt'] ['--lr', '0.1'] second"
+    assert again.stderr.count(said) == 2, again.stderr
+
+    other = site.elsewhere("other").only(0, 1)
+    refused = other("restart", "mine")
+    assert refused.rc == 2
+    assert "does not name TOKEN" in refused.stderr.replace("\n", " ")
+    (other.folder / "secrets").write_text("TOKEN=third\n")
+    other.jobs[job] = {"code": None, "script": "/nowhere.py", "env_file": "secrets"}
+    third = other("restart", "mine", timeout=200)
+    assert third.rc == 0, third.stderr
+    said = "old attempt 2 restart 2 found ['step_3.pt'] ['--lr', '0.1'] third"
+    assert third.stdout.count(said) == 2, third.stdout
+    assert other.status("mine")["continues"] == document["run"]
+    assert site("restart", "nothing").rc == 7
+    assert_nothing_runs(lab)

@@ -1,0 +1,69 @@
+"""A run carries on by itself when a host loses power, the one with rank 0 included; nobody is there to help it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.programs import MEETING
+from tests.e2e.site import Site, assert_nothing_runs, until
+from tests.lab import Lab
+
+# Rank 0 saves once. Can be told to fail in one attempt.
+MEET = (
+    MEETING
+    + """\
+if sys.argv[1:] == ["fail", attempt, host]:
+    raise ValueError("once")
+if dist.get_rank() == 0 and not saves:
+    save("step_7.bin", "weights" * 1000)
+flag = torch.zeros(1)
+while True:
+    dist.all_reduce(flag)
+    time.sleep(0.2)
+"""
+)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim: int) -> None:
+    """The command that started the run is killed before. What the master saved is on the other hosts by then."""
+    job = site.job(f"carry{victim}", MEET, restarts=2, spares=1)
+    up = site.start("up", "--job", job)
+    up.wait_for("attempt 0 of node0 with nothing; node1 with nothing")
+    up.kill()
+    until(lambda: copies(site, job) == ["node0", "node1"], 60, "step_7.bin has no copy", pause=1.0)
+    lost = time.monotonic()
+    lab[victim].power_off()
+    left = [host for host in lab if host is not lab[victim]]
+    with_save = "; ".join(f"{host.name} with step_7.bin" for host in left)
+    site.wait_for_output(job, f"#2 *[|] attempt 1 of {with_save}", timeout=90)
+    print(f"victim {victim}: first exchange {time.monotonic() - lost:.1f} s after the loss")
+    status = site.status(job)
+    assert (status["state"], status["attempt"]) == ("running", 2)
+    assert [node["host"] for node in status["nodes"]] == [host.name for host in left]
+    first, second = status["attempts"]
+    assert [one["host"] for one in first["set_aside"]] == [lab[victim].name]
+    assert (first["cause"]["host"], first["cause"]["reason"]) == (lab[victim].name, "node_lost")
+    assert second["hosts"] == [host.name for host in left]
+    assert site("kill", job).rc in (0, 4)  # one host cannot be reached
+    assert_nothing_runs(left)
+
+
+def copies(site: Site, job: str) -> list[str]:
+    found = site("checkpoints", job, "--json").ok().json()["checkpoints"]
+    return sorted(found[0]["hosts"]) if found and found[0]["complete"] else []
+
+
+def test_a_failed_rank_sets_no_host_aside(site: Site, lab: Lab) -> None:
+    job = site.job("again", MEET, "fail", "0", "node1", restarts=1, nodes=2)
+    up = site.start("up", "--job", job)
+    up.wait_for("attempt 1 of node0", timeout=90)
+    first = site.status(job)["attempts"][0]
+    assert first["set_aside"] == []
+    assert "ValueError: once" in first["cause"]["message"]
+    assert site("kill", job).rc == 0
+    assert up.wait(30).rc == 1
+    assert_nothing_runs(lab)
+    until(lambda: site.status(job)["state"] == "killed", 20)

@@ -1,0 +1,147 @@
+"""What becomes of an ended run before the way up begins: what is refused, who takes part, and where the code is."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl.code import recall
+from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, ProvisionError, Unreachable, UsageError
+from ddpctl.files.inventory import load_inventory
+from ddpctl.spec.event import Event, Note
+from ddpctl.spec.plan import CodeRef, RunIdentity
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.restart import from_a_host, launch_again
+from ddpctl.stages.status import find_run
+from tests.environment.support import Heard, fleet_of, local_inventory
+from tests.transport.dry import DryFleet, DryTransport
+
+RUN = "20260102T030405Z-abcdef"
+NEXT = RunIdentity("20260102T040405Z-abcdef", "me", "here", "2026-01-02T04:04:05+00:00")
+FILE = """
+hosts: ['gpu[0-2]']
+jobs:
+  j: {script: train.py, code: null, workdir: /w, args: [new]}
+"""
+SETTINGS = {"job": "j", "hosts": ["gpu0", "gpu1"], "nodes": 2, "nproc": None, "local_rank_arg": None}
+SETTINGS |= {"keys": {"script": "train.py", "args": ["old"]}, "secrets": [], "notified": False}
+MOMENT = "2026-01-02T03:14:05Z"
+FIRST = {"hosts": ["gpu0", "gpu1"], "started": MOMENT}
+
+
+def node(host: str, state: str = "failed", **record: Any) -> dict[str, Any]:
+    full = {"hosts": ["gpu0", "gpu1"], "world_size": 2, "settings": SETTINGS, "code": None, **record}
+    cause = {"host": "gpu1", "reason": "node_lost", "message": "lost", "time": MOMENT} if state == "failed" else None
+    names = {"run": RUN, "job": "j", "cluster": "lab", "host": host, "node_rank": int(host[-1])}
+    return {**names, "state": state, "cause": cause, "ended": MOMENT, "record": full}
+
+
+def answering(host: str, *runs: dict[str, Any]) -> DryTransport:
+    return DryTransport(host, {"status": {"runs": list(runs)}})
+
+
+def silent(host: str) -> DryTransport:
+    return DryTransport(host, unreachable=Unreachable("no answer", host=host))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+def again(folder: Path, *hosts: DryTransport, text: str = FILE, told: list[Event] | None = None) -> Launch:
+    (folder / "i.yaml").write_text(text)
+    notes: list[Event] = told if told is not None else []
+    fleet = DryFleet(list(hosts))
+    return launch_again(fleet, load_inventory(folder / "i.yaml"), find_run(fleet, "j"), NEXT, notes.append)
+
+
+def test_the_record_wins_over_the_inventory_and_the_difference_is_told(tmp_path: Path) -> None:
+    told: list[Event] = []
+    found = again(
+        tmp_path, answering("gpu0", node("gpu0")), answering("gpu1", node("gpu1")), answering("gpu2"), told=told
+    )
+    assert found.job is not None
+    assert (found.names, found.job.args, found.alone) == (("gpu0", "gpu1"), ("old",), True)
+    assert found.earlier is not None
+    (attempt,) = found.earlier.attempts
+    assert (found.earlier.run, attempt["attempt"], attempt["cause"]["reason"]) == (RUN, 1, "node_lost")
+    (note,) = (one for one in told if isinstance(one, Note))
+    assert note.message.startswith("args, workdir: it continues with the run's own, not with what job j has now")
+
+
+def test_a_live_run_is_refused(tmp_path: Path) -> None:
+    live = [node(host, "running", restart={"first": FIRST}) for host in ("gpu0", "gpu1")]
+    with pytest.raises(UsageError, match=r"j is running .* restart it by themselves") as refused:
+        again(tmp_path, answering("gpu0", live[0]), answering("gpu1", live[1]), answering("gpu2"))
+    assert "ddpctl kill j" in str(refused.value.hint)
+
+
+def test_one_that_may_be_live_where_nobody_answers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConnectError, match="has ended on gpu1 is not known"):
+        again(tmp_path, answering("gpu0", node("gpu0", "killed")), silent("gpu1"), answering("gpu2"))
+
+
+def test_too_few_hosts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(HostsFailed, match="needs 2 hosts, and 1 can be used") as refused:
+        again(tmp_path, answering("gpu0", node("gpu0")), silent("gpu1"), answering("gpu2"))
+    assert refused.value.exit_code == 4
+    assert set(refused.value.errors) == {"gpu1"}
+
+
+def test_a_host_that_was_set_aside_for_good_is_not_used(tmp_path: Path) -> None:
+    attempt = {"attempt": 1, "hosts": ["gpu0", "gpu1"], "started": MOMENT, "ended": MOMENT, "cause": None}
+    attempt |= {"set_aside": [{"host": "gpu1", "why": "its GPU is broken: GPU is lost"}]}
+    agreed = {"term": 1, "version": 2, "attempts": [attempt], "live": False, "over": None}
+    agreed |= {"aside": {"gpu1": "its GPU is broken: GPU is lost"}}
+    keys = {"script": "train.py", "restarts": 1, "elastic": {"min_nodes": 1, "max_nodes": 2}}
+    record: dict[str, Any] = {"settings": {**SETTINGS, "keys": keys}, "restart": {"first": FIRST}}
+    both = [{**node(host, **record), "agreed": agreed} for host in ("gpu0", "gpu1")]
+    found = again(tmp_path, answering("gpu0", both[0]), answering("gpu1", both[1]), answering("gpu2"))
+    assert found.names == ("gpu0",)
+    assert found.settings is not None
+    assert found.settings.hosts == ("gpu0",)
+
+
+def test_records_that_differ_are_refused(tmp_path: Path) -> None:
+    """What a host says is run on the others: one of them alone is not to decide that."""
+    odd = node("gpu1", settings={**SETTINGS, "keys": {"script": "other.py"}})
+    with pytest.raises(DdpctlError, match="gpu1 and gpu0 have different records"):
+        again(tmp_path, answering("gpu0", node("gpu0")), answering("gpu1", odd), answering("gpu2"))
+
+
+def test_a_run_of_an_older_ddpctl_cannot_be_continued(tmp_path: Path) -> None:
+    old = [node(host, settings=None) for host in ("gpu0", "gpu1")]
+    with pytest.raises(UsageError, match="an older ddpctl started it"):
+        again(tmp_path, answering("gpu0", old[0]), answering("gpu1", old[1]), answering("gpu2"))
+
+
+def test_secrets_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "secrets").write_text("TOKEN=now\nOTHER=x\n")
+    both = [node(host, settings={**SETTINGS, "secrets": ["TOKEN"]}) for host in ("gpu0", "gpu1")]
+    hosts = (answering("gpu0", both[0]), answering("gpu1", both[1]), answering("gpu2"))
+    with pytest.raises(UsageError, match="does not name TOKEN"):
+        again(tmp_path, *hosts)
+    found = again(tmp_path, *hosts, text=FILE.replace("args: [new]", "env_file: secrets"))
+    assert dict(found.secrets) == {"TOKEN": "now"}
+
+
+def test_code_that_is_not_here_comes_from_a_host(tmp_path: Path) -> None:
+    """And from then on it is here. What no host has is an error that says so."""
+    blob = b"an archive"
+    wanted = CodeRef(hashlib.sha256(blob).hexdigest(), len(blob))
+    inventory = local_inventory(tmp_path, 2)
+    with fleet_of(inventory) as fleet:
+        with pytest.raises(ProvisionError, match=r"the code of .* is on none of n"):
+            from_a_host(RUN, wanted, fleet, ["n0", "n1"], Heard())
+        fleet.transport("n1").call(
+            "store_put", {"hash": wanted.sha256, "size": len(blob), "offset": 0}, body=iter([blob])
+        )
+        path = from_a_host(RUN, wanted, fleet, ["n0", "n1"], Heard())
+    assert path.read_bytes() == blob
+    assert recall(wanted.sha256) == path
+    assert [one.name for one in path.parent.iterdir()] == [path.name]

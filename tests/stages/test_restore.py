@@ -1,0 +1,107 @@
+"""The checkpoints of earlier runs onto every host before a start: real workers on folders of this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ddpctl.environment.spread import Addresses
+from ddpctl.errors import DdpctlError
+from ddpctl.spec.event import StageEnded, StageStarted
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.plan import RunIdentity
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.restore import restore
+from ddpctl.transport.local import LocalTransport
+from ddpctl_worker.checkpoint.listing import summary
+from tests.environment.support import Heard, fleet_of, local_inventory
+from tests.worker.checkpoints import Disk
+
+BIG = bytes(range(256)) * 4000
+HERE = {f"n{number}": ("127.0.0.1",) for number in range(3)}
+
+
+class Site:
+    """Some hosts with their disks."""
+
+    def __init__(self, folder: Path, hosts: int = 3) -> None:
+        inventory = local_inventory(folder, hosts)
+        identity = RunIdentity("r", "me", "here", "")
+        self.launch = Launch(inventory, JobSpec(name="job", script="x.py"), inventory.hosts, identity=identity)
+        self.disks = [Disk(folder / host, host) for host in self.launch.names]
+        self.heard = Heard()
+
+    def known(self) -> dict[str, list[list[str]]]:
+        return {disk.host: summary(str(disk.base), "job") for disk in self.disks}
+
+    def restore(self) -> Mapping[str, DdpctlError]:
+        with fleet_of(self.launch.inventory) as fleet:
+            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(*args: object, **keys: object) -> None:
+        raise AssertionError("a host was asked")
+
+    monkeypatch.setattr(LocalTransport, "call", call)
+
+
+@pytest.mark.slow
+def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, request: pytest.FixtureRequest) -> None:
+    first, second, third = site.disks
+    first.save("step_2", {"model": BIG, "rng_0": b"0"}, age=50)
+    second.save("step_2", {"rng_1": b"1"}, age=50)
+    first.save("step_1", {"model": b"older"}, age=90)
+    assert site.restore() == {}
+    for disk in site.disks:
+        assert disk.content("step_2") == {"model": BIG, "rng_0": b"0", "rng_1": b"1"}
+    assert third.content("step_1") is None
+    assert isinstance(site.heard[0], StageStarted), "before a host hashes what has no manifest"
+    (ended,) = [event for event in site.heard if isinstance(event, StageEnded)]
+    assert ended.ok
+    assert ended.note == f"step_2: {2 * len(BIG) + 4} bytes from host to host"
+    request.getfixturevalue("no_call")
+    assert site.restore() == {}
+
+
+@pytest.mark.slow
+def test_a_file_from_before_a_power_cut_counts_although_nobody_had_hashed_it(site: Site) -> None:
+    archive = site.disks[0].own / "ckpt-3"
+    shutil.make_archive(str(archive), "zip", site.disks[0].own, ".")  # as torch.save writes: it says where it ends
+    archive.with_suffix(".zip").rename(archive.with_suffix(".pt"))
+    site.disks[1].save("ckpt-2.pt", {"": b"older"}, age=500)
+    assert site.restore() == {}
+    assert site.disks[2].content("ckpt-3.pt") == {"": archive.with_suffix(".pt").read_bytes()}
+
+
+@pytest.mark.slow
+def test_a_host_alone_gets_the_copy_that_lies_on_its_own_disk(tmp_path: Path) -> None:
+    site = Site(tmp_path, hosts=1)
+    (only,) = site.disks
+    lost = Disk(only.base, "lost")  # a host that is in the run no more: what it wrote has a copy here
+    lost.save("step_2.pt", {"": BIG}, age=50)
+    only.save("step_1.pt", {"": b"older"}, age=90)
+    assert site.restore() == {}
+    assert only.content("step_2.pt") == {"": BIG}
+
+
+def test_nobody_is_asked_where_nobody_has_any(site: Site, no_call: None) -> None:
+    assert site.restore() == {}
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_take_it_is_named_and_the_others_are_not(site: Site) -> None:
+    site.disks[0].save("saved/step_1.pt", {"": BIG}, age=50)
+    (site.disks[1].own / "saved").symlink_to(site.disks[1].base)
+    errors = site.restore()
+    assert list(errors) == ["n1"]
+    assert "is not a folder" in errors["n1"].message

@@ -1,0 +1,185 @@
+"""Asking all hosts for a checkpoint: all of them or none, and what counts as the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpctl.errors import HostsFailed, NotSaved, Unreachable
+from ddpctl.spec.done import SavedOutcome
+from ddpctl.spec.event import Event, Note
+from ddpctl.stages import save
+from ddpctl.stages.status import find_run
+from ddpctl.transport.base import Frame
+from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
+
+HOSTS = ["node0", "node1"]
+BEFORE, AFTER = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:06.000+00:00"
+
+FILE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 1}
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(save, "LOOK_S", 0.01)
+    monkeypatch.setattr(save, "QUIET_S", 0.0)
+
+
+def manifest(writer: str, time: str, entry: str = "step_7", **more: Any) -> dict[str, Any]:
+    made = {"entry": entry, "host": writer, "step": 7, "time": time, "size": 3, "version": time[17:19] * 16}
+    return {**made, "files": {"": FILE}, "references": None, **more}
+
+
+class Cluster:
+    """Two hosts; host 1 may have deaf ranks, and what they hold changes with the look."""
+
+    def __init__(
+        self, *looks: list[dict[str, Any]], deaf: bool = False, absent: int = 0, timeout: float = 20.0
+    ) -> None:
+        self.looks, self.deaf, self.absent, self.timeout = list(looks), deaf, absent, timeout
+        self.states = {"node0": ["running"], "node1": ["running"]}
+        self.hosts = [DryTransport(name, self.answers()) for name in HOSTS]
+        self.told: list[Event] = []
+
+    def answers(self) -> dict[str, Any]:
+        line = {"rank": 0, "stream": "stdout", "time": AFTER, "text": "busy", "end": "\n", "offset": 5}
+        tail = Stream([Frame({"lines": [line]})], {"offset": 5, "state": "running"})
+        return {"status": self.status, "ask_checkpoint": self.ask, "checkpoints": self.held, "tail": tail}
+
+    def status(self, asked: Asked) -> dict[str, Any]:
+        states = self.states[asked.host]
+        state = states.pop(0) if len(states) > 1 else states[0]
+        record = {"hosts": HOSTS, "checkpoint": {"signal": "SIGUSR2", "timeout": self.timeout}}
+        names = {"run": "r1", "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0, "state": state}
+        return {"runs": [{**names, "record": record}]}
+
+    def ask(self, asked: Asked) -> dict[str, Any]:
+        number = HOSTS.index(asked.host)
+        assert asked.args["signal"] == "SIGUSR2"
+        deaf = [{"rank": 1, "pid": 77}] if self.deaf and number else []
+        absent = self.absent if number else 0
+        sent = asked.args["send"] and not deaf and not absent
+        return {"ranks": [number], "deaf": deaf, "absent": absent, "sent": sent, "newest": None if number else BEFORE}
+
+    def held(self, asked: Asked) -> dict[str, Any]:
+        if asked.host != "node0":
+            return {"manifests": [], "unknown": []}
+        return {"manifests": self.looks.pop(0) if len(self.looks) > 1 else self.looks[0], "unknown": []}
+
+    def save(self) -> SavedOutcome:
+        fleet = DryFleet(self.hosts)
+        return save.save_run(fleet, find_run(fleet, "train"), self.told.append)
+
+    def sent_to(self) -> list[str]:
+        calls = [call for host in self.hosts for call in host.calls if call.verb == "ask_checkpoint"]
+        return [call.host for call in calls if call.args["send"]]
+
+
+def test_the_new_one_is_waited_for() -> None:
+    old, new = manifest("node0", BEFORE), manifest("node0", AFTER)
+    cluster = Cluster([old], [old], [new])
+    found = cluster.save()
+    assert (found.name, found.step, found.size, found.hosts) == ("step_7", 7, 3, ("node0",))
+    assert cluster.sent_to() == HOSTS
+    assert [event.message for event in cluster.told if isinstance(event, Note)] == [
+        "asked 2 ranks to save; waiting for the checkpoint, 20 s at most"
+    ]
+
+
+def test_what_only_got_another_name_is_not_new() -> None:
+    renamed = manifest("node0", BEFORE, "step_7.prev")
+    with pytest.raises(NotSaved, match="no new complete checkpoint within"):
+        Cluster([renamed], timeout=0.1).save()
+
+
+def test_what_is_not_complete_is_not_new() -> None:
+    shards: dict[str, Any] = {"files": {"__0_0.distcp": FILE}}
+    index: dict[str, Any] = {"files": {".metadata": FILE}, "references": {"__0_0.distcp": 3}}
+    part, rest = manifest("node1", AFTER, **shards), manifest("node0", AFTER, **index)
+    with pytest.raises(NotSaved):
+        Cluster([part], timeout=0.1).save()
+    assert Cluster([part], [part, rest]).save().name == "step_7"
+
+
+def test_a_host_of_another_run_saved_nothing_for_this_one() -> None:
+    with pytest.raises(NotSaved):
+        Cluster([manifest("node7", AFTER)], timeout=0.1).save()
+
+
+def test_one_rank_that_would_die_of_it_keeps_it_from_all_hosts() -> None:
+    cluster = Cluster([], deaf=True)
+    with pytest.raises(NotSaved, match=r"rank 1 on node1 \(pid 77\) would die of SIGUSR2") as caught:
+        cluster.save()
+    assert cluster.sent_to() == []
+    assert caught.value.hint
+    assert "signal.signal(signal.SIGUSR2, " in caught.value.hint
+
+
+def test_ranks_that_have_not_started_keep_it_from_all_hosts() -> None:
+    cluster = Cluster([], absent=2)
+    with pytest.raises(NotSaved, match="2 ranks on node1 have not started, or have ended"):
+        cluster.save()
+    assert cluster.sent_to() == []
+
+
+def test_a_host_that_cannot_be_asked_keeps_it_from_all() -> None:
+    cluster = Cluster([])
+    run = find_run(DryFleet(cluster.hosts), "train")
+    fleet = DryFleet([cluster.hosts[0], DryTransport("node1", {}, unreachable=Unreachable("no route", host="node1"))])
+    with pytest.raises(HostsFailed, match="so no rank was"):
+        save.save_run(fleet, run, cluster.told.append)
+    assert cluster.sent_to() == []
+
+
+def test_a_run_that_is_over_has_nobody_to_ask() -> None:
+    cluster = Cluster([])
+    cluster.states = {host: ["killed"] for host in HOSTS}
+    with pytest.raises(NotSaved, match=r"r1 is over \(killed\)"):
+        cluster.save()
+
+
+def test_a_run_that_ends_meanwhile_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "STATUS_S", 0.0)
+    cluster = Cluster([])
+    cluster.states = {host: ["running", "failed"] for host in HOSTS}
+    with pytest.raises(NotSaved, match="r1 ended before it had saved: failed"):
+        cluster.save()
+
+
+def test_who_never_saves_is_quoted() -> None:
+    with pytest.raises(NotSaved, match=r"within 0.1 s \(node0:0 said last: busy; node1:0 said last: busy\)"):
+        Cluster([], timeout=0.1).save()
+
+
+def test_a_host_that_does_not_say_what_it_has_is_named() -> None:
+    with pytest.raises(NotSaved, match=r"within 0.1 s \(node0: .*host"):
+        Cluster([{"host": "node0"}], timeout=0.1).save()
+
+
+def ranks(time: str, step: int, *numbers: int) -> list[dict[str, Any]]:
+    return [manifest("node0", time, f"step_{step}_rank_{number}.pt", step=step) for number in numbers]
+
+
+def test_a_save_of_several_files_is_waited_for_to_its_end() -> None:
+    """Each rank had a file of its own in the save before."""
+    old, first, both = ranks(BEFORE, 6, 0, 1), ranks(AFTER, 7, 0), ranks(AFTER, 7, 0, 1)
+    cluster = Cluster(old, [*old, *first], [*old, *first], [*old, *both])
+    cluster.save()
+    assert len(cluster.looks) == 1
+    assert not [event for event in cluster.told if isinstance(event, Note) and event.level == "warning"]
+
+
+def test_what_of_a_save_does_not_come_is_said() -> None:
+    old, first = ranks(BEFORE, 6, 0, 1), ranks(AFTER, 7, 0)
+    cluster = Cluster(old, [*old, *first], timeout=0.3)
+    assert cluster.save().name == "step_7_rank_0.pt"
+    (said,) = [event.message for event in cluster.told if isinstance(event, Note) and event.level == "warning"]
+    assert said == "r1: not all of the save is there: step_#_rank_1.pt was not written again"
+
+
+def test_a_script_that_saves_under_another_name_when_it_is_asked_is_not_waited_for_longer() -> None:
+    old = ranks(BEFORE, 6, 0, 1)
+    cluster = Cluster(old, [*old, manifest("node0", AFTER, "asked.pt", step=None)])
+    assert cluster.save().name == "asked.pt"

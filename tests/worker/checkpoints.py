@@ -1,0 +1,76 @@
+"""Folders with checkpoints of several hosts on one machine, and the run's certificate."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from ddpctl.environment.spread import Credentials, new_credentials
+from ddpctl_worker.checkpoint import entries, manifest
+from ddpctl_worker.checkpoint.complete import Manifest
+from ddpctl_worker.checkpoint.copy import CheckpointClient
+from ddpctl_worker.checkpoint.jobfolder import JobFolder
+from ddpctl_worker.checkpoint.serve import CheckpointServer
+from ddpctl_worker.net import listen
+from ddpctl_worker.store import relay
+
+JOB = "job"
+
+
+@cache
+def credentials() -> Credentials:
+    return new_credentials()
+
+
+def tls(folder: Path, *, server: bool, who: Credentials | None = None) -> ssl.SSLContext:
+    who = who or credentials()
+    return relay.context(who.certificate, who.key, str(folder), server)
+
+
+class Disk:
+    """One host's base_dir."""
+
+    def __init__(self, base: Path, host: str) -> None:
+        base.mkdir(mode=0o700, exist_ok=True)
+        self.base, self.host = base, host
+        self._clients: list[CheckpointClient] = []
+        self.folder = JobFolder(str(base), JOB, host)
+        self.own = Path(self.folder.make(host))
+
+    def save(self, entry: str, files: Mapping[str, bytes], *, age: float = 0.0) -> Manifest:
+        """As the job would, and then hashed."""
+        for name, data in files.items():
+            path = Path(manifest.file_of(str(self.own), entry, name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            os.utime(path, (time.time() - age, time.time() - age))
+        return self.hashed(entry)
+
+    def hashed(self, entry: str) -> Manifest:
+        found = manifest.make(str(self.own), entry, self.host, entries.look(str(self.own))[entry])
+        manifest.write(str(self.own), found)
+        return found
+
+    def content(self, entry: str, writer: str | None = None) -> dict[str, bytes] | None:
+        """What lies there, once a manifest says that it is whole."""
+        found = self.folder.manifests(writer or self.host).get(entry)
+        if found is None:
+            return None
+        folder = self.folder.of(writer or self.host)
+        return {name: Path(manifest.file_of(folder, entry, name)).read_bytes() for name in found["files"]}
+
+    def serve(self) -> CheckpointServer:
+        return CheckpointServer(self.folder, tls(self.base, server=True), listen(0))
+
+    def client(self, host: str, port: int, who: Credentials | None = None) -> CheckpointClient:
+        made = CheckpointClient(host, [("127.0.0.1", port)], tls(self.base, server=False, who=who))
+        self._clients.append(made)
+        return made
+
+    def close(self) -> None:
+        for one in self._clients:
+            one.close()

@@ -1,0 +1,81 @@
+"""A run that takes in a host which is back: when it is stopped for that, and when not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddpctl_worker.agent.growth import Growth
+from ddpctl_worker.agent.talk import Unanswered
+from tests.worker.node import eventually
+
+ATTEMPT = {"attempt": 2, "hosts": ["a", "b"]}
+
+
+class Hosts:
+    """What each of them is asked, and answers."""
+
+    def __init__(self, *deaf: str) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.saved: str | None = None
+        self.saving: list[str] = []
+        self.silent = False
+        self._deaf = deaf
+
+    def ask(self, host: str, question: dict[str, Any]) -> Mapping[str, Any]:
+        self.asked.append((host, question["what"]))
+        if self.silent:
+            raise Unanswered("no answer")
+        return {"ready": host not in self._deaf, "saved": self.saved, "saving": host in self.saving}
+
+    def grow(self, *, reach: bool = True) -> Growth:
+        growth = Growth(ATTEMPT, ["a", "b", "c"], self.ask, lambda hosts: reach)
+        growth.start()
+        return growth
+
+    def count(self, what: str) -> int:
+        return sum(one == what for _, one in self.asked)
+
+
+def test_the_ranks_are_asked_and_a_new_checkpoint_is_waited_for() -> None:
+    hosts = Hosts()
+    growth = hosts.grow()
+    eventually(lambda: hosts.count("seen") >= 2, "it waits")
+    assert growth.saved is None
+    assert hosts.asked[:4] == [("a", "look"), ("b", "look"), ("a", "send"), ("b", "send")]
+    hosts.saved = "step_3"
+    eventually(lambda: growth.saved == "step_3", "it has seen the checkpoint")
+
+
+def test_a_save_of_several_hosts_is_waited_for() -> None:
+    hosts = Hosts()
+    hosts.saved, hosts.saving = "step_3", ["b"]
+    growth = hosts.grow()
+    eventually(lambda: hosts.count("seen") >= 4, "it waits")
+    assert growth.saved is None
+    hosts.saving = []
+    eventually(lambda: growth.saved == "step_3", "it has seen the checkpoint")
+
+
+def test_where_one_rank_would_die_of_the_signal_none_gets_it() -> None:
+    hosts = Hosts("b")
+    growth = hosts.grow()
+    hosts.saved = "step_3"
+    eventually(lambda: growth.saved == "step_3", "the ranks' own next checkpoint counts")
+    assert hosts.count("send") == 0
+
+
+def test_nothing_is_asked_of_hosts_that_do_not_reach_each_other() -> None:
+    hosts = Hosts()
+    growth = hosts.grow(reach=False)
+    eventually(lambda: growth.failed, "it is not now")
+    assert hosts.asked == []
+
+
+def test_a_host_that_is_lost_meanwhile_ends_it() -> None:
+    hosts = Hosts()
+    growth = hosts.grow()
+    eventually(lambda: hosts.count("seen") >= 1, "it waits")
+    hosts.silent = True
+    eventually(lambda: growth.failed, "it is not now")
+    assert growth.saved is None

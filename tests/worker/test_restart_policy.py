@@ -1,0 +1,275 @@
+"""What follows an attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl_worker.agent import policy
+from ddpctl_worker.agent.lead import convict, ends_of
+from ddpctl_worker.agent.policy import Rules, after, choose, pause
+
+RULES = Rules(("a", "b", "c", "d"), nodes=3, least=3, restarts=2)
+HOSTS = ["a", "b", "c"]
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line %d, in step\n%s: bad'
+
+
+def attempt(cause: dict[str, Any] | None = None, hosts: list[str] | None = None, number: int = 1) -> dict[str, Any]:
+    return {"attempt": number, "hosts": hosts or HOSTS, "cause": cause}
+
+
+def cause(host: str, reason: str = "exited", message: str = "it failed", **more: Any) -> dict[str, Any]:
+    return {"host": host, "rank": 0, "reason": reason, "message": message, "time": "2026-01-02T03:04:05Z", **more}
+
+
+def end(state: str, why: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"state": state, "cause": why}
+
+
+def test_all_succeed() -> None:
+    step = after(RULES, [attempt()], {host: end("succeeded") for host in HOSTS}, list("abcd"), {})
+    assert step.over == {"state": "succeeded", "cause": None}
+
+
+def test_an_exception_sets_nobody_aside() -> None:
+    why = cause("b", traceback=TRACE % (3, "ValueError"))
+    step = after(RULES, [attempt()], {host: end("failed", why) for host in HOSTS}, list("abcd"), {})
+    assert (step.hosts, step.set_aside, step.over, step.cause) == (HOSTS, [], None, why)
+
+
+@pytest.mark.parametrize("reason", ["oom", "disk_full", "signaled", "silence", "supervisor_lost"])
+def test_what_says_nothing_against_a_host(reason: str) -> None:
+    step = after(RULES, [attempt()], {host: end("failed", cause("b", reason)) for host in HOSTS}, list("abcd"), {})
+    assert (step.hosts, step.set_aside) == (HOSTS, [])
+
+
+def test_a_spare_steps_in_for_a_lost_host() -> None:
+    ends = {"a": None, "b": end("failed", cause("a", "node_lost")), "c": end("failed", cause("a", "node_lost"))}
+    step = after(RULES, [attempt()], ends, ["b", "c", "d"], {})
+    assert step.hosts == ["b", "c", "d"]
+    assert [one["host"] for one in step.set_aside] == ["a"]
+    assert step.cause is not None
+    assert step.cause["host"] == "a"
+
+
+def test_who_was_cut_off_from_a_lost_host_is_not_the_cause() -> None:
+    ends = {"a": None, "b": end("failed", cause("b", "node_lost")), "c": end("failed", cause("c", "node_lost"))}
+    step = after(RULES, [attempt()], ends, ["b", "c", "d"], {})
+    assert step.cause is not None
+    assert (step.cause["host"], step.cause["reason"]) == ("a", "node_lost")
+
+
+def test_without_a_spare_it_goes_on_with_fewer_where_that_is_allowed() -> None:
+    ends = {"a": end("failed", cause("c", "node_lost")), "b": end("failed", cause("c", "node_lost")), "c": None}
+    fewer = Rules(("a", "b", "c"), nodes=3, least=2, restarts=2)
+    assert after(fewer, [attempt()], ends, ["a", "b"], {}).hosts == ["a", "b"]
+    step = after(fewer._replace(least=3), [attempt()], ends, ["a", "b"], {})
+    assert step.over is None  # one may answer again in a moment
+    assert policy.too_few(fewer._replace(least=3), step.hosts) == "it needs 3 hosts, and 2 can be used"
+
+
+def test_a_host_that_answers_and_does_not_end_its_part_is_not_used_again() -> None:
+    """It could never begin the next one, and the others would wait for it."""
+    ends = {host: end("failed", cause("a")) for host in HOSTS}
+    step = after(RULES, [attempt()], {**ends, "b": None}, list("abcd"), {})
+    assert step.hosts == ["a", "c", "d"]
+    assert list(step.unfit) == ["b"]
+
+
+def test_a_host_whose_part_had_not_begun_when_the_attempt_was_called_off_is_used_again() -> None:
+    """B was lost while the hosts got their checkpoints. A has ended its part, c never had one."""
+    why = cause("a", "spawn_failed")
+    reports = {"a": {"attempt": 2, "end": end("failed", why)}, "b": None, "c": {"attempt": 2, "end": None}}
+    ends = ends_of(attempt(number=2), reports, clear=["a", "c"])
+    step = after(RULES, [attempt(), attempt(number=2)], ends, ["a", "c", "d"], {})
+    assert (step.hosts, step.unfit) == (["a", "c", "d"], {})
+    assert [one["host"] for one in step.set_aside] == ["b"]
+
+
+def test_what_cannot_be_killed_sets_its_host_aside() -> None:
+    """The next attempt must not run beside it."""
+    ends = {host: end("failed", cause("b")) for host in HOSTS}
+    step = after(RULES, [attempt()], {**ends, "b": {**ends["b"], "left": 2}}, list("abcd"), {})
+    assert step.hosts == ["a", "c", "d"]
+    assert step.unfit == {"b": "2 processes of the job there cannot be killed"}
+
+
+def test_a_host_that_came_back_is_used_again() -> None:
+    ends = {"a": end("failed", cause("b")), "b": end("failed", cause("b"))}
+    rules = Rules(("a", "b", "c"), nodes=3, least=2, restarts=5)
+    assert after(rules, [attempt(), attempt(hosts=["a", "b"])], ends, ["a", "b", "c"], {}).hosts == ["a", "b", "c"]
+
+
+def test_a_broken_gpu_sets_its_host_aside_for_good() -> None:
+    why = cause("b", message="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    step = after(RULES, [attempt()], {host: end("failed", why) for host in HOSTS}, list("abcd"), {})
+    assert step.hosts == ["a", "c", "d"]
+    assert list(step.unfit) == ["b"]
+    again = after(RULES, [attempt()], {host: end("failed", cause("a")) for host in HOSTS}, list("abcd"), step.unfit)
+    assert "b" not in again.hosts
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "ends"), [(3, "ValueError", True), (4, "ValueError", False), (3, "OSError", False)]
+)
+def test_the_same_exception_twice_in_a_row(line: int, error: str, ends: bool) -> None:
+    before = attempt(cause("b", traceback=TRACE % (3, "ValueError")))
+    now = cause("c", traceback=TRACE % (line, error))
+    step = after(RULES, [before, attempt()], {host: end("failed", now) for host in HOSTS}, list("abcd"), {})
+    assert (step.over is not None) == ends
+
+
+def test_restarts_are_used_up() -> None:
+    step = after(
+        RULES,
+        [attempt(), attempt(), attempt(number=3)],
+        {host: end("failed", cause("a", "oom")) for host in HOSTS},
+        list("abcd"),
+        {},
+    )
+    assert step.over is not None
+    assert "it was restarted 2 times before" in step.over["cause"]["message"]
+
+
+def test_a_kill_is_the_end() -> None:
+    ends = {"a": end("killed", cause("a", "killed_by_user")), "b": end("failed", cause("b")), "c": None}
+    step = after(RULES, [attempt()], ends, ["a", "b", "d"], {})
+    assert step.over is not None
+    assert step.over["state"] == "killed"
+
+
+@given(
+    hosts=st.integers(1, 8),
+    nodes=st.integers(1, 8),
+    before=st.sets(st.integers(0, 7)),
+    usable=st.sets(st.integers(0, 7)),
+)
+def test_who_is_chosen(hosts: int, nodes: int, before: set[int], usable: set[int]) -> None:
+    names = [f"n{i}" for i in range(hosts)]
+    rules = Rules(names, nodes, 1, 1)
+    fit = [name for i, name in enumerate(names) if i in usable]
+    last = [name for i, name in enumerate(names) if i in before]
+    chosen = choose(rules, last, fit)
+    assert set(chosen) <= set(fit)
+    assert len(chosen) == min(nodes, len(fit))
+    assert chosen == sorted(chosen, key=names.index)
+    if len(set(last) & set(fit)) >= nodes:
+        assert set(chosen) <= set(last)
+
+
+def test_pauses_grow_until_an_attempt_lasts() -> None:
+    assert [pause([5.0] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, policy.MOST_PAUSE_S]
+    assert pause([5.0, 5.0, policy.STEADY_S]) == 1.0
+
+
+def _links(*pairs: str) -> set[frozenset[str]]:
+    return {frozenset(pair) for pair in pairs}
+
+
+def test_one_cut_link_convicts_nobody() -> None:
+    assert convict(list("abc"), _links("ab")) == {}
+
+
+def test_a_host_that_fails_with_two_others_is_convicted() -> None:
+    assert list(convict(list("abc"), _links("ab", "ac"))) == ["a"]
+    assert list(convict(list("abcd"), _links("ab", "ac", "ad"))) == ["a"]
+
+
+def test_a_host_without_any_connection_is_told_in_a_few_words() -> None:
+    """Every host is told again with each change."""
+    hosts = [f"n{i:02d}" for i in range(100)]
+    found = convict(hosts, {frozenset(("n00", other)) for other in hosts[1:]})
+    assert found == {
+        "n00": "no connection between it and n01, n02, n03, n04, n05, n06, n07, n08 and 91 others",
+    }
+
+
+@given(st.sets(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"])))
+def test_who_reaches_everybody_is_never_convicted(cut: set[str]) -> None:
+    blamed = convict(list("abcd"), _links(*cut))
+    for host in blamed:
+        assert sum(host in pair for pair in cut) >= 2
+
+
+def test_a_witness_that_leads_leaves_the_notifiers_to_a_node() -> None:
+    last = {"hosts": ["a", "b"], "set_aside": []}
+    assert policy.speaker("b", "w", last) == "b"
+    assert policy.speaker("w", "w", last) == "a"
+    assert policy.speaker("w", "w", dict(last, set_aside=[{"host": "a", "why": "it is lost"}])) == "b"
+    assert policy.speaker(None, None, last) is None
+
+
+ELASTIC = Rules(("a", "b", "c", "d"), nodes=3, least=2, restarts=2, grow=True)
+
+
+def attempts(*lost: str, hosts: list[str]) -> list[dict[str, Any]]:
+    """One that lost each of these, and the live one on ``hosts``."""
+    before = [dict(attempt(), set_aside=[{"host": host, "why": "it was not heard of any more"}]) for host in lost]
+    return [*before, dict(attempt(hosts=hosts, number=len(lost) + 1), set_aside=[])]
+
+
+def test_a_run_on_fewer_hosts_grows_after_a_minute() -> None:
+    live = attempts("c", hosts=["a", "b"])
+    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 59.0) == []
+    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 60.0) == ["a", "b", "c"]
+    assert policy.growth(ELASTIC, live, ["a", "b"], 600.0) == []
+    assert policy.growth(ELASTIC._replace(grow=False), live, ["a", "b", "c"], 600.0) == []
+
+
+def test_a_run_on_all_its_hosts_takes_no_other() -> None:
+    assert policy.growth(ELASTIC, attempts(hosts=["a", "b", "c"]), list("abcd"), 600.0) == []
+
+
+def test_no_host_is_exchanged_for_another_by_growth() -> None:
+    """One of the live attempt that is not usable now is no reason to stop the others."""
+    assert policy.growth(ELASTIC, attempts("c", hosts=["a", "b"]), ["a", "c", "d"], 600.0) == []
+
+
+def test_a_host_that_was_lost_again_is_waited_for_twice_as_long() -> None:
+    live = attempts("c", "c", "c", hosts=["a", "b"])
+    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 239.0) == []
+    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 240.0) == ["a", "b", "c"]
+    assert policy.growth(ELASTIC, live, ["a", "b", "c", "d"], 60.0) == ["a", "b", "d"], "another one steps in"
+    flapping = attempts(*["c"] * 19, hosts=["a", "b"])
+    assert policy.growth(ELASTIC, flapping, ["a", "b", "c"], policy.MOST_GROW_AFTER_S) == ["a", "b", "c"]
+
+
+def test_an_attempt_that_was_stopped_to_grow_has_no_cause_and_is_no_restart() -> None:
+    stopped = cause("a", "killed_by_user", "killed by ddpctl")
+    ends = {"a": end("killed", stopped), "b": end("failed", cause("b", message="Connection closed by peer"))}
+    live = [dict(attempt(hosts=["a", "b"], number=3))]
+    step = after(ELASTIC, live, ends, ["a", "b", "c"], {}, grown=1, grew=True)
+    assert (step.cause, step.set_aside, step.over, step.hosts) == (None, [], None, ["a", "b", "c"])
+    later = [dict(attempt(number=4))]
+    failed = {host: end("failed", cause("b")) for host in HOSTS}
+    assert after(ELASTIC, [dict(attempt(number=3))], failed, HOSTS, {}, grown=1).over is None
+    assert after(ELASTIC, later, failed, HOSTS, {}, grown=1).over is not None
+
+
+def test_a_host_that_is_lost_while_it_grows_is_set_aside() -> None:
+    ends = {"a": end("killed", cause("a", "killed_by_user")), "b": None}
+    step = after(ELASTIC, [attempt(hosts=["a", "b"])], ends, ["a", "c"], {}, grown=1, grew=True)
+    assert [one["host"] for one in step.set_aside] == ["b"]
+    assert step.cause is not None
+    assert (step.cause["reason"], step.hosts) == ("node_lost", ["a", "c"])
+
+
+def test_a_run_that_succeeds_while_it_is_stopped_to_grow_has_succeeded() -> None:
+    ends = {"a": end("succeeded"), "b": end("succeeded")}
+    step = after(ELASTIC, [attempt(hosts=["a", "b"])], ends, ["a", "b", "c"], {}, grown=1, grew=True)
+    assert step.over == {"state": "succeeded", "cause": None}
+
+
+def test_a_host_that_cannot_start_after_growth_ends_no_run() -> None:
+    """Without any restart left, and with the same message as before."""
+    full = cause("c", "spawn_failed", "the checkpoint to resume from cannot be had: no space", rank=None)
+    ends = {"a": end("failed", full), "b": end("failed", full), "c": end("failed", full)}
+    live = [attempt(hosts=["a", "b"], number=8), attempt(number=9)]
+    step = after(ELASTIC, live, ends, HOSTS, {}, grown=1)
+    assert (step.over, step.hosts, list(step.unfit)) == (None, ["a", "b"], ["c"])
+    assert [one["host"] for one in step.set_aside] == ["c"]
+    own = {host: end("failed", dict(full, host="a")) for host in HOSTS}
+    assert after(ELASTIC, live, own, HOSTS, {}, grown=1).over is not None
