@@ -34,11 +34,14 @@ class Groups:
 
     def of_a_process(self, name: str) -> list[Path]:
         """The groups that a process started in the host belongs in; none while it is frozen, so that we can look in."""
-        group = self.host(name)
-        if group and "frozen 1" in (group / "cgroup.events").read_text():
+        if self.frozen(name):
             return []
-        groups = [group, self.memory / name if self.memory else None]
+        groups = [self.host(name), self.memory / name if self.memory else None]
         return [group for group in groups if group and group.is_dir()]
+
+    def frozen(self, name: str) -> bool:
+        group = self.host(name)
+        return group is not None and "frozen 1" in (group / "cgroup.events").read_text()
 
     def freeze(self, name: str, frozen: bool) -> None:
         group = self.host(name)

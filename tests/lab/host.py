@@ -196,6 +196,10 @@ class Host(Machine):
     def thaw(self) -> None:
         self.lab.claim.groups.freeze(self.name, False)
 
+    @property
+    def frozen(self) -> bool:
+        return self.lab.claim.groups.frozen(self.name)
+
     def memory_limit(self, limit: str) -> None:
         """So much memory (`300M`) for all that the host runs from now on; the kernel kills whoever takes more."""
         self.lab.claim.groups.limit_memory(self.name, limit, self.outer_pids())

@@ -186,8 +186,10 @@ def test_a_home_of_one_s_own(lab3: Lab, tmp_path: Path) -> None:
 
 def test_a_frozen_host_accepts_and_says_nothing(lab3: Lab) -> None:
     lab3[1].freeze()
+    assert lab3[1].frozen
     assert banner(lab3[1]) == b""
     lab3.heal()
+    assert not lab3[1].frozen
     assert banner(lab3[1]) == b"SSH-2.0-"
 
 

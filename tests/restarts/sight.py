@@ -15,6 +15,7 @@ from tests.lab import Host, LabError
 from tests.restarts.train import STEPS_FOLDER, Steps
 
 LOOK_S = 0.25
+WAKE_S = 3.0  # a host that was frozen has a moment to see that its time is over
 
 
 class Sight:
@@ -23,6 +24,7 @@ class Sight:
     def __init__(self, hosts: Iterable[Host], job: str) -> None:
         self._hosts, self._job = list(hosts), job
         self._over = threading.Event()
+        self._froze: dict[str, float] = {}  # when the host was last seen frozen
         self.twice: list[Mapping[str, set[int]]] = []
         self.begun: dict[int, float] = {}  # when a rank of each attempt was first seen on any host
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -48,7 +50,12 @@ class Sight:
         return {host.name: self._living(host) for host in self._hosts}
 
     def _living(self, host: Host) -> set[int]:
+        """What is frozen does nothing: it cannot even end."""
         found: set[int] = set()
+        if host.frozen:
+            self._froze[host.name] = time.monotonic()
+        if time.monotonic() - self._froze.get(host.name, -WAKE_S) < WAKE_S:
+            return found
         with contextlib.suppress(OSError, LabError, AttributeError):  # it loses power just now
             for one in running(host) if host.running else ():
                 env = one.environ
