@@ -12,7 +12,7 @@ THENS = (FINISH, FINISH_FIRST, KILL)
 PLAIN, TORCH, RESTARTS = "plain", "torch", "restarts"
 TORCH_SHARE = 0.15  # of the rounds that leave the choice: a real DDP job costs seconds more for its imports
 TRAINING_NODES = 2  # of a job with restarts; the last host is its spare
-RESTARTS_SHARE = 0.25  # of those in mid-training: a real DDP job with restarts and a spare
+RESTARTS_SHARE = 0.6  # of those in mid-training: a real DDP job with restarts and a spare
 DELAYS_S = {STARTING: 2.5, TRAINING: 2.0, END: 1.0}  # at most, from the beginning of the moment to the fault
 
 

@@ -14,7 +14,7 @@ from tests.chaos.sight import BASE, Watch, left, runs
 from tests.e2e.site import until
 from tests.lab import Lab, missing
 
-SEED = 5
+SEED = 6
 KINDS = {"kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
 PLAN = plan(SEED, len(KINDS), choices(KINDS))
 
