@@ -35,6 +35,20 @@ print("here", flush=True)
 while True:
     time.sleep(300)
 """
+# Every rank but the last writes a part of its own, one of them slowly.
+PARTS = """
+import os, signal, time
+def save(*_):
+    rank = int(os.environ["RANK"])
+    for piece in range({0: 1, 1: 6, 2: 0}[rank]):
+        time.sleep(piece and 1)
+        with open(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "step_7.%d" % rank), "a") as file:
+            file.write("7")
+signal.signal(signal.SIGUSR1, save)
+print("here", flush=True)
+while True:
+    time.sleep(300)
+"""
 
 
 def kept(node: Node) -> Path:
@@ -57,6 +71,19 @@ def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # 
     assert (kept(trio.nodes[0]) / "step_7").read_text() == "7"
     for node in trio.nodes:
         assert said(node, trio.run, "asked") == 1
+
+
+def test_a_node_that_still_writes_its_part_is_awaited(trio: Trio) -> None:  # noqa: F811
+    for rank, node in enumerate(trio.nodes):
+        node.start(PARTS, trio.record(rank, checkpoint=KEYS), gang_key=trio.key, **TOKENS)
+    trio.joined()
+    trio.running()
+    for node in trio.nodes:
+        eventually(partial(said, node, trio.run, "here"), "the rank is there")
+    os.kill(trio.nodes[2].pid(trio.run, "supervisor"), signal.SIGTERM)
+    trio.ended()
+    assert (kept(trio.nodes[0]) / "step_7.0").read_text() == "7"
+    assert (kept(trio.nodes[1]) / "step_7.1").read_text() == "777777"
 
 
 def said(node: Node, run: str, text: str) -> int:

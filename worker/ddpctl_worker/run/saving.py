@@ -1,8 +1,8 @@
 """A checkpoint before the end: a supervisor that is told to end has the ranks of all nodes save first.
 
-A machine that shuts down ends its supervisor with SIGTERM. That one asks the ranks here, has the supervisors of the
-other nodes ask theirs, and waits until a node sees a new checkpoint, or for as long as a shutdown leaves time. A rank
-that does not handle the signal is never sent it (run/ask.py).
+A machine that shuts down ends its supervisor with SIGTERM. That one asks the ranks here and has the supervisors of the
+other nodes ask theirs. It waits until a node has a new checkpoint and none still writes one, or for as long as a
+shutdown leaves time. A rank that does not handle the signal is never sent it (run/ask.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddpctl_worker.run.ranks import Roster
 
 SHUTDOWN_S = 60.0  # systemd gives a service 90 s; the stop comes after this
 LOOK_S = 0.5
-SAVE, SAVED = "save", "saved"  # what nodes say to each other
+SAVE, SAVING, SAVED = "save", "saving", "saved"  # what nodes say to each other
 
 
 class Saving:
@@ -34,15 +34,17 @@ class Saving:
         changed: Callable[[], None],
     ) -> None:
         self._settings: Dict[str, Any] = run.get("checkpoint") or {}
+        self._host: str = run["host"]
         self._folder, self._roster, self._gang, self._changed = folder, roster, gang, changed
         self._until: Optional[float] = None  # set once it has begun
         self._over = False
+        self._nodes: Dict[str, str] = {}  # SAVING or SAVED, of each host that writes a checkpoint
         if gang is not None:
             gang.on_word(self._hear)
 
     def begin(self) -> None:
         """Ask all ranks of the run, those of the other nodes too. Does not wait."""
-        self._say(SAVE)
+        self._say({"what": SAVE})
         self._ask_here()
 
     @property
@@ -61,15 +63,15 @@ class Saving:
 
     def _hear(self, host: str, word: Dict[str, Any]) -> None:
         """In the gang's thread."""
-        what = word.get("what")
-        if what not in (SAVE, SAVED):
+        what, host = word.get("what"), str(word.get("of") or host)
+        if what not in (SAVE, SAVING, SAVED):
             return
         if self._gang is not None and self._gang.is_hub:
-            self._say(what)  # a member's word reaches the hub alone
+            self._say({"what": what, "of": host})  # a member's word reaches the hub alone
         if what == SAVE:
             self._ask_here()
         else:
-            self._end("%s has saved a checkpoint" % host)
+            self._nodes[host] = what
 
     def _run(self) -> None:
         try:
@@ -90,14 +92,22 @@ class Saving:
             self._end("no checkpoint: rank %s does not handle %s" % (who, self._settings["signal"]))
         while not self.over:
             name = fresh.look()
-            if name is not None:
-                self._say(SAVED)
-                self._end("saved %s" % name)
+            if name is not None or fresh.changing:
+                self._tell(SAVING if name is None else SAVED)
+            found = dict(self._nodes)
+            if SAVED in found.values() and SAVING not in found.values():
+                self._end("saved on %s" % ", ".join(sorted(found)))
             time.sleep(LOOK_S)
 
-    def _say(self, what: str) -> None:
+    def _tell(self, what: str) -> None:
+        """The other nodes, when it changes."""
+        if self._nodes.get(self._host) != what:
+            self._nodes[self._host] = what
+            self._say({"what": what})
+
+    def _say(self, word: Dict[str, Any]) -> None:
         if self._gang is not None:
-            self._gang.say({"what": what})
+            self._gang.say(word)
 
     def _end(self, why: str) -> None:
         if not self._over and self._until is not None:
