@@ -30,7 +30,7 @@ SMALL_DISK, MEMORY = "24m", "1200M"
 
 def play(site: Site, round: Round) -> Facts:
     facts = Facts(round)
-    job = f"{round.kind}-{round.number}"
+    job = name_of(round)
     hosts = [host for host in site.lab if host.name in round.hosts]
     site.hosts = [one for one in site.hosts if one["name"] in round.hosts]
     site.job(job, TRAIN, STEPS_FOLDER, str(LAST), str(PACE_S), **_keys(round))
@@ -46,6 +46,10 @@ def play(site: Site, round: Round) -> Facts:
         _end(site, facts, job, hosts, up)
         facts.twice, facts.begun, facts.attempts = sight.twice, sight.begun, attempts(hosts, job)
     return facts
+
+
+def name_of(round: Round) -> str:
+    return f"{round.kind}-{round.number}"
 
 
 def _keys(round: Round) -> dict[str, object]:
@@ -195,9 +199,7 @@ def keep(site: Site, facts: Facts, place: Path) -> None:
     (place / "facts.txt").write_text(f"{facts}\n")
     for nth, one in enumerate(site.ddpctl.runs):
         (place / f"command{nth}.txt").write_text(f"$ ddpctl {' '.join(one.args)}\n{one.stdout}\n{one.stderr}\n")
-    run = str(facts.told.get("run", ""))
-    for host in site.lab if run else ():
-        records = folder(host, BASE, "runs", run, host.name)
-        left_out = shutil.ignore_patterns("code", "pipes", "reserve", "*.reserve", "filler", "*.sock")
-        if records.exists():
-            shutil.copytree(records, place / host.name, ignore=left_out)
+    left_out = shutil.ignore_patterns("code", "pipes", "reserve", "*.reserve", "filler", "*.sock")
+    for host in site.lab:
+        for records in folder(host, BASE, "runs").glob(f"{name_of(facts.round)}-*/{host.name}"):
+            shutil.copytree(records, place / host.name / records.parent.name, ignore=left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker import proc
+from tests.worker.checkpoints import credentials
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of
 
@@ -139,6 +141,31 @@ def test_the_same_exception_twice_ends_the_run(team: Any) -> None:
     status = three.nodes["node0"].wait_state(three.run, "failed", seconds=60.0)
     assert status["attempt"] == 2
     assert "restarting will not help" in status["cause"]["message"]
+
+
+@pytest.mark.parametrize("victim", ["node0", "node1"])
+def test_a_host_without_its_checkpoint_is_the_cause(team: Any, victim: str) -> None:
+    """It could not begin its part, and that is not forgotten when the attempt is called off."""
+    three = team(3, 2)
+    body = """
+    if host == %r:
+        folder = pathlib.Path(os.environ["DDPCTL_CHECKPOINT_DIR"])
+        folder.rename(folder.with_name("gone"))
+        folder.write_text("")
+    sys.exit(3)
+    """
+    who = credentials()
+    three.begin(
+        inspect.cleandoc(body % victim),
+        copying={"certificate": who.certificate, "key": who.key},
+        env={"DDPCTL_CHECKPOINT_DIR": "{checkpoint_dir}"},
+        token_env=["DDPCTL_CHECKPOINT_DIR"],
+    )
+    for name in three.names:
+        cause = three.nodes[name].wait_state(three.run, "failed", seconds=60.0)["cause"]
+        assert (cause["host"], cause["reason"]) == (victim, "spawn_failed")
+        assert "the checkpoint to resume from cannot be had" in cause["message"]
+    assert [one["cause"]["host"] for one in three.attempts("node2")][1:] == [victim, victim]
 
 
 def test_restarts_are_counted(team: Any) -> None:

@@ -29,6 +29,16 @@ def end(state: str, why: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"state": state, "cause": why}
 
 
+ENDS = [
+    None,
+    end("succeeded"),
+    end("failed"),
+    end("failed", cause("a")),
+    end("failed", cause("b", "node_lost")),
+    end("killed", cause("c", "killed_by_user")),
+]
+
+
 def test_all_succeed() -> None:
     step = after(RULES, [attempt()], {host: end("succeeded") for host in HOSTS}, list("abcd"), {})
     assert step.over == {"state": "succeeded", "cause": None}
@@ -132,6 +142,28 @@ def test_restarts_are_used_up() -> None:
     )
     assert step.over is not None
     assert "it was restarted 2 times before" in step.over["cause"]["message"]
+
+
+@given(
+    ends=st.fixed_dictionaries({host: st.sampled_from(ENDS) for host in HOSTS}),
+    number=st.integers(1, 5),
+    grew=st.booleans(),
+    near=st.sets(st.sampled_from("abcd")),
+)
+def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, grew: bool, near: set[str]) -> None:
+    over = after(RULES, [attempt(number=number)], ends, sorted(near), {}, grew=grew).over
+    if over is not None and over["state"] != "succeeded":
+        assert over["cause"]["host"] in HOSTS
+        assert over["cause"]["reason"]
+        assert over["cause"]["message"]
+
+
+def test_a_run_that_was_stopped_to_grow_and_has_too_few_hosts_then() -> None:
+    over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2))
+    assert over["cause"]["host"] == "a"
+    assert over["cause"]["message"] == (
+        "attempt 2 was stopped by ddpctl; not restarted: it needs 3 hosts, and 1 can be used"
+    )
 
 
 def test_a_kill_is_the_end() -> None:

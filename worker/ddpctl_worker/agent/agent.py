@@ -275,7 +275,8 @@ class HostAgent:
                 self._called_off_at = self._called_off_at or notes.boottime() + wait
             else:
                 self._called_off_at = None
-            if part is not None and not part.started and (part.number < number or not wanted):
+            waits = part is not None and not part.started and part.end is None  # else it has its end to tell
+            if part is not None and waits and (part.number < number or not wanted):
                 part = self._part = None  # called off before it began
             if wanted and (part is None or (part.number < number and part.end is not None)):
                 part = self._part = LocalPart(self._own.paths.top, number)

@@ -156,9 +156,8 @@ class Leader:
                 return
             if not ports:
                 if now - since > FEW_S:
-                    cause, why = dict(last["cause"] or {}), policy.too_few(self._rules, hosts)
-                    cause["message"] = "%s; not restarted: %s" % (cause.get("message", ""), why)
-                    self._write(caller, dict(value, over={"state": FAILED, "cause": cause}))
+                    over = policy.given_up(last["cause"], policy.too_few(self._rules, hosts), last)
+                    self._write(caller, dict(value, over=over))
             else:
                 fresh = {"attempt": last["attempt"] + 1, "hosts": hosts, "started": notes.now_iso(), "ended": None}
                 fresh.update(master_port=ports[0], gang_port=ports[1], cause=None, set_aside=[])

@@ -77,9 +77,16 @@ def after(
     hosts = choose(rules, attempts[-1]["hosts"], usable)
     why_not = None if misfits or (grew and cause is None) else _why_not(rules, attempts, cause, grown)
     if why_not:
-        last = dict(cause or {}, message="%s; not restarted: %s" % ((cause or {}).get("message", ""), why_not))
-        return NextStep(cause, set_aside, unfit, over={"state": FAILED, "cause": last})
+        return NextStep(cause, set_aside, unfit, over=given_up(cause, why_not, attempts[-1]))
     return NextStep(cause, set_aside, unfit, hosts=hosts)
+
+
+def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: Mapping[str, Any]) -> Dict[str, Any]:
+    """The end of a run that has no next attempt after this one, for this reason."""
+    if cause is None:  # it was called off before it began, or stopped to continue on more hosts
+        text = "attempt %d was stopped by ddpctl" % attempt["attempt"]
+        cause = outcomes.cause(attempt["hosts"][0], SPAWN_FAILED, text)
+    return {"state": FAILED, "cause": dict(cause, message="%s; not restarted: %s" % (cause["message"], why))}
 
 
 def _stopped(end: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
