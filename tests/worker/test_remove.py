@@ -8,8 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddpctl_worker import proc
 from ddpctl_worker.contract import ENV_COOKIE
+from ddpctl_worker.store.gc import Finder
 from ddpctl_worker.store.remove import prune
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually
@@ -68,10 +71,16 @@ def test_a_live_run_is_refused(node: Node) -> None:
     assert node.call("remove", run=run) == {"removed": True}
 
 
-def test_what_outlived_a_run_can_still_be_found_by_its_record(node: Node) -> None:
+@pytest.mark.parametrize("place", [".", "attempts/1"])
+def test_what_outlived_a_run_can_still_be_found_by_its_record(node: Node, place: str) -> None:
+    """With restarts every attempt has a cookie of its own, and no process carries that of the run."""
     folder = put(node.base, RUN)
     state = {"boot": proc.boot_id(), "machine": proc.machine(), "cookie": "c" * 32}
-    (folder / "state.json").write_text(json.dumps(state))
+    if place != ".":
+        (folder / "state.json").write_text(json.dumps({**state, "cookie": "a" * 32}))
+        (folder / "attempts" / "2").mkdir(parents=True)
+        (folder / place).mkdir()
+    (folder / place / "state.json").write_text(json.dumps(state))
     left = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_COOKIE: "c" * 32})
     try:
         error = node.open("remove", run=RUN).last()["error"]
@@ -79,10 +88,19 @@ def test_what_outlived_a_run_can_still_be_found_by_its_record(node: Node) -> Non
         assert f"pid {left.pid}" in error["message"]
         prune(str(node.base), HOST, "job", 0)
         assert runs(node.base) == [RUN]
+        assert collectable(node.base) == []
     finally:
         left.kill()
         left.wait()
+    assert collectable(node.base) == [RUN]
     assert node.call("remove", run=RUN) == {"removed": True}
+
+
+def collectable(base: Path) -> list[str]:
+    """The runs that gc would take."""
+    for path in (base / "runs").rglob("*"):
+        os.utime(path, (0, 0))
+    return [item.name for item in Finder(str(base), HOST, 0.0).items() if item.kind == "run"]
 
 
 def test_of_the_ended_runs_of_a_name_the_newest_stay(tmp_path: Path) -> None:

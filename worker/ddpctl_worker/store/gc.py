@@ -17,7 +17,7 @@ from ddpctl_worker.channel import Channel
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.status import last_sign
 from ddpctl_worker.store.install import MARKER
-from ddpctl_worker.store.remove import is_over, take
+from ddpctl_worker.store.remove import is_over, left_of, take
 
 FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
 DAY = 86400.0
@@ -111,16 +111,18 @@ class Finder:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
     def _runs(self) -> Iterator[Unused]:
-        """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts)."""
+        """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts), and
+        no process of it is left."""
         for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
             parts = [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
             over = all(is_over(paths, self._host) for paths in parts)
             age = min((self._now - _ended(paths) for paths in parts), default=0.0)
-            if over and age > self._max_age:
+            old = over and age > self._max_age
+            if old and not any(left_of(paths) for paths in parts):
                 yield self._item("run", run, age)
                 continue
             for paths in parts:
-                self._keep(fs.read_optional(paths.run), over)
+                self._keep(fs.read_optional(paths.run), over and not old)
             yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
             if _is_empty(run) and self._old(run):
                 yield self._item("part", run)

@@ -10,7 +10,7 @@ import os
 import secrets
 import subprocess
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import ddpctl_worker
 from ddpctl_worker import fs, notes
@@ -63,9 +63,14 @@ def is_over(paths: RunPaths, host: str) -> bool:
 
 
 def left_of(paths: RunPaths) -> List[int]:
-    """Processes that outlived a run: without its record nobody could find them again."""
-    state = holders(paths)
-    return sorted(remains(paths, state)) if whereabouts(paths, state) == HERE else []
+    """Processes that outlived a run: without its record nobody could find them again. Those of a run with restarts are
+    found by the records of its attempts."""
+    found: Set[int] = set()
+    for part in (paths, *paths.attempts()):
+        state = holders(part)
+        if whereabouts(part, state) == HERE:
+            found.update(remains(part, state))
+    return sorted(found)
 
 
 def take(folder: str) -> bool:
