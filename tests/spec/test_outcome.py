@@ -256,3 +256,38 @@ def test_a_loss_that_an_elastic_run_survived_is_not_its_cause() -> None:
     run = elastic(*nodes)
     assert run.cause == nodes[0].cause
     assert elastic(*nodes, least=None).cause == nodes[2].cause
+
+
+def agreed(version: int = 1, over: str | None = None, hosts: str = "abc") -> dict[str, Any]:
+    attempt = {"attempt": 1, "hosts": list(hosts), "started": at(0), "ended": None, "cause": None, "set_aside": []}
+    end = {"state": over, "cause": None} if over else None
+    return {"term": 1, "version": version, "attempts": [attempt], "live": over is None, "over": end}
+
+
+def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed") -> RunStatus:
+    """A run with restarts on hosts a, b, c ..., of which ``work`` are at work; the first ``ended`` know of its end."""
+    nodes = []
+    for rank, state in enumerate(states):
+        paper = agreed(2, over, work) if rank < ended else agreed(hosts=work)
+        nodes.append(NodeStatus("abcde"[rank], rank, state, agreed=None if state == "unreachable" else paper))
+    return RunStatus("train", "1", "lab", tuple(nodes), {"restart": {"first": {}}, "hosts": [*"abcde"[: len(states)]]})
+
+
+@pytest.mark.parametrize(
+    ("run", "whole"),
+    [
+        (voters("unreachable", "unreachable", "failed", work="abc"), "starting"),  # a and b may have continued it
+        (voters("unreachable", "unreachable", "failed", work="abc", ended=3), "starting"),  # by the word of c alone
+        (voters("failed", "failed", "unreachable", work="abc"), "failed"),  # c alone cannot continue it
+        (voters("failed", "failed", "unreachable", work="abc", ended=2), "failed"),
+        (voters("failed", "unreachable"), "failed"),
+        (voters("lost", "unreachable"), "stopping"),
+        (voters("failed", "lost", "unreachable", work="abc"), "starting"),  # b may take part again, with c
+        (voters("lost", "lost", "unreachable"), "starting"),
+        (voters("succeeded", "succeeded", "unreachable"), "succeeded"),
+        (voters("succeeded", "lost", "unreachable", work="a"), "running"),
+        (voters("lost", "lost", "lost"), "lost"),
+    ],
+)
+def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunStatus, whole: str) -> None:
+    assert run.state == whole

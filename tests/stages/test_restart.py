@@ -86,6 +86,28 @@ def test_one_that_may_be_live_where_nobody_answers_is_refused(tmp_path: Path) ->
         again(tmp_path, answering("gpu0", node("gpu0", "killed")), silent("gpu1"), answering("gpu2"))
 
 
+def voting(host: str, state: str = "failed", settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
+    """Its part of a run with restarts on three hosts, which goes on with one."""
+    hosts = ["gpu0", "gpu1", "gpu2"]
+    keys = {"script": "train.py", "restarts": 1, "elastic": {"min_nodes": 1, "max_nodes": 3}}
+    own = {**settings, "hosts": hosts, "nodes": 3, "keys": keys}
+    return node(host, state, hosts=hosts, settings=own, restart={"first": {"hosts": hosts, "started": MOMENT}})
+
+
+def test_those_who_may_have_continued_it_elsewhere_are_waited_for(tmp_path: Path) -> None:
+    """gpu2 was cut off and ended its part; the others are a majority without it."""
+    with pytest.raises(ConnectError, match=r"ended on gpu0,gpu1 is not known.*may have continued it") as refused:
+        again(tmp_path, silent("gpu0"), silent("gpu1"), answering("gpu2", voting("gpu2")))
+    assert "ddpctl restart j" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("other", ["failed", "lost"])
+def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path, other: str) -> None:
+    hosts = (answering("gpu0", voting("gpu0")), answering("gpu1", voting("gpu1", other)), silent("gpu2"))
+    found = again(tmp_path, *hosts)
+    assert found.names == ("gpu0", "gpu1")
+
+
 def test_too_few_hosts_are_named(tmp_path: Path) -> None:
     with pytest.raises(HostsFailed, match="needs 2 hosts, and 1 can be used") as refused:
         again(tmp_path, answering("gpu0", node("gpu0")), silent("gpu1"), answering("gpu2"))

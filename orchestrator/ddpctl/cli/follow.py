@@ -96,7 +96,8 @@ def follow_run(
     printer.flush()
     gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
     end = read_run(fleet, run, gone=gone)
-    if not end.terminal and end.cause is None:  # else the end is known, even if a host is out of reach or hangs
+    open_end = end.cause is None or bool(end.record.get("restart"))  # a host's own failure is not the run's
+    if not end.terminal and open_end:  # else the end is known, even if a host is out of reach or hangs
         raise_for_errors(run, errors)
     if end.state != contract.SUCCEEDED:
         for line in held.lines:

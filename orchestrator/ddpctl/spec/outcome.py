@@ -140,6 +140,7 @@ class Attempt:
 
 # A node that takes part in an elastic run no more. One that is out of reach is lost, or fares as the others do.
 _LEFT = frozenset({contract.FAILED, contract.LOST, contract.UNREACHABLE})
+_OUT = contract.TERMINAL | {contract.UNREACHABLE}  # of a node that is not known to be at work
 SURVIVED = timedelta(minutes=10)  # so long before the last failure of an elastic run, one was survived
 # A node that fails for such a reason has lost another one, or never met it.
 _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
@@ -162,7 +163,26 @@ class RunStatus:
             return self.seen.state
         if self._over:
             return str(self._over["state"])
-        return run_state([self._seen_by(node) for node in self.taking_part])
+        whole = run_state([self._seen_by(node) for node in self.taking_part])
+        if whole not in contract.TERMINAL or not self._may_go_on:
+            return whole
+        return contract.RUNNING if whole == contract.SUCCEEDED else contract.STARTING  # as between two attempts
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether its hosts may still start another attempt, or have done that: its end is not known to be agreed on,
+        and a majority of them may take part. One that was power-cycled may do so again, with the help of a living one.
+        """
+        if not self.record.get("restart") or self._agreed_over:
+            return False
+        states = [node.state for node in self.nodes]
+        silent, lost = states.count(contract.UNREACHABLE), states.count(contract.LOST)
+        return silent > 0 and silent + lost >= self.majority
+
+    @property
+    def majority(self) -> int:
+        """So many hosts of a run with restarts decide what follows, spares and witness included."""
+        return len(self.nodes) // 2 + 1
 
     @property
     def taking_part(self) -> Sequence[NodeStatus]:
@@ -264,13 +284,17 @@ class RunStatus:
     @property
     def _over(self) -> Mapping[str, Any] | None:
         """How it ended, as the agents agreed, once no host of it is at work any more."""
+        return None if any(node.state not in _OUT for node in self.nodes) else self._agreed_over
+
+    @property
+    def _agreed_over(self) -> Mapping[str, Any] | None:
+        """How it ended, by the word of a majority: one host may have written what the others never heard of."""
         agreed = self._agreed
-        over = agreed["over"] if agreed else None
         marks = [(one["term"], one["version"]) for node in self.nodes if (one := node.agreed)]
-        if agreed is None or marks.count((agreed["term"], agreed["version"])) <= len(self.nodes) // 2:
-            return None  # one host may have written what the others never heard of
-        busy = any(node.state not in (*contract.TERMINAL, contract.UNREACHABLE) for node in self.nodes)
-        return None if over is None or busy else over
+        if agreed is None or marks.count((agreed["term"], agreed["version"])) < self.majority:
+            return None
+        over: Mapping[str, Any] | None = agreed["over"]
+        return over
 
     @property
     def started(self) -> str | None:

@@ -17,7 +17,7 @@ from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.values import is_name, plural
 from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
-from ddpctl.stages.status import ask_runs, merged
+from ddpctl.stages.status import ask_runs, live_runs_named, merged
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 from ddpctl_worker.checkpoint.complete import METADATA
@@ -98,7 +98,7 @@ def set_aside(job: str, hosts: Collection[str], when: str, fleet: Fleet, tell: T
     Raises:
         UsageError: a run of the job is live, and uses it. HostsFailed: a host could not do it.
     """
-    live = [run for run in merged(ask_runs(fleet, job, hosts=hosts)) if run.job == job and not run.terminal]
+    live, _ = live_runs_named(fleet, job)
     if live:
         raise UsageError(
             f"the checkpoints of {job} cannot be set aside: its run {live[0].run} is {live[0].state}",

@@ -87,10 +87,17 @@ def require_ended(run: RunStatus) -> None:
     if run.terminal:
         return
     silent = [node.host for node in run.nodes if node.state == contract.UNREACHABLE]
-    if silent and all(node.state in contract.TERMINAL for node in run.nodes if node.host not in silent):
+    heard = {node.state for node in run.nodes if node.host not in silent}
+    if silent and heard <= contract.TERMINAL:
+        restarts = bool(run.record.get("restart"))
+        if restarts and contract.FAILED in heard and len(silent) < run.majority:
+            return  # without the others these cannot continue it
+        gone = "; if they are gone for good, `ddpctl up` starts a new run on other hosts, from the same checkpoints"
         raise ConnectError(
-            f"whether {run.job} (run {run.run}) has ended on {fold(silent)} is not known: no answer",
-            hint=f"once it answers again: ddpctl restart {run.job}",
+            f"whether {run.job} (run {run.run}) has ended on {fold(silent)} is not known: no answer"
+            + ("; they may have continued it" if restarts else ""),
+            hint=f"once {'one of them' if restarts else 'it'} answers again: ddpctl restart {run.job}"
+            + (gone if restarts else ""),
         )
     by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
     what = by_itself if run.record.get("restart") else "only a run that has ended can be restarted"
