@@ -287,6 +287,11 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
         (voters("succeeded", "succeeded", "unreachable"), "succeeded"),
         (voters("succeeded", "lost", "unreachable", work="a"), "running"),
         (voters("lost", "lost", "lost"), "lost"),
+        (voters("lost", "lost", "pending"), "starting"),  # the spare has what they need to take part again
+        (voters("succeeded", "succeeded", "pending"), "running"),
+        (voters("succeeded", "succeeded", "pending", ended=2, over="succeeded"), "succeeded"),
+        (voters("failed", "failed", "stopping", ended=2), "failed"),
+        (voters("failed", "failed", "failed"), "failed"),
     ],
 )
 def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunStatus, whole: str) -> None:

@@ -79,6 +79,20 @@ def test_of_a_live_run_the_lost_hosts_are_brought_back() -> None:
     assert "no route" in notes[1].message
 
 
+def test_a_spare_alone_brings_back_those_that_lost_power() -> None:
+    parts = {"a": part("a", "lost"), "b": part("b", "lost"), "c": part("c", "pending")}
+    tables: dict[str, dict[str, Answer]] = {host: {"status": {"runs": [one]}} for host, one in parts.items()}
+    tables["c"]["admit"] = {"over": False, **GIVEN}
+    for host in "ab":
+        tables[host]["rejoin"] = {"status": part(host, "starting")}
+    for one in parts.values():
+        one["agreed"]["attempts"][0]["hosts"] = ["a", "b"]
+    found = merge_runs({host: [one] for host, one in parts.items()})[0]
+    assert not found.terminal  # else `restart` would start another run
+    nodes = DryFleet([DryTransport(host, table) for host, table in tables.items()])
+    assert rejoin_all(nodes, found, lambda event: None) == ["a", "b"]
+
+
 @pytest.mark.timeout(60)
 def test_a_followed_host_is_read_on_once_it_takes_part() -> None:
     answers = iter(["lost", "lost", "succeeded"])

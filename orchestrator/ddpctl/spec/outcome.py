@@ -170,18 +170,21 @@ class RunStatus:
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether its hosts may still start another attempt, or have done that: its end is not known to be agreed on,
-        and a majority of them may take part. One that was power-cycled may do so again, with the help of a living one.
+        """Whether its hosts may still start another attempt, or have done that. Its end is not known to be agreed on,
+        and one of them lives, be it a spare or the witness, or a majority may take part where nobody answers. One that
+        was power-cycled may do so again, with the help of a living one.
         """
         if not self.record.get("restart") or self._agreed_over:
             return False
         states = [node.state for node in self.nodes]
+        if any(state not in _OUT for state in states):
+            return True
         silent, lost = states.count(contract.UNREACHABLE), states.count(contract.LOST)
         return silent > 0 and silent + lost >= self.majority
 
     @property
     def majority(self) -> int:
-        """So many hosts of a run with restarts decide what follows, spares and witness included."""
+        """How many hosts of a run with restarts decide what follows, spares and witness included."""
         return len(self.nodes) // 2 + 1
 
     @property

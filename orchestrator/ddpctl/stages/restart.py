@@ -99,6 +99,12 @@ def require_ended(run: RunStatus) -> None:
             hint=f"once {'one of them' if restarts else 'it'} answers again: ddpctl restart {run.job}"
             + (gone if restarts else ""),
         )
+    witness = run.record.get("witness")
+    if [node.host for node in run.nodes if node.state not in contract.TERMINAL] == [witness]:
+        raise UsageError(
+            f"of {run.job} (run {run.run}) only the witness {witness} is left, which cannot start the others again",
+            hint=f"end it, then continue it: ddpctl kill {run.job}, then ddpctl restart {run.job}",
+        )
     by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
     what = by_itself if run.record.get("restart") else "only a run that has ended can be restarted"
     raise UsageError(
