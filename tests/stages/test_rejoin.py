@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ddpctl.errors import RemoteError, Unreachable
+from ddpctl.errors import ConnectError, RemoteError, Unreachable
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.merge import merge_runs
 from ddpctl.spec.outcome import RunStatus
@@ -62,10 +63,21 @@ def test_another_one_is_asked_where_that_does_not_answer() -> None:
     assert asked(nodes, "admit") == ["a", "b"]
 
 
-@pytest.mark.parametrize("nodes", [fleet(NOBODY, {"over": True}, NOBODY), fleet(NOBODY, NOBODY, NOBODY)])
-def test_a_run_that_is_over_or_has_no_agent_left_is_let_be(nodes: DryFleet) -> None:
+def ended(host: str) -> DryTransport:
+    return DryTransport(host, {"status": status(host, "lost" if host == "c" else "failed")})
+
+
+@pytest.mark.parametrize("nodes", [fleet(NOBODY, {"over": True}, NOBODY), DryFleet(map(ended, HOSTS))])
+def test_a_run_that_is_over_is_let_be(nodes: DryFleet) -> None:
     assert not rejoin(nodes, run(), "c")
     assert asked(nodes, "rejoin") == []
+
+
+def test_where_no_agent_answers_at_that_moment_it_is_to_be_tried_again() -> None:
+    nodes = fleet(NOBODY, Unreachable("no route", host="b"), NOBODY)
+    with pytest.raises(ConnectError, match="no agent of the run answers on a, b to let it") as failed:
+        rejoin(nodes, run(), "c")
+    assert failed.value.host == "c"
 
 
 def test_of_a_live_run_the_lost_hosts_are_brought_back() -> None:
@@ -98,11 +110,18 @@ def test_a_followed_host_is_read_on_once_it_takes_part() -> None:
     answers = iter(["lost", "lost", "succeeded"])
     told: list[Event] = []
     tail = DryTransport("c", {"tail": lambda _: Stream((), {"offset": 0, "state": next(answers)})})
-    tries = iter([True, True])
-    assert follow("run-1", ["c"], DryFleet([tail]), told.append, back=lambda host: next(tries)) == {}
-    assert [one.message for one in told if isinstance(one, Note)] == [
-        "takes part in the run again; the next restart may use it"
-    ] * 2
+    tries: Iterator[bool | ConnectError] = iter([True, *[ConnectError("nobody answers", host="c")] * 2, True])
+
+    def back(host: str) -> bool:
+        taken = next(tries)
+        if isinstance(taken, ConnectError):
+            raise taken
+        return taken
+
+    assert follow("run-1", ["c"], DryFleet([tail]), told.append, back=back) == {}
+    again = "takes part in the run again; the next restart may use it"
+    notes = [one.message for one in told if isinstance(one, Note)]
+    assert notes == [again, "c: nobody answers; trying again", again]
 
 
 @pytest.mark.timeout(60)

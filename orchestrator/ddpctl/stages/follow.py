@@ -38,6 +38,7 @@ GIVE_UP_S = 30.0
 # ... and when one of those has failed: the run is over, and what this host says last can be read later.
 GIVE_UP_FAILED_S = 2.0
 BACK_MOST_S = 60.0  # between two times that a host takes part again
+BACK_TRIES = 6  # ... twice as long each time
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
@@ -162,17 +163,25 @@ class _Stream:
                 raise
 
     def _take_part_again(self) -> bool:
-        """A host whose part is lost while the run is live is asked to take part again. Raises ConnectError."""
+        """A host whose part is lost while the run is live is asked to take part again, until somebody answers."""
         assert self.back is not None
-        if self.cancelled.wait(min(BACK_MOST_S, 2.0**self.returns) if self.returns else 0.0):
-            return False
-        try:
-            if not self.back(self.host):
+        tries, taken = self.returns, False
+        while not taken:
+            if self.cancelled.wait(min(BACK_MOST_S, 2.0**tries) if tries else 0.0):
                 return False
-        except RemoteError as error:
-            self.out.put(_Word(self.host, cannot(error, self.host)))
-            return False
-        self.returns += 1
+            tries = min(tries + 1, BACK_TRIES)
+            try:
+                if not self.back(self.host):
+                    return False
+                taken = True
+            except RemoteError as error:
+                self.out.put(_Word(self.host, cannot(error, self.host)))
+                return False
+            except ConnectError as error:
+                if not self.warned:  # once: what is said again and again would keep others from being given up
+                    self.out.put(_Cut(self.host, error))
+                    self.warned = True
+        self.returns = min(self.returns + 1, BACK_TRIES)
         self.out.put(_Word(self.host, Note(TAKES_PART, host=self.host)))
         return True
 

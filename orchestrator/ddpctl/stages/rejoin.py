@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.errors import ConnectError, DdpctlError, RemoteError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.status import ask_runs, merged
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 def rejoin(fleet: Fleet, run: RunStatus, host: str) -> bool:
-    """Have ``host``, whose agent is gone, take part in ``run`` again. False: the run is over, or nobody is left to take
-    part with. Safe to repeat.
+    """Have ``host``, whose agent is gone, take part in ``run`` again. False: the run is over. Safe to repeat.
 
     Raises:
-        ConnectError: the host is out of reach again. RemoteError: it cannot take part, and why.
+        ConnectError: the host is out of reach again, or no agent of the run answers now. RemoteError: it cannot take
+            part, and why.
     """
     admitted = _admitted(fleet, run, host)
     if admitted is None:
@@ -63,12 +63,18 @@ def cannot(error: DdpctlError, host: str) -> Note:
 
 
 def _admitted(fleet: Fleet, run: RunStatus, host: str) -> Mapping[str, Any] | None:
-    """What a living agent of the run was given. The one that knows the newest of it is asked first; a witness has no
-    secrets."""
-    others = [one for one in run.hosts if one not in (host, run.record.get("witness")) and one in fleet.hosts]
-    found = merged(ask_runs(fleet, run.run, hosts=others))
-    nodes = [node for one in found if one.run == run.run for node in one.nodes]
-    nodes = [node for node in nodes if node.agreed and node.state in _AT_WORK]
+    """What a living agent of the run was given; None: the run is over. The one that knows the newest of it is asked
+    first; a witness has no secrets.
+
+    Raises:
+        ConnectError: none answers.
+    """
+    found = merged(ask_runs(fleet, run.run, hosts=[one for one in run.hosts if one in fleet.hosts]))
+    if any(one.run == run.run and one.terminal for one in found):
+        return None
+    others = [node for one in found if one.run == run.run for node in one.nodes]
+    others = [node for node in others if node.host not in (host, run.record.get("witness"))]
+    nodes = [node for node in others if node.agreed and node.state in _AT_WORK]
     for node in sorted(nodes, key=_newest, reverse=True):
         try:
             answer = fleet.transport(node.host).call("admit", {"run": run.run}, timeout=ADMIT_TIMEOUT_S)
@@ -76,7 +82,8 @@ def _admitted(fleet: Fleet, run: RunStatus, host: str) -> Mapping[str, Any] | No
             _log.debug("%s cannot be asked to admit %s: %s", node.host, host, error)
             continue
         return None if answer["over"] else {name: answer[name] for name in answer if name != "over"}
-    return None
+    asked = ", ".join(node.host for node in others) or "the other hosts"
+    raise ConnectError(f"no agent of the run answers on {asked} to let it take part again", host=host)
 
 
 def _newest(node: Any) -> tuple[int, int]:
