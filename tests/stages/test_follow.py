@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.errors import DdpctlError, InternalFault, RemoteError
+from ddpctl.errors import DdpctlError, InternalFault, RemoteError, Unreachable
 from ddpctl.spec.event import Event, Line, Note
+from ddpctl.stages import follow as stage
 from ddpctl.stages.follow import follow
 from ddpctl.transport.base import Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
@@ -38,3 +39,18 @@ def test_one_host_that_cannot_be_read(answer: object, kind: type[DdpctlError], l
     assert [line.text for line in told if isinstance(line, Line) and line.host == "a"] == ["loss"]
     # Where the others are followed on, it is said at once.
     assert all("no longer followed" in note.message for note in told if isinstance(note, Note))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of it that is lost says nothing of the others. Else the run is over once one has failed."""
+    monkeypatch.setattr(stage, "GIVE_UP_FAILED_S", 0.0)
+    cut: list[Unreachable | Stream] = [Unreachable("no route", host="b")] * 3  # half a second, then one, then two
+    answers = iter([*cut, WELL])
+    lost = Stream((), {"offset": 0, "state": "lost"})
+    b = DryTransport("b", {"tail": lambda _: next(answers)})
+    told: list[Event] = []
+    errors = follow("run", ["a", "b"], DryFleet([DryTransport("a", {"tail": lost}), b]), told.append, restarts=restarts)
+    assert list(errors) == ([] if restarts else ["b"])
+    assert any(isinstance(line, Line) for line in told) == restarts

@@ -92,6 +92,7 @@ def follow_run(
             save=save,
             interrupted=interrupted,
             back=functools.partial(rejoin, fleet, run) if run.record.get("restart") else None,
+            restarts=bool(run.record.get("restart")),
         )
     printer.flush()
     gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
@@ -146,7 +147,14 @@ def print_lines(
         printer = LinePrinter(sys.stdout.buffer, run.hosts, colour=has_colours(sys.stdout), world_size=run.world_size)
     with ProgressView(stderr_console(), on_line=printer.write) as view:
         errors = stage.follow(
-            run.run, hosts, fleet, view.tell, selection=selection, save=lambda _: printer.flush(), follow=follow
+            run.run,
+            hosts,
+            fleet,
+            view.tell,
+            selection=selection,
+            save=lambda _: printer.flush(),
+            follow=follow,
+            restarts=bool(run.record.get("restart")),
         )
     printer.flush()
     raise_for_errors(run, errors)

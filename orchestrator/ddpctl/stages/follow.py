@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # How long a host that cannot be reached is waited for once all others are over.
 GIVE_UP_S = 30.0
-# ... and when one of those has failed: the run is over, and what this host says last can be read later.
+# ... and when one of those has failed: without restarts that is the end, and its last words can be read later.
 GIVE_UP_FAILED_S = 2.0
 BACK_MOST_S = 60.0  # between two times that a host takes part again
 BACK_TRIES = 6  # ... twice as long each time
@@ -224,11 +224,13 @@ def follow(
     follow: bool = True,
     interrupted: Callable[[], bool] | None = None,
     back: Back | None = None,
+    restarts: bool = False,
 ) -> dict[str, DdpctlError]:
     """Hand on every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
 
     ``save`` gets the offsets handed on so far, after each batch. ``interrupted`` is polled; True ends the following.
     ``back`` has a host that is lost take part again, once it answers; None: it stays out.
+    ``restarts``: the run goes on without a host that has failed.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
 
     Raises:
@@ -242,7 +244,9 @@ def follow(
     for thread in threads:
         thread.start()
     try:
-        return _drain(out, set(hosts), dict(selection.offsets), tell, save, interrupted, follow=follow)
+        patience = GIVE_UP_S if restarts else GIVE_UP_FAILED_S
+        offsets = dict(selection.offsets)
+        return _drain(out, set(hosts), offsets, tell, save, interrupted, follow=follow, when_failed=patience)
     finally:
         cancelled.set()
         _join(threads, out)
@@ -257,7 +261,9 @@ def _drain(
     interrupted: Callable[[], bool] | None,
     *,
     follow: bool,
+    when_failed: float,
 ) -> dict[str, DdpctlError]:
+    """``when_failed``: the patience with the others once a host has failed."""
     errors: dict[str, DdpctlError] = {}
     broken: dict[str, _Cut | _Stale] = {}
     total = len(waiting)
@@ -285,7 +291,7 @@ def _drain(
             broken.pop(item.host, None)
         elif isinstance(item, _Ended):
             waiting.discard(item.host)
-            patience = GIVE_UP_FAILED_S if item.failed else patience
+            patience = when_failed if item.failed else patience
             if item.error is not None:
                 errors[item.host] = item.error
                 if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
