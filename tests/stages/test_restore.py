@@ -5,19 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpctl.environment.spread import Addresses
-from ddpctl.errors import DdpctlError
-from ddpctl.spec.event import StageEnded, StageStarted
+from ddpctl.errors import DdpctlError, RemoteError, Unreachable
+from ddpctl.spec.event import Note, StageEnded, StageStarted
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.stages.launch import Launch
-from ddpctl.stages.restore import restore
+from ddpctl.stages.restore import ask_others, restore
 from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.listing import summary
 from tests.environment.support import Heard, fleet_of, local_inventory
+from tests.transport.dry import DryTransport
 from tests.worker.checkpoints import Disk
 
 BIG = bytes(range(256)) * 4000
@@ -27,19 +29,27 @@ HERE = {f"n{number}": ("127.0.0.1",) for number in range(3)}
 class Site:
     """Some hosts with their disks."""
 
-    def __init__(self, folder: Path, hosts: int = 3) -> None:
+    def __init__(self, folder: Path, hosts: int = 3, taking_part: int | None = None) -> None:
         inventory = local_inventory(folder, hosts)
         identity = RunIdentity("r", "me", "here", "")
-        self.launch = Launch(inventory, JobSpec(name="job", script="x.py"), inventory.hosts, identity=identity)
-        self.disks = [Disk(folder / host, host) for host in self.launch.names]
+        job = JobSpec(name="job", script="x.py")
+        self.launch = Launch(inventory, job, inventory.hosts[: taking_part or hosts], identity=identity)
+        self.disks = [Disk(folder / host, host) for host in inventory.names]
         self.heard = Heard()
+        self.down: set[str] = set()
 
     def known(self) -> dict[str, list[list[str]]]:
-        return {disk.host: summary(str(disk.base), "job") for disk in self.disks}
+        return {disk.host: summary(str(disk.base), "job") for disk in self.disks if disk.host in self.launch.names}
 
     def restore(self) -> Mapping[str, DdpctlError]:
         with fleet_of(self.launch.inventory) as fleet:
-            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE))
+            for host in self.down:
+                fleet._transports[host] = DryTransport(host, unreachable=Unreachable("no route", host=host))
+            others = ask_others(self.launch, fleet)
+            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), others)
+
+    def warnings(self) -> list[tuple[str | None, str]]:
+        return [(one.host, one.message) for one in self.heard if isinstance(one, Note)]
 
 
 @pytest.fixture
@@ -105,3 +115,54 @@ def test_a_host_that_cannot_take_it_is_named_and_the_others_are_not(site: Site) 
     errors = site.restore()
     assert list(errors) == ["n1"]
     assert "is not a folder" in errors["n1"].message
+
+
+@pytest.mark.slow
+def test_what_lies_on_hosts_that_take_no_part_any_more_is_used_and_nothing_changes_there(tmp_path: Path) -> None:
+    site = Site(tmp_path, hosts=4, taking_part=2)
+    first, second, third, fourth = site.disks
+    first.save("step_1", {"model": b"older"}, age=90)
+    third.save("step_2", {"model": BIG}, age=50)
+    fourth.save("step_2", {"rng_1": b"1"}, age=50)
+    (third.own / "step_3").mkdir()
+    (third.own / "step_3" / "model").write_bytes(b"being written")
+    assert site.restore() == {}
+    for disk in (first, second):
+        assert disk.content("step_2") == {"model": BIG, "rng_1": b"1"}
+    assert fourth.content("step_2") == {"rng_1": b"1"}
+    assert (third.own / "step_3").exists()
+    assert site.warnings() == []
+
+
+@pytest.mark.slow
+def test_what_is_set_aside_and_who_could_not_be_asked_is_told(tmp_path: Path) -> None:
+    site = Site(tmp_path, hosts=3, taking_part=2)
+    first, second, _ = site.disks
+    for disk in (first, second):
+        disk.save("step_1", {"model": b"older"}, age=90)
+    first.save("step_2", {"__0_0.distcp": b"half of it"}, age=10)
+    site.down = {"n2"}
+    assert site.restore() == {}
+    (lost, aside) = site.warnings()
+    assert lost == (None, "n2 could not be asked for checkpoints of job: newer ones may lie there")
+    (name,) = (path.name for path in first.own.glob(".step_2.aside-*"))
+    assert aside == ("n0", f"step_2 is now {name}: it is not complete, or not what the run resumes from")
+
+
+@pytest.mark.slow
+def test_a_host_outside_of_the_run_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, hosts=3, taking_part=2)
+    site.disks[0].save("step_1", {"model": b"older"}, age=90)
+    site.disks[2].save("step_2", {"model": BIG}, age=50)
+    real = LocalTransport.call
+
+    def call(transport: LocalTransport, verb: str, *args: Any, **keys: Any) -> dict[str, Any]:
+        if (transport.host, verb) == ("n2", "restore"):
+            raise RemoteError("the disk is full", host="n2")
+        return real(transport, verb, *args, **keys)
+
+    monkeypatch.setattr(LocalTransport, "call", call)
+    assert site.restore() == {}
+    assert site.disks[1].content("step_1") == {"model": b"older"}
+    why = "its checkpoints of job were left out: the disk is full; newer ones may lie there"
+    assert site.warnings() == [("n2", why)]

@@ -90,9 +90,8 @@ def up(
     if dry_run:
         session.show(launch.plan(), plan_view, as_json=as_json)
         return 0
-    # A run of a name of its own may be live on any host.
-    hosts = [host.name for host in launch.members] if name is None else None
-    with Interrupts() as interrupts, session.fleet_of(launch.inventory, hosts) as fleet:
+    # Of all hosts: any may have checkpoints of the job, and a run of a name of its own may be live on any.
+    with Interrupts() as interrupts, session.fleet_of(launch.inventory) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
         run = bring_up(launch, fleet, options, fresh=fresh, as_json=as_json)

@@ -2,6 +2,7 @@
 
 Each host runs the worker's ``restore`` verb: it says what it has and serves it to the others. What each of them lacks
 is decided here, by the same rules as on the nodes (``ddpctl_worker.checkpoint.choice``). Files go from host to host.
+Other hosts of the inventory that have some serve them too: an earlier run of the job may have been there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ddpctl.environment.direct import Holdings, holdings
 from ddpctl.environment.spread import Addresses, Feed, new_credentials
 from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.ranges import fold
 from ddpctl.stages.launch import Launch
-from ddpctl.transport.base import Fleet, Frame, Transport
+from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 from ddpctl_worker import contract
 from ddpctl_worker.checkpoint.choice import Kept, Restore, all_have, restoring
@@ -26,19 +29,40 @@ MOST_MANIFESTS = 10_000
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
+def ask_others(launch: Launch, fleet: Fleet) -> FleetOutcome[Holdings]:
+    """What the hosts that take no part in the launch have of the job, in short."""
+    if launch.job is None or launch.own_checkpoints:
+        return FleetOutcome()
+    job = launch.job.name
+    others = [host for host in fleet.hosts if host not in launch.names]
+    return fleet.map(lambda transport: holdings(transport, [], job=job), others)
+
+
 def restore(
-    launch: Launch, known: Mapping[str, Sequence[Sequence[str]]], fleet: Fleet, tell: Tell, addresses: Addresses
+    launch: Launch,
+    known: Mapping[str, Sequence[Sequence[str]]],
+    fleet: Fleet,
+    tell: Tell,
+    addresses: Addresses,
+    others: FleetOutcome[Holdings] | None = None,
 ) -> Mapping[str, DdpctlError]:
     """Every host that could not get what the others have, with its error.
 
-    ``known``: what the hosts have said already, in short. Where that is enough to see that nothing is missing, nobody
-    is asked.
+    ``known``: what the hosts have said already, in short, and ``others`` what ``ask_others`` found. Where that is
+    enough to see that nothing is missing, nobody is asked.
     """
     if launch.job is None or launch.own_checkpoints:
         return {}
-    if known.keys() >= set(launch.names) and all_have(known):
+    if others is not None and others.errors:
+        text = (
+            f"{fold(others.errors)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
+        )
+        tell(Note(text, "warning"))
+    having = {host: found.checkpoints for host, found in others.results.items() if found.checkpoints} if others else {}
+    foreign = [("", *row[1:]) for rows in having.values() for row in rows]  # by nobody who takes part
+    if known.keys() >= set(launch.names) and all_have({host: [*known[host], *foreign] for host in launch.names}):
         return {}
-    return Restoring(launch.job.name, launch.names, tell, addresses).run(fleet)
+    return Restoring(launch.job.name, launch.names, tell, addresses, tuple(having)).run(fleet)
 
 
 @dataclass
@@ -50,26 +74,43 @@ class _Node:
 
 
 class Restoring:
-    """One restore on all ``hosts`` of a job. Used once."""
+    """One restore on all ``hosts`` of a job; ``sources`` are other hosts, which only serve. Used once."""
 
-    def __init__(self, job: str, hosts: Sequence[str], tell: Tell, addresses: Addresses) -> None:
+    def __init__(
+        self, job: str, hosts: Sequence[str], tell: Tell, addresses: Addresses, sources: Sequence[str] = ()
+    ) -> None:
         self._job, self._tell, self._addresses = job, tell, addresses
-        self._nodes = {host: _Node() for host in hosts}
+        self._hosts = tuple(hosts)
+        self._nodes = {host: _Node() for host in (*hosts, *sources)}
         self._credentials = new_credentials()
         self._lock = threading.Lock()
         self._plan: list[Restore] = []
+        self._ordered = self._given_up = False
         self._stopped: set[str] = set()  # because of another host
 
     def run(self, fleet: Fleet) -> Mapping[str, DdpctlError]:
         """The hosts that failed. One that fails ends it for all: they would not have the same."""
         self._tell(StageStarted(STAGE, len(self._nodes)))  # before the hosts hash what has no manifest yet
         outcome = fleet.together(self._work, list(self._nodes))
+        errors = {host: error for host, error in outcome.errors.items() if host in self._hosts}
         names = ", ".join(one.chosen.entry for one in self._plan)
         count = sum(result["bytes"] for result in outcome.results.values())
         note = f"{names}: {count} bytes from host to host" if self._plan else "every host has the newest"
-        self._tell(StageEnded(STAGE, outcome.ok, note if self._plan or outcome.ok else ""))
-        causes = {host: error for host, error in outcome.errors.items() if host not in self._stopped}
-        return causes or outcome.errors
+        self._tell(StageEnded(STAGE, not errors, note if self._plan or not errors else ""))
+        self._tell_rest(outcome)
+        causes = {host: error for host, error in errors.items() if host not in self._stopped}
+        return causes or errors
+
+    def _tell_rest(self, outcome: FleetOutcome[dict[str, Any]]) -> None:
+        """What a person is to know although it ended nothing."""
+        for host, result in outcome.results.items():
+            for one in result["aside"]:
+                text = f"{one['entry']} is now {one['name']}: it is not complete, or not what the run resumes from"
+                self._tell(Note(text, "warning", host))
+        for host, error in outcome.errors.items():
+            if host not in self._hosts and host not in self._stopped:
+                text = f"its checkpoints of {self._job} were left out: {error.message}; newer ones may lie there"
+                self._tell(Note(text, "warning", host))
 
     def _work(self, transport: Transport) -> dict[str, Any]:
         node = self._nodes[transport.host]
@@ -87,9 +128,20 @@ class Restoring:
                 self._stopped.add(transport.host)
             raise ProvisionError(error.message, hint=error.hint or FRESH, host=transport.host) from error
         finally:
-            node.feed.close()
-            if not node.complete:
-                self._give_up()
+            self._over(transport.host, node)
+
+    def _over(self, host: str, node: _Node) -> None:
+        """It has ended, and perhaps before its time: without a source the others go on."""
+        node.feed.close()
+        if node.complete:
+            return
+        with self._lock:
+            if host not in self._hosts:
+                del self._nodes[host]
+                self._go_on()
+            else:
+                self._given_up = True
+                self._say_all(cmd="stop")
 
     def _heard(self, host: str, node: _Node, frame: Frame) -> None:
         if "manifest" in frame.data:
@@ -102,13 +154,19 @@ class Restoring:
                 self._tell(self._progress(f"{host}: {frame.data['moved']:,} bytes"))
             elif "listening" in frame.data:
                 node.listening = frame.data
-                if all(one.listening for one in self._nodes.values()):
-                    self._order()
             else:
                 node.complete = True
                 self._tell(self._progress())
-                if all(one.complete for one in self._nodes.values()):
-                    self._say_all(cmd="end")
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Once all have said what they have, they hear what they lack; once all have that, they may end."""
+        nodes = self._nodes.values()
+        if not self._ordered and not self._given_up and all(one.listening for one in nodes):
+            self._ordered = True
+            self._order()
+        if all(one.complete for one in nodes):
+            self._say_all(cmd="end")
 
     def _progress(self, note: str = "") -> Progress:
         return Progress(STAGE, sum(one.complete for one in self._nodes.values()), len(self._nodes), note=note)
@@ -116,9 +174,9 @@ class Restoring:
     def _order(self) -> None:
         """All have said what they have: tell each what it lacks."""
         held = [Kept(host, dict(one)) for host, node in self._nodes.items() for one in node.manifests]
-        self._plan = restoring(held, list(self._nodes))
+        self._plan = restoring(held, self._hosts)
         for host, node in self._nodes.items():
-            orders = [one.order() for one in self._plan if host in one.hosts]
+            orders = [one.order() for one in self._plan if host in one.hosts] if host in self._hosts else None
             node.feed.order(
                 cmd="go", peers=[self._peer(other) for other in self._nodes if other != host], orders=orders
             )
@@ -127,10 +185,6 @@ class Restoring:
         listening = self._nodes[host].listening or {}
         known = [*self._addresses.preferred.get(host, ()), *listening["addresses"]]
         return {"host": host, "addresses": list(dict.fromkeys(known)), "port": listening["listening"]}
-
-    def _give_up(self) -> None:
-        with self._lock:
-            self._say_all(cmd="stop")
 
     def _say_all(self, **word: Any) -> None:
         for node in self._nodes.values():

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.job_imports import IMPORTS
+from ddpctl.environment.direct import Holdings
 from ddpctl.environment.spread import Addresses
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
 from ddpctl.spec.done import KillOutcome
@@ -29,12 +30,12 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
-from ddpctl.stages.restore import restore
+from ddpctl.stages.restore import ask_others, restore
 from ddpctl.stages.send import Sent, send
 from ddpctl.stages.start import start
 from ddpctl.stages.status import live_runs_named
 from ddpctl.stages.stop import stop_run
-from ddpctl.transport.base import Fleet
+from ddpctl.transport.base import Fleet, FleetOutcome
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ class Up:
         self._fresh = fresh  # checkpoints of earlier runs are set aside
         self._options = options or Options()
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
+        self._others: Background[FleetOutcome[Holdings]] | None = None  # who takes no part: a silent one takes its time
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
         self._checkpoints: Mapping[str, Sequence[Sequence[str]]] = {}
         self.facts = Facts()
@@ -73,6 +75,8 @@ class Up:
         """
         if self._launch.alone:
             self._refuse_taken()
+        if not self._fresh:
+            self._others = Background(lambda tell: ask_others(self._launch, self._fleet))
         report = self._check()
         environment = self._provide_environment(report)
         if self._launch.managed:  # what had to wait for the environment
@@ -154,7 +158,8 @@ class Up:
         """What earlier runs of the job have saved, on every host alike."""
         preferred = {host: (node.fabric_address,) for host, node in self.facts.nodes.items() if node.fabric_address}
         addresses = Addresses(preferred, report.open_ports)
-        errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses)
+        others = self._others.result(self._tell) if self._others is not None else None
+        errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses, others)
         self._raise_for(errors, "could not get the checkpoints of earlier runs")
 
     def start(self) -> RunStatus:

@@ -5,7 +5,8 @@ the nodes before another attempt. The conversation with the controller, on this 
 
 * we say ``{"moved": bytes}`` about once a second while we hash or fetch, so that nobody waits in silence;
 * we say ``{"manifest": {...}}`` for each one that holds here, then ``{"listening": port, "addresses": [...]}``;
-* it says ``{"cmd": "go", "peers": [{"host", "addresses", "port"}], "orders": [...]}`` (``Restore.order``);
+* it says ``{"cmd": "go", "peers": [{"host", "addresses", "port"}], "orders": [...]}`` (``Restore.order``); no orders
+  but null to a host that takes no part in the run: it only serves, and nothing changes there;
 * we say ``{"complete": true}`` when everything is in place, and keep serving;
 * it says ``{"cmd": "end"}`` when all have all.
 """
@@ -13,6 +14,8 @@ the nodes before another attempt. The conversation with the controller, on this 
 from __future__ import annotations
 
 import json
+import os
+import re
 import ssl
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
@@ -31,11 +34,13 @@ from ddpctl_worker.store.relay import PeerGone, context, listen_on
 from ddpctl_worker.store.spread import own_addresses
 
 TELL_S = 1.0
+_ASIDE = re.compile(r"\.(.+)\.aside-\d{8}T\d{6}Z(?:\.\d+)?$")
 Order = Mapping[str, Any]  # of Restore.order
 
 
 def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``{"job", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts}``."""
+    """The verb: ``{"job", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts, "aside": [{"entry",
+    "name"}]}``: what was set aside, and its name now."""
     base = paths.base_of(request)
     folder = JobFolder(base, request["job"], request["host"])
     # What was saved right before a power cut has no manifest yet.
@@ -49,14 +54,18 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         channel.send({"listening": server.port, "addresses": own_addresses()})
         go = _said(channel, "go")
         peers = clients(go["peers"], context(*pem, False))
+        count, own = 0, folder.of(folder.host)
+        before = set_aside(own)
         try:
-            count = bring(folder, peers, go["orders"], Throttle(None, told.came))
+            if go["orders"] is not None:
+                count = bring(folder, peers, go["orders"], Throttle(None, told.came))
         finally:
             for peer in peers.values():
                 peer.close()
         channel.send({"complete": True})
         _said(channel, "end")
-        return {"bytes": count}
+        aside = {name: entry for name, entry in set_aside(own).items() if name not in before}
+        return {"bytes": count, "aside": [{"entry": aside[name], "name": name} for name in sorted(aside)]}
     finally:
         server.close()
 
@@ -72,6 +81,19 @@ class _Told:
         if time.monotonic() - self._at >= TELL_S:
             self._at = time.monotonic()
             self._channel.send({"moved": self._bytes})
+
+
+def set_aside(own: str) -> Dict[str, str]:
+    """What lies aside in a folder: its name now, and the one before (both below ``own``)."""
+    found = {}
+    for at, folders, names in os.walk(own):
+        for name in (*folders, *names):
+            was = _ASIDE.match(name)
+            if was is not None:
+                place = os.path.relpath(at, own)
+                found[os.path.normpath(os.path.join(place, name))] = os.path.normpath(os.path.join(place, was.group(1)))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return found
 
 
 def clients(peers: Iterable[Mapping[str, Any]], tls: ssl.SSLContext) -> Dict[str, CheckpointClient]:

@@ -72,5 +72,11 @@ class LendingDict(TypedDict):
     addresses: list[IP]
 
 
+class RenamedDict(TypedDict):
+    entry: Place
+    name: Place
+
+
 class RestoredDict(TypedDict):
     bytes: Count
+    aside: Annotated[list[RenamedDict], Field(max_length=100_000)]
