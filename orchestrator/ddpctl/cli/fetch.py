@@ -46,17 +46,26 @@ def fetch(
 
 
 def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
-    """The checkpoints that a start of the job would resume from, if the hosts that answer have all of them."""
+    """The checkpoints that a start of the job would resume from, if the hosts that answer have all of them.
+
+    Raises:
+        NoSuchJob: every host answered, and there is no complete one. HostsFailed: some did not answer; what the others
+            have is here.
+    """
     with session.at_work(inventory) as (fleet, tell):
         found = list_checkpoints(fleet, job)
-        for host, error in found.errors.items():
-            session.warn(f"warning: {host} was not asked: {error.what}")
-        if not found.resumed:
-            raise NoSuchJob(f"no complete checkpoint of {found.job} on {plural(len(fleet.hosts), 'host')}", hint=LIST)
+        total = plural(len(fleet.hosts), "host")
+        if not found.resumed and not found.errors:
+            raise NoSuchJob(f"no complete checkpoint of {found.job} on {total}", hint=LIST)
         folder = (dest if dest is not None else Path(found.job)) / "checkpoints"
         counts = [(one, fetch_checkpoint(found.job, one, folder, fleet, tell)) for one in found.resumed]
     for one, files in counts:
         typer.echo(f"{folder / one.entry}: {plural(files, 'file')}, {one.size} bytes, hashes verified")
+    if found.errors:
+        what = "a newer checkpoint may lie there"
+        if not found.resumed:
+            what = f"no complete checkpoint of {found.job} on those that answered"
+        raise HostsFailed(f"{len(found.errors)} of {total} did not answer: {what}", found.errors)
     return 0
 
 
