@@ -296,3 +296,12 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
 )
 def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunStatus, whole: str) -> None:
     assert run.state == whole
+
+
+def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
+    """It took part in a newer run, and tells of that alone; or its disk is new."""
+    record = {"restart": {"first": {}}, "hosts": ["a", "b", "c"]}
+    told = node("1", "c", "failed", agreed=agreed(), record=record)
+    (only,) = merge_runs({"a": [], "c": [told]})
+    assert [one.state for one in only.nodes] == ["lost", "unreachable", "failed"]
+    assert only.state == "failed"

@@ -179,7 +179,8 @@ class RunStatus:
         states = [node.state for node in self.nodes]
         if any(state not in _OUT for state in states):
             return True
-        silent, lost = states.count(contract.UNREACHABLE), states.count(contract.LOST)
+        silent = states.count(contract.UNREACHABLE)
+        lost = sum(node.state == contract.LOST and node.agreed is not None for node in self.nodes)  # with its record
         return silent > 0 and silent + lost >= self.majority
 
     @property
