@@ -27,7 +27,7 @@ from ddpctl_worker.agent import policy, talk
 from ddpctl_worker.agent.caller import Caller
 from ddpctl_worker.agent.growth import RankSaver
 from ddpctl_worker.agent.lead import Leader
-from ddpctl_worker.agent.part import LocalPart, left_behind
+from ddpctl_worker.agent.part import CalledOff, LocalPart, left_behind
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.channel import WorkerError
@@ -277,6 +277,7 @@ class HostAgent:
                 self._called_off_at = None
             waits = part is not None and not part.started and part.end is None  # else it has its end to tell
             if part is not None and waits and (part.number < number or not wanted):
+                part.wanted = False
                 part = self._part = None  # called off before it began
             if wanted and (part is None or (part.number < number and part.end is not None)):
                 part = self._part = LocalPart(self._own.paths.top, number)
@@ -302,7 +303,9 @@ class HostAgent:
         """In a thread of its own: a checkpoint may be large, and the run can be killed meanwhile."""
         try:
             if part.number > self._first:  # before that one ddpctl has done it
-                self._resume.bring(hosts)
+                self._resume.bring(part, hosts)
+        except CalledOff:
+            return
         except Exception as error:
             notes.note("the checkpoints for attempt %d: %s" % (part.number, notes.trace(error)))
             part.failed("the checkpoint to resume from cannot be had: %s" % error)

@@ -6,10 +6,13 @@ from what all hosts that answer have (checkpoint/choice.py), and so comes to the
 
 from __future__ import annotations
 
+import ssl
+import threading
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ddpctl_worker import net, notes
+from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint.choice import restoring
@@ -17,6 +20,7 @@ from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.restore import bring, clients, kept
 from ddpctl_worker.checkpoint.serve import CheckpointServer
+from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.contract import TIMEOUT
 from ddpctl_worker.store.relay import context
 
@@ -32,6 +36,7 @@ class Resume:
         self._folder = JobFolder(base, run["job"], self._host)
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None
+        self._at_work = threading.Lock()  # on the job's folder: one attempt's preparation at a time
 
     @property
     def port(self) -> Optional[int]:
@@ -46,22 +51,33 @@ class Resume:
         if self._server is not None:
             self._server.close()
 
-    def bring(self, hosts: Sequence[str]) -> None:
+    def bring(self, part: LocalPart, hosts: Sequence[str]) -> None:
         """Have in place what ``hosts``, those of the attempt, are to resume from.
 
         Raises:
+            CalledOff: ``part`` is not wanted any more.
             WorkerError: it is somewhere, and cannot be had: no space, or the connection was lost again and again.
         """
         if self._pem is None:
             return
+        while not self._at_work.acquire(timeout=PAUSE_S):  # an attempt that was called off may not have ended yet
+            part.move(0)
+        try:
+            self._bring(part, hosts, context(*self._pem, False))
+        finally:
+            self._at_work.release()
+
+    def _bring(self, part: LocalPart, hosts: Sequence[str], tls: ssl.SSLContext) -> None:
         # What was saved right before the end of the last attempt may have no manifest yet.
-        Keeper(self._folder.make(self._host), self._host, since=time.time()).look(ended=False)
-        peers = clients(self._serving(hosts), context(*self._pem, False))
+        own = self._folder.make(self._host)
+        Keeper(own, self._host, since=time.time(), read_on=part.move).look(ended=False)
+        peers = clients(self._serving(part, hosts), tls)
         try:
             held, trouble = kept(self._folder, peers)
             self._require(hosts, trouble)
             orders = [one.order() for one in restoring(held, hosts) if self._host in one.hosts]
-            count = bring(self._folder, {host: peer for host, peer in peers.items() if host not in trouble}, orders)
+            able = {host: peer for host, peer in peers.items() if host not in trouble}
+            count = bring(self._folder, able, orders, Throttle(None, part.move))
         finally:
             for peer in peers.values():
                 peer.close()
@@ -69,12 +85,13 @@ class Resume:
             names = ", ".join(order["entry"] for order in orders)
             notes.note("the attempt resumes from %s: %d bytes came from other hosts" % (names, count))
 
-    def _serving(self, hosts: Sequence[str]) -> Sequence[Dict[str, Any]]:
+    def _serving(self, part: LocalPart, hosts: Sequence[str]) -> Sequence[Dict[str, Any]]:
         """The other hosts that answer, as ``restore.clients`` wants them. Those of the attempt have to."""
         found: Dict[str, Dict[str, Any]] = {}
         trouble: Dict[str, str] = {}
         for again in range(TRIES):
             time.sleep(PAUSE_S if again else 0.0)
+            part.move()
             for host in [one for one in self._line.peers if one != self._host and one not in found]:
                 try:
                     port = self._line.ask(host, {"k": "serves"})["port"]

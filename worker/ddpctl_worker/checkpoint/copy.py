@@ -180,7 +180,7 @@ class Fetching:
 
     def _take(self, host: str, writer: str, entry: str, path: str, file: File) -> None:
         below = self._folder.parts(self._writer, manifest.FOLDER, INCOMING)
-        part = Part(self._folder.base, file["sha256"], file["size"], folder=below)
+        part = Part(self._folder.base, file["sha256"], file["size"], folder=below, read_on=self._throttle.read)
         try:
             if host == self._folder.host:
                 self._copy(writer, entry, path, part)
@@ -209,7 +209,10 @@ class Fetching:
 def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
     """All these files in a new folder aside, each with its own time; its path."""
     incoming = folder.make(writer, manifest.FOLDER, INCOMING)
-    require_space(incoming, 2 * sum(file["size"] for file in files.values()))  # the job's next save needs room too
+    lacking = [file for file in files.values() if not os.path.exists(os.path.join(incoming, file["sha256"]))]
+    whole, more = (sum(file["size"] for file in some) for some in (files.values(), lacking))
+    require_space(incoming, whole + more)  # the job's next save needs room too
+    got = {file["sha256"]: get(path, file) for path, file in sorted(files.items())}  # what came stays if the rest fails
     aside = os.path.join(incoming, "new.%s" % os.urandom(6).hex())
     os.mkdir(aside, 0o700)
     made: Dict[str, str] = {}
@@ -220,7 +223,7 @@ def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> 
             if file["sha256"] in made:
                 shutil.copyfile(made[file["sha256"]], target)
             else:
-                os.rename(get(path, file), target)
+                os.rename(got[file["sha256"]], target)
             made[file["sha256"]] = target
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
         for place, _, _ in os.walk(aside):
