@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.agent import talk
+from ddpctl_worker.agent import resume, talk
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
-from ddpctl_worker.checkpoint import copy, entries, restore
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.checkpoint import copy, entries, keeper, restore
 from tests.worker.checkpoints import JOB, Disk, credentials
 from tests.worker.node import eventually
 
@@ -124,6 +126,51 @@ def test_all_hosts_have_the_newest_one(party: Any) -> None:
     three.disks["c"].save("step_2.pt", {"": b"2"}, age=20)  # a spare, which had a part in an attempt before
     three.all_bring()
     assert [three.disks[host].content("step_2.pt") for host in "ab"] == [{"": b"2"}] * 2
+
+
+@pytest.mark.parametrize("slow", ["a", "b"])
+def test_nobody_chooses_while_a_host_still_hashes(party: Any, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    """The last save has no manifest yet. The other host, which has less to hash, would resume from the one before."""
+    two = party("ab", 2)
+    for host in two.hosts:
+        two.disks[host].save("step_100.pt", {"": b"100"}, age=50)
+    torch_save(two.disks[slow].own / "step_200.pt", "200")
+    tasks: dict[str, Task] = {}
+
+    class Slow(keeper.Keeper):
+        def look(self, ended: bool | None = None) -> Any:
+            if self._host == slow:
+                with contextlib.suppress(AssertionError):
+                    eventually(lambda: any(task.over for task in list(tasks.values())), "the other waits", 3.0)
+            return super().look(ended)
+
+    monkeypatch.setattr(resume, "Keeper", Slow)
+    for host in two.hosts:
+        tasks[host] = two.begin(host)
+    for task in tasks.values():
+        task.result()
+    for host in two.hosts:
+        assert two.newest(host) == ["step_100.pt", "step_200.pt"]
+
+
+def test_a_spare_that_only_some_reach_makes_no_difference(party: Any) -> None:
+    """One of them would resume from its checkpoint, and the other one from an older one."""
+    three = party("abc", 2)
+    for host, step in (("a", 1), ("b", 1), ("c", 2)):
+        three.disks[host].save(f"step_{step}.pt", {"": b"%d" % step}, age=50 - step)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        three.lines["b"].peers["c"] = ("127.0.0.1", closed.getsockname()[1])
+        three.all_bring()
+    assert three.newest("a") == three.newest("b")
+
+
+def test_a_first_host_that_does_not_serve_any_more_is_named(party: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "SILENT_S", 1.0)
+    two = party("ab", 2)
+    two.resume["a"].close()
+    with pytest.raises(WorkerError, match="b could not ask a what to resume from"):
+        two.begin("b").result()
 
 
 def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(

@@ -1,30 +1,35 @@
 """Before an attempt: this host gets the newest complete checkpoints of the job from the other hosts of the run.
 
-Each agent serves what its host has for as long as the run lasts. Every host decides for itself, by the same rules and
-from what all hosts that answer have (checkpoint/choice.py), and so comes to the same checkpoints.
+Each agent serves what its host has for as long as the run lasts. The first host of an attempt decides for all of them
+(checkpoint/choice.py), so that none resumes from another checkpoint than the rest. It does so once each of them has
+hashed what it had not hashed yet, and they change nothing before they have its word. A host that is not in the attempt
+counts where all of them reach it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 import time
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import net, notes
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint.choice import restoring
+from ddpctl_worker.checkpoint.copy import CheckpointClient
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
-from ddpctl_worker.checkpoint.restore import bring, clients, kept
+from ddpctl_worker.checkpoint.restore import Order, bring, clients, kept
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.contract import TIMEOUT
-from ddpctl_worker.store.relay import context
+from ddpctl_worker.store.relay import PeerGone, context
 
 TRIES, PAUSE_S = 3, 1.0  # to reach a host of the attempt
+SILENT_S = 30.0  # the first host may be busy; if it is lost, the attempt is called off
 
 
 class Resume:
@@ -37,6 +42,9 @@ class Resume:
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None
         self._at_work = threading.Lock()  # on the job's folder: one attempt's preparation at a time
+        self._deciding = threading.Lock()
+        self._reaches: Dict[int, Dict[str, List[str]]] = {}  # by attempt: whom each host reaches that is done hashing
+        self._decided: Tuple[int, Dict[str, List[Order]]] = (0, {})  # for which attempt, and who has to do what
 
     @property
     def port(self) -> Optional[int]:
@@ -46,6 +54,7 @@ class Resume:
     def start(self) -> None:
         if self._pem is not None:
             self._server = CheckpointServer(self._folder, context(*self._pem, True), net.listen(0))
+            self._server.orders = self._orders
 
     def close(self) -> None:
         if self._server is not None:
@@ -73,17 +82,43 @@ class Resume:
         Keeper(own, self._host, since=time.time(), read_on=part.move).look(ended=False)
         peers = clients(self._serving(part, hosts), tls)
         try:
-            held, trouble = kept(self._folder, peers)
-            self._require(hosts, trouble)
-            orders = [one.order() for one in restoring(held, hosts) if self._host in one.hosts]
-            able = {host: peer for host, peer in peers.items() if host not in trouble}
-            count = bring(self._folder, able, orders, Throttle(None, part.move))
+            reaches = _reached(part, peers)
+            first = hosts[0] == self._host
+            orders = self._decide(part, hosts, peers, reaches) if first else _asked(part, peers[hosts[0]], reaches)
+            count = bring(self._folder, peers, orders, Throttle(None, part.move))
         finally:
             for peer in peers.values():
                 peer.close()
         if orders:
             names = ", ".join(order["entry"] for order in orders)
             notes.note("the attempt resumes from %s: %d bytes came from other hosts" % (names, count))
+
+    def _decide(
+        self, part: LocalPart, hosts: Sequence[str], peers: Dict[str, CheckpointClient], reaches: List[str]
+    ) -> List[Order]:
+        """As the first host: for all of them, once they can be asked."""
+        with self._deciding:
+            told = self._reaches.setdefault(part.number, {})
+        told[self._host] = reaches
+        while any(host not in told for host in hosts):
+            part.move(0)
+            time.sleep(PAUSE_S)
+        used = {host: peer for host, peer in peers.items() if host in hosts or all(host in told[one] for one in hosts)}
+        held, trouble = kept(self._folder, used)
+        self._require(hosts, trouble)
+        found = restoring(held, hosts)
+        orders = {host: [one.order() for one in found if host in one.hosts] for host in hosts}
+        with self._deciding:
+            self._reaches, self._decided = {}, (part.number, orders)
+        return orders[self._host]
+
+    def _orders(self, host: str, attempt: int, reaches: List[str]) -> Optional[List[Order]]:
+        """A host of the attempt is done hashing, and asks what it has to do."""
+        with self._deciding:
+            if self._decided[0] == attempt:
+                return self._decided[1].get(host)
+            self._reaches.setdefault(attempt, {})[host] = reaches
+            return None
 
     def _serving(self, part: LocalPart, hosts: Sequence[str]) -> Sequence[Dict[str, Any]]:
         """The other hosts that answer, as ``restore.clients`` wants them. Those of the attempt have to."""
@@ -111,3 +146,33 @@ class Resume:
             if host in trouble:
                 text = "%s could not ask %s what it has saved: %s" % (self._host, host, trouble[host])
                 raise WorkerError(TIMEOUT, text, "the next attempt asks again")
+
+
+def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str]:
+    """The hosts from which this one can get checkpoints."""
+    found = []
+    for host, peer in peers.items():
+        part.move()
+        with contextlib.suppress(PeerGone):
+            peer.list()
+            found.append(host)
+        peer.close()  # a host has few places
+    return found
+
+
+def _asked(part: LocalPart, first: CheckpointClient, reaches: Sequence[str]) -> List[Order]:
+    """What this host has to do, as the ``first`` one says."""
+    heard = time.monotonic()
+    while True:
+        part.move(0)
+        try:
+            orders = first.orders(part.paths.host, part.number, reaches)
+            heard = time.monotonic()
+            if orders is not None:
+                return list(orders)
+        except PeerGone as gone:
+            if time.monotonic() > heard + SILENT_S:
+                text = "%s could not ask %s what to resume from: %s" % (part.paths.host, first.host, gone)
+                raise WorkerError(TIMEOUT, text, "the next attempt asks again") from None
+        first.close()
+        time.sleep(PAUSE_S)

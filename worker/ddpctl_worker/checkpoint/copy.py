@@ -59,13 +59,16 @@ class CheckpointClient:
         found = self._value({"k": "manifest", "writer": writer, "entry": entry})
         if not manifest.valid(found) or (found["host"], found["entry"]) != (writer, entry):
             raise self._nonsense()
-        try:
-            for path, file in found["files"].items():
-                inside(entry, path)
-                if not 0 <= file["mtime_ns"] < 1 << 63:
-                    raise self._nonsense()
-        except WorkerError as error:
-            raise PeerGone(error.message) from None
+        if not _stays_inside(found):
+            raise self._nonsense()
+        return found
+
+    def orders(self, host: str, attempt: int, reaches: Sequence[str]) -> Optional[List[Dict[str, Any]]]:
+        """What ``host``, which reaches these hosts, has to put in place before an attempt; None: not decided yet."""
+        ask = {"k": "orders", "for": host, "attempt": attempt, "reaches": list(reaches)}
+        found: Optional[List[Dict[str, Any]]] = self._value(ask).get("orders")
+        if found is not None and not (isinstance(found, list) and all(map(_is_order, found))):
+            raise self._nonsense()
         return found
 
     def file(self, writer: str, entry: str, path: str, part: Part, throttle: Throttle) -> None:
@@ -398,6 +401,26 @@ def _name_aside(target: str) -> str:
 def _is_file(path: str) -> bool:
     """Whether it is anything but a folder: a symbolic link is not followed."""
     return not stat.S_ISDIR(os.lstat(path).st_mode)
+
+
+def _stays_inside(found: Manifest) -> bool:
+    """Whether a valid manifest names nothing outside of its entry's folder, and no time that no file can have."""
+    try:
+        for path in found["files"]:
+            inside(found["entry"], path)
+    except WorkerError:
+        return False
+    return all(0 <= file["mtime_ns"] < 1 << 63 for file in found["files"].values())
+
+
+def _is_order(order: Dict[str, Any]) -> bool:
+    try:
+        made = own_manifest(Chosen(**{name: order[name] for name in Chosen._fields}), "")
+        sources = order["sources"]
+        pairs = [(host, writer) for path in made["files"] for host, writer in sources[path]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return manifest.valid(made) and _stays_inside(made) and all(isinstance(one, str) for pair in pairs for one in pair)
 
 
 def _is_row(row: Dict[str, Any]) -> bool:
