@@ -217,6 +217,7 @@ class HostAgent:
         self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
         self._notifying: List[int] = []  # its children that notify
         self._told = self._voter.paper.value["attempts"][-1]["attempt"]  # the newest that the notifiers know of
+        self._waiting: Optional[str] = None  # for whom, as it is on disk
         self._done = False
         cwd = launcher.working_folder(self._request.get("cwd"), own.paths)
         self._notify = notifiers(self._request, cwd, self._umask)
@@ -247,6 +248,7 @@ class HostAgent:
         self._attend()
         self._leader.turn(self._caller, self._part)
         self._tell_of_restart()
+        self._note_waiting()
         self._see_end()
 
     def _look(self) -> None:
@@ -323,6 +325,18 @@ class HostAgent:
             event = {"event": notifying.RESTART, "state": RUNNING, "cause": attempts[-2]["cause"]}
             event["grew"] = len(attempts[-1]["hosts"]) if attempts[-2]["cause"] is None else None
             self._tell(dict(event, attempt=self._told, started=attempts[-1]["started"]))
+
+    def _note_waiting(self) -> None:
+        """For ``ddpctl status``, on the host that leads: whom the next attempt waits for."""
+        words = self._leader.headway.waits
+        if words != self._waiting:
+            with contextlib.suppress(OSError):  # a full disk: there is nothing about it, then
+                if words is None:
+                    fs.discard(self._own.paths.waiting)
+                else:
+                    notes.note(words)
+                    fs.write_json(self._own.paths.waiting, {"attempt": self._told, "words": words})
+            self._waiting = words
 
     def _speaks(self) -> bool:
         """Whether this host runs the notifiers; one does."""

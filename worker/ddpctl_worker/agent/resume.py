@@ -102,12 +102,14 @@ class Resume:
         told[self._host] = reaches
         while any(host not in told for host in hosts):
             part.move(0)
+            part.waits_for = next(host for host in hosts if host not in told)
             time.sleep(PAUSE_S)
+        part.waits_for = None
         used = {host: peer for host, peer in peers.items() if host in hosts or all(host in told[one] for one in hosts)}
         held, trouble = kept(self._folder, used)
         self._require(hosts, trouble)
         found = restoring(held, hosts)
-        orders = {host: [one.order() for one in found if host in one.hosts] for host in hosts}
+        orders: Dict[str, List[Order]] = {host: [one.order() for one in found if host in one.hosts] for host in hosts}
         with self._deciding:
             self._reaches, self._decided = {}, (part.number, orders)
         return orders[self._host]
@@ -163,12 +165,14 @@ def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str
 def _asked(part: LocalPart, first: CheckpointClient, reaches: Sequence[str]) -> List[Order]:
     """What this host has to do, as the ``first`` one says."""
     heard = time.monotonic()
+    part.waits_for = first.host
     while True:
         part.move(0)
         try:
             orders = first.orders(part.paths.host, part.number, reaches)
             heard = time.monotonic()
             if orders is not None:
+                part.waits_for = None
                 return list(orders)
         except PeerGone as gone:
             if time.monotonic() > heard + SILENT_S:

@@ -20,7 +20,7 @@ import os
 import socket
 import ssl
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
@@ -37,7 +37,7 @@ class CheckpointServer(Serving):
         self._folder, self._throttle = folder, Throttle(rate)
         self.moved = time.monotonic()  # when bytes of a file were sent last
         self.final = False
-        self.orders: Callable[[str, int, List[str]], Optional[List[Dict[str, Any]]]] = lambda *asked: None
+        self.orders: Callable[[str, int, List[str]], Optional[Sequence[Mapping[str, Any]]]] = lambda *asked: None
         self._kinds: Dict[str, Callable[[ssl.SSLSocket, Dict[str, Any]], None]] = {
             "list": self._list,
             "manifest": self._manifest,

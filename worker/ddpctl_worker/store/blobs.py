@@ -23,6 +23,7 @@ from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
 RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _CHUNK = 1 << 20
+SYNC_EVERY = 256 << 20  # bytes: all of a large file at its end could take minutes, in which nothing seems to happen
 _MAKE_ROOM = "make room (ddpctl gc removes what no run uses) or set another base_dir for this host"
 
 
@@ -124,6 +125,7 @@ class Part:
         self._folder = fs.own_folder(base_dir, *folder)
         self._final = os.path.join(self._folder, os.path.basename(blob_path(base_dir, sha256)))
         self._read_on = read_on
+        self._unsynced = 0
         self._sha = hashlib.sha256()
         self.done = 0
         adopted = None if fresh else _adopt(self._folder, sha256, size)
@@ -152,6 +154,10 @@ class Part:
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
+            self._unsynced += len(data)
+            if self._unsynced >= SYNC_EVERY:
+                os.fdatasync(self._fd)
+                self._unsynced = 0
         except OSError as error:
             self.drop()
             raise _no_space(error, self._folder) from error
