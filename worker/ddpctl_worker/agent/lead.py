@@ -20,6 +20,7 @@ from ddpctl_worker.run.ports import free_port
 NEAR_S = 4.0  # who has not asked for so long is not near
 CHECK_S = 3.0  # one look from one host at another
 STEADY_NEAR_S = 10.0  # a host that the run may grow to is near for so long
+SAVE_S = 15.0  # for an answer from a host whose disk takes a save
 GROW_AGAIN_S = 30.0  # when it could not
 FEW_S = 20.0  # how long it is waited for hosts, where there are too few
 STUCK_S = 90.0  # a host whose part does not end is lost, even if it answers
@@ -141,7 +142,9 @@ class Leader:
             grown = int(value.get("grown", 0)) + 1
             self._write(caller, dict(value, live=False, grew=last["attempt"], grown=grown))
         elif growth is None and hosts and now >= self._grow_at:
-            self._growth = Growth(last, hosts, self._ask_to_save, lambda hosts: not self._bad_links(hosts))
+            self._growth = Growth(
+                last, hosts, self._ask_to_save, lambda hosts: not self._bad_links(hosts), lambda: self._near_since
+            )
             self._growth.start()
 
     def _conclude(self, caller: Caller, value: Dict[str, Any], ends: policy.Ends, near: List[str], now: float) -> None:
@@ -251,7 +254,7 @@ class Leader:
         return found
 
     def _ask_to_save(self, host: str, question: Dict[str, Any]) -> Mapping[str, Any]:
-        return self._save(question) if host == self.voter.host else self._line.ask(host, question)
+        return self._save(question) if host == self.voter.host else self._line.ask(host, question, SAVE_S)
 
     # --- questions of the others
 
