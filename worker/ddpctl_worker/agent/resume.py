@@ -43,7 +43,7 @@ class Resume:
         self._server: Optional[CheckpointServer] = None
         self._at_work = threading.Lock()  # on the job's folder: one attempt's preparation at a time
         self._deciding = threading.Lock()
-        self._reaches: Dict[int, Dict[str, List[str]]] = {}  # by attempt: whom each host reaches that is done hashing
+        self._reaches: Dict[int, Dict[str, List[str]]] = {}  # by attempt: who is done hashing, and whom it reaches
         self._decided: Tuple[int, Dict[str, List[Order]]] = (0, {})  # for which attempt, and who has to do what
 
     @property
@@ -82,7 +82,7 @@ class Resume:
         Keeper(own, self._host, since=time.time(), read_on=part.move).look(ended=False)
         peers = clients(self._serving(part, hosts), tls)
         try:
-            reaches = _reached(part, peers)
+            reaches = _reached(part, {host: peer for host, peer in peers.items() if host not in hosts})
             first = hosts[0] == self._host
             orders = self._decide(part, hosts, peers, reaches) if first else _asked(part, peers[hosts[0]], reaches)
             count = bring(self._folder, peers, orders, Throttle(None, part.move))
@@ -128,8 +128,8 @@ class Resume:
         trouble: Dict[str, str] = {}
         for again in range(TRIES):
             time.sleep(PAUSE_S if again else 0.0)
-            part.move()
             for host in [one for one in self._line.peers if one != self._host and one not in found]:
+                part.move()
                 try:
                     port = self._line.ask(host, {"k": "serves"})["port"]
                 except (Unanswered, KeyError) as error:
@@ -151,7 +151,7 @@ class Resume:
 
 
 def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str]:
-    """The hosts from which this one can get checkpoints."""
+    """Those of ``peers`` from which this one can get checkpoints."""
     found = []
     for host, peer in peers.items():
         part.move()
