@@ -257,6 +257,36 @@ def test_a_hostile_manifest_is_refused(b: Disk, said: Any) -> None:
         liar.close()
 
 
+ORDER = {**lying({"x": FINE}), "previous": None, "sources": {"x": [["a", "a"]]}}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {**ORDER, "files": {"../victim": FINE}, "sources": {"../victim": [["a", "a"]]}},
+        {**ORDER, "files": {"x": {**FINE, "mtime_ns": 1 << 70}}},
+        {**ORDER, "entry": "../victim"},
+        {**ORDER, "files": {"x": {**FINE, "sha256": "../victim"}}},
+        {**ORDER, "sources": {}},
+        {**ORDER, "sources": {"x": [["a", 3]]}},
+        {"entry": "step_1"},
+        [],
+        "x",
+    ],
+    ids=lambda order: str(order)[-60:],
+)
+def test_a_hostile_order_is_refused(b: Disk, order: Any) -> None:
+    said = [ORDER]
+    liar = Liar(b, lambda request: {"orders": said})
+    try:
+        assert b.client("a", liar.port).orders("b", 2, ["a"]) == [ORDER]
+        said[0] = order
+        with pytest.raises(PeerGone):
+            b.client("a", liar.port).orders("b", 2, ["a"])
+    finally:
+        liar.close()
+
+
 @pytest.mark.parametrize("said", [b"12", b"1234", b"123"], ids=["less", "more", "other bytes"])
 def test_a_peer_that_lies_about_a_file_gets_nowhere(b: Disk, said: bytes) -> None:
     files = {"x": FINE}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from ddpctl_worker.agent.growth import Growth
+import pytest
+
+from ddpctl_worker.agent.growth import Growth, RankSaver
+from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import Unanswered
+from ddpctl_worker.checkpoint.fresh import Fresh
 from tests.worker.node import eventually
 
 ATTEMPT = {"attempt": 2, "hosts": ["a", "b"]}
@@ -20,6 +26,7 @@ class Hosts:
         self.saved: str | None = None
         self.saving: list[str] = []
         self.silent = False
+        self.near = ["a", "b", "c"]
         self._deaf = deaf
 
     def ask(self, host: str, question: dict[str, Any]) -> Mapping[str, Any]:
@@ -29,7 +36,7 @@ class Hosts:
         return {"ready": host not in self._deaf, "saved": self.saved, "saving": host in self.saving}
 
     def grow(self, *, reach: bool = True) -> Growth:
-        growth = Growth(ATTEMPT, ["a", "b", "c"], self.ask, lambda hosts: reach)
+        growth = Growth(ATTEMPT, ["a", "b", "c"], self.ask, lambda hosts: reach, lambda: self.near)
         growth.start()
         return growth
 
@@ -76,6 +83,44 @@ def test_a_host_that_is_lost_meanwhile_ends_it() -> None:
     hosts = Hosts()
     growth = hosts.grow()
     eventually(lambda: hosts.count("seen") >= 1, "it waits")
+    hosts.near = ["a", "c"]
     hosts.silent = True
     eventually(lambda: growth.failed, "it is not now")
     assert growth.saved is None
+
+
+def test_a_host_that_is_busy_is_not_asked_to_save_again() -> None:
+    """The save takes all of its disk, so that it does not answer for a while."""
+    hosts = Hosts()
+    growth = hosts.grow()
+    eventually(lambda: hosts.count("seen") >= 1, "it waits")
+    before = hosts.count("seen")
+    hosts.silent = True
+    eventually(lambda: growth.failed or hosts.count("seen") >= before + 6, "it waits on")
+    assert not growth.failed
+    hosts.saved, hosts.silent = "step_3", False
+    eventually(lambda: growth.saved == "step_3", "it has seen the checkpoint")
+    assert (hosts.count("look"), hosts.count("send")) == (2, 2)
+
+
+def test_a_slow_disk_is_looked_at_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"job": "job", "host": "a", "checkpoint": None}
+    saver = RankSaver(str(tmp_path), run)
+    part = LocalPart(str(tmp_path / "a"), 2)
+    saver.answer({"attempt": 2, "what": "look"}, part)
+    begun, slow = threading.Event(), threading.Event()
+
+    def look(self: Fresh) -> str:
+        begun.set()
+        assert slow.wait(60.0)
+        return "step_3"
+
+    monkeypatch.setattr(Fresh, "look", look)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(saver.answer({"attempt": 2, "what": "seen"}, part)))
+    thread.start()
+    assert begun.wait(60.0)
+    assert saver.answer({"attempt": 2, "what": "seen"}, part) == {"saved": None, "saving": True}
+    slow.set()
+    thread.join()
+    assert found == [{"saved": "step_3", "saving": False}]

@@ -60,7 +60,7 @@ class NodeStatus:
     candidates: tuple[Cause, ...] = ()  # what else may have been the cause, by this node's record
     dropped_lines: int = 0
     metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
-    note: str | None = None  # why a host that answers cannot tell how its part stands
+    note: str | None = None  # why a host that answers cannot tell how its part stands, or whom an attempt waits for
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
     slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
     reported: str | None = None  # when the node that decides on both said so

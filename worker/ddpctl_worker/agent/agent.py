@@ -27,7 +27,7 @@ from ddpctl_worker.agent import policy, talk
 from ddpctl_worker.agent.caller import Caller
 from ddpctl_worker.agent.growth import RankSaver
 from ddpctl_worker.agent.lead import Leader
-from ddpctl_worker.agent.part import LocalPart, left_behind
+from ddpctl_worker.agent.part import CalledOff, LocalPart, left_behind
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.channel import WorkerError
@@ -217,6 +217,7 @@ class HostAgent:
         self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
         self._notifying: List[int] = []  # its children that notify
         self._told = self._voter.paper.value["attempts"][-1]["attempt"]  # the newest that the notifiers know of
+        self._waiting: Optional[str] = None  # for whom, as it is on disk
         self._done = False
         cwd = launcher.working_folder(self._request.get("cwd"), own.paths)
         self._notify = notifiers(self._request, cwd, self._umask)
@@ -247,6 +248,7 @@ class HostAgent:
         self._attend()
         self._leader.turn(self._caller, self._part)
         self._tell_of_restart()
+        self._note_waiting()
         self._see_end()
 
     def _look(self) -> None:
@@ -277,6 +279,7 @@ class HostAgent:
                 self._called_off_at = None
             waits = part is not None and not part.started and part.end is None  # else it has its end to tell
             if part is not None and waits and (part.number < number or not wanted):
+                part.wanted = False
                 part = self._part = None  # called off before it began
             if wanted and (part is None or (part.number < number and part.end is not None)):
                 part = self._part = LocalPart(self._own.paths.top, number)
@@ -302,7 +305,9 @@ class HostAgent:
         """In a thread of its own: a checkpoint may be large, and the run can be killed meanwhile."""
         try:
             if part.number > self._first:  # before that one ddpctl has done it
-                self._resume.bring(hosts)
+                self._resume.bring(part, hosts)
+        except CalledOff:
+            return
         except Exception as error:
             notes.note("the checkpoints for attempt %d: %s" % (part.number, notes.trace(error)))
             part.failed("the checkpoint to resume from cannot be had: %s" % error)
@@ -320,6 +325,18 @@ class HostAgent:
             event = {"event": notifying.RESTART, "state": RUNNING, "cause": attempts[-2]["cause"]}
             event["grew"] = len(attempts[-1]["hosts"]) if attempts[-2]["cause"] is None else None
             self._tell(dict(event, attempt=self._told, started=attempts[-1]["started"]))
+
+    def _note_waiting(self) -> None:
+        """For ``ddpctl status``, on the host that leads: whom the next attempt waits for."""
+        words = self._leader.headway.waits
+        if words != self._waiting:
+            with contextlib.suppress(OSError):  # a full disk: there is nothing about it, then
+                if words is None:
+                    fs.discard(self._own.paths.waiting)
+                else:
+                    notes.note(words)
+                    fs.write_json(self._own.paths.waiting, {"attempt": self._told, "words": words})
+            self._waiting = words
 
     def _speaks(self) -> bool:
         """Whether this host runs the notifiers; one does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker.agent.part import LocalPart
@@ -29,6 +29,7 @@ class RankSaver:
         self._settings: Mapping[str, Any] = run.get("checkpoint") or {}
         self._folder = checkpoint_dir(base, run["job"], run["host"])
         self._fresh: Optional[Fresh] = None
+        self._looking = threading.Lock()  # a slow disk is looked at once at a time
 
     def answer(self, question: Mapping[str, Any], part: Optional[LocalPart]) -> Dict[str, Any]:
         """``look``: {"ready": whether all ranks here would save}; what comes later is new. ``send``: they are asked.
@@ -36,8 +37,7 @@ class RankSaver:
         if part is None or part.number != question["attempt"] or part.end is not None:
             return {"ready": False, "saved": None, "saving": False}
         if question["what"] == "seen":
-            name = self._fresh.look() if self._fresh is not None else None
-            return {"saved": name, "saving": self._fresh is not None and self._fresh.changing}
+            return self._seen()
         if question["what"] == "look":
             self._fresh = Fresh(self._folder)
         found = self._ranks(part)
@@ -46,6 +46,17 @@ class RankSaver:
         number = ask.number_of(self._settings["signal"])
         deaf = ask.send(found, number) if question["what"] == "send" else ask.deaf_of(found, number)
         return {"ready": not deaf}
+
+    def _seen(self) -> Dict[str, Any]:
+        fresh = self._fresh
+        if fresh is None:
+            return {"saved": None, "saving": False}
+        if not self._looking.acquire(blocking=False):  # nobody waits for the look before any more
+            return {"saved": None, "saving": True}
+        try:
+            return {"saved": fresh.look(), "saving": fresh.changing}
+        finally:
+            self._looking.release()
 
     @staticmethod
     def _ranks(part: LocalPart) -> List[RankProcess]:
@@ -59,14 +70,21 @@ class RankSaver:
 
 class Growth:
     """The leader's part, in a thread of its own: ``saved`` once there is a new checkpoint, ``failed`` where the hosts
-    do not reach each other, or one of them is lost. ``reachable``: whether all ``hosts`` of the next attempt do."""
+    do not reach each other, or one of them is lost. ``reachable``: whether all ``hosts`` of the next attempt do.
+    ``near``: the hosts that the leader hears; one of these that does not answer is busy with its save.
+    """
 
     def __init__(
-        self, attempt: Mapping[str, Any], hosts: Sequence[str], ask_host: Ask, reachable: Callable[[List[str]], bool]
+        self,
+        attempt: Mapping[str, Any],
+        hosts: Sequence[str],
+        ask_host: Ask,
+        reachable: Callable[[List[str]], bool],
+        near: Callable[[], Collection[str]],
     ) -> None:
         self.attempt, self.hosts = int(attempt["attempt"]), list(hosts)
         self._before: List[str] = list(attempt["hosts"])
-        self._ask, self._reachable = ask_host, reachable
+        self._ask, self._reachable, self._near = ask_host, reachable, near
         self._stopped = threading.Event()
         self.failed = False
         self.saved: Optional[str] = None
@@ -99,9 +117,18 @@ class Growth:
         notes.note("growth: %s; the run continues on %d hosts once there is a new one" % (what, len(self.hosts)))
         while not self._stopped.is_set() and self.saved is None:
             time.sleep(LOOK_S)
-            seen = [self._each(host, "seen") for host in self._before]
+            seen = [self._look_at(host) for host in self._before]
             if not any(one["saving"] for one in seen):  # each host may write files of one save
                 self.saved = next((one["saved"] for one in seen if one["saved"]), None)
+
+    def _look_at(self, host: str) -> Mapping[str, Any]:
+        """What it has seen. If each missed answer made the ranks save once more, they would save without end."""
+        try:
+            return self._each(host, "seen")
+        except Unanswered:
+            if host not in self._near():
+                raise
+            return {"saved": None, "saving": True}
 
     def _each(self, host: str, what: str) -> Mapping[str, Any]:
         return self._ask(host, {"k": "save", "what": what, "attempt": self.attempt})

@@ -9,6 +9,7 @@ from ddpctl_worker import notes
 from ddpctl_worker.agent import policy
 from ddpctl_worker.agent.caller import Caller
 from ddpctl_worker.agent.growth import Growth
+from ddpctl_worker.agent.headway import Headway
 from ddpctl_worker.agent.part import LocalPart, brief
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
@@ -19,6 +20,7 @@ from ddpctl_worker.run.ports import free_port
 NEAR_S = 4.0  # who has not asked for so long is not near
 CHECK_S = 3.0  # one look from one host at another
 STEADY_NEAR_S = 10.0  # a host that the run may grow to is near for so long
+SAVE_S = 15.0  # for an answer from a host whose disk takes a save
 GROW_AGAIN_S = 30.0  # when it could not
 FEW_S = 20.0  # how long it is waited for hosts, where there are too few
 STUCK_S = 90.0  # a host whose part does not end is lost, even if it answers
@@ -44,6 +46,7 @@ class Leader:
         self._near_since: Dict[str, float] = {}
         self._growth: Optional[Growth] = None
         self._grow_at = 0.0  # the next time to try it
+        self.headway = Headway()
         self._begun: Dict[int, float] = {}  # when each attempt was first seen here (seconds since boot)
         self._lasted: List[float] = []
         self._next_at: Optional[float] = None
@@ -59,8 +62,10 @@ class Leader:
         ended = part is None or part.end is not None
         clear = last if ended and (mine or not self.voter.paper.value["live"]) else last - 1
         ready = last if mine and part is not None and part.ready else 0
-        end = brief(part.end, part.called_off) if mine and part is not None else None
-        return {"clear": clear, "end": end, "attempt": last, "ready": ready, "free": ended}
+        told: Dict[str, Any] = {"clear": clear, "end": None, "attempt": last, "ready": ready, "free": ended}
+        if mine and part is not None:
+            told.update(end=brief(part.end, part.called_off), moved=part.moved, waits=part.waits_for)
+        return told
 
     # --- what the leader does
 
@@ -72,9 +77,11 @@ class Leader:
             if self._growth is not None and not voter.leads:
                 self._growth.stop()
                 self._growth = None
+            last = value["attempts"][-1]
+            if not voter.leads or not value["live"] or value["go"] == last["attempt"]:
+                self.headway.over()
             if not voter.leads or not voter.agreed or value["over"] is not None:
                 return
-            last = value["attempts"][-1]
             self._begun.setdefault(last["attempt"], now)
             reports = {**caller.reports, voter.host: self.report(part)}
             near = caller.near(NEAR_S)
@@ -102,8 +109,22 @@ class Leader:
             self._write(caller, dict(value, live=False))  # from now on nobody gets a lease for it
         elif value["live"] and value["go"] < last["attempt"] and _all_ready(reports, last):
             self._write(caller, dict(value, go=last["attempt"]))
+        elif value["live"] and value["go"] < last["attempt"]:
+            self._await(caller, value, reports, near, now)
         elif value["live"] and value["go"] == last["attempt"] and not clear and not silent:
             self._grow(caller, value, reports, now)
+
+    def _await(
+        self, caller: Caller, value: Dict[str, Any], reports: Mapping[str, Any], near: List[str], now: float
+    ) -> None:
+        """Until all hosts are ready. One that hangs is set aside, if the run can continue without it."""
+        last = value["attempts"][-1]
+        hang = self.headway.look(last, reports, near, now)
+        aside = {**value["aside"], **hang}
+        left = policy.choose(self._rules, last["hosts"], [one for one in near if one not in aside])
+        if hang and len(left) >= self._rules.least:
+            notes.note("attempt %d is called off: %s" % (last["attempt"], "; ".join(hang.values())))
+            self._write(caller, dict(value, live=False, aside=aside))
 
     def _grow(self, caller: Caller, value: Dict[str, Any], reports: Mapping[str, Any], now: float) -> None:
         """While all is well: see whether there are more hosts to continue on, and end the attempt once it has saved."""
@@ -121,7 +142,9 @@ class Leader:
             grown = int(value.get("grown", 0)) + 1
             self._write(caller, dict(value, live=False, grew=last["attempt"], grown=grown))
         elif growth is None and hosts and now >= self._grow_at:
-            self._growth = Growth(last, hosts, self._ask_to_save, lambda hosts: not self._bad_links(hosts))
+            self._growth = Growth(
+                last, hosts, self._ask_to_save, lambda hosts: not self._bad_links(hosts), lambda: self._near_since
+            )
             self._growth.start()
 
     def _conclude(self, caller: Caller, value: Dict[str, Any], ends: policy.Ends, near: List[str], now: float) -> None:
@@ -231,7 +254,7 @@ class Leader:
         return found
 
     def _ask_to_save(self, host: str, question: Dict[str, Any]) -> Mapping[str, Any]:
-        return self._save(question) if host == self.voter.host else self._line.ask(host, question)
+        return self._save(question) if host == self.voter.host else self._line.ask(host, question, SAVE_S)
 
     # --- questions of the others
 

@@ -69,6 +69,10 @@ def attempt_argv(argv: List[str], part: Mapping[str, Any]) -> List[str]:
     return placed
 
 
+class CalledOff(Exception):
+    """Nobody wants this part any more: its preparation ends."""
+
+
 class LocalPart:
     """``number``: of the attempt. ``ready``: what it resumes from is in place. ``end``: its exit record, once there is
     one."""
@@ -77,10 +81,19 @@ class LocalPart:
         self.paths = RunPaths(top, number)
         self.number = number
         self.ready = self.started = False
+        self.wanted = True  # until the attempt is called off before it began
+        self.moved = 0  # how far its preparation is: bytes, and steps
+        self.waits_for: Optional[str] = None  # the host that this one needs to continue its preparation
         self.called_off = False  # it is stopped because the attempt is over elsewhere
         self._lock = threading.Lock()
         self.end: Optional[Dict[str, Any]] = None
         self._pipes: List[int] = []
+
+    def move(self, count: int = 1) -> None:
+        """Its preparation comes on: bytes were read or fetched, or a step is done. Raises CalledOff."""
+        if not self.wanted:
+            raise CalledOff("attempt %d is not wanted any more" % self.number)
+        self.moved += count
 
     def start(
         self, request: Mapping[str, Any], base: str, attempt: Mapping[str, Any], umask: int, lease: float

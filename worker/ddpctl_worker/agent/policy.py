@@ -57,8 +57,11 @@ def after(
     grew: bool = False,
 ) -> NextStep:
     """``attempts``: all of them, the last one being over. ``ends``: the exit record of each of its hosts, None for one
-    that was not heard of any more. ``near``: hosts that answer now. ``aside``: who must not be used, and why. ``grew``:
+    that was not heard of any more. ``near``: hosts that answer now. ``aside``: who must not be used, and why; one of
+    them in this attempt hung, so that it could not begin. ``grew``:
     it was stopped to continue on more hosts, as ``grown`` attempts so far were; these do not count as restarts."""
+    hung = {host: aside[host] for host in attempts[-1]["hosts"] if host in aside}  # it was called off for these
+    ends = {**ends, **{host: _hung(host, why) for host, why in hung.items()}}
     damaged = broken(ends)
     if grew:
         ends = {host: _stopped(end) for host, end in ends.items()}
@@ -66,7 +69,7 @@ def after(
     lost = {host: "it was not heard of any more" for host, end in ends.items() if end is None}
     stuck = {host: "it answers, and its part of the attempt does not end" for host in lost if host in near}
     misfits = _misfits(attempts, cause)
-    unfit = {**stuck, **damaged, **misfits}
+    unfit = {**stuck, **damaged, **misfits, **hung}
     states = {str(end["state"]) for end in ends.values() if end is not None}
     if states == {SUCCEEDED} and not lost:
         return NextStep(None, [], {}, over={"state": SUCCEEDED, "cause": None})
@@ -75,7 +78,7 @@ def after(
     set_aside = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
     usable = [one for one in near if one not in aside and one not in unfit and one not in lost]
     hosts = choose(rules, attempts[-1]["hosts"], usable)
-    why_not = None if misfits or (grew and cause is None) else _why_not(rules, attempts, cause, grown)
+    why_not = None if misfits or hung or (grew and cause is None) else _why_not(rules, attempts, cause, grown)
     if why_not:
         return NextStep(cause, set_aside, unfit, over=given_up(cause, why_not, attempts[-1]))
     return NextStep(cause, set_aside, unfit, hosts=hosts)
@@ -87,6 +90,10 @@ def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: Mapping[str,
         text = "attempt %d was stopped by ddpctl" % attempt["attempt"]
         cause = outcomes.cause(attempt["hosts"][0], SPAWN_FAILED, text)
     return {"state": FAILED, "cause": dict(cause, message="%s; not restarted: %s" % (cause["message"], why))}
+
+
+def _hung(host: str, why: str) -> Dict[str, Any]:
+    return {"state": FAILED, "cause": outcomes.cause(host, SPAWN_FAILED, why)}
 
 
 def _stopped(end: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:

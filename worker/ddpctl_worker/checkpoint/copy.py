@@ -59,13 +59,16 @@ class CheckpointClient:
         found = self._value({"k": "manifest", "writer": writer, "entry": entry})
         if not manifest.valid(found) or (found["host"], found["entry"]) != (writer, entry):
             raise self._nonsense()
-        try:
-            for path, file in found["files"].items():
-                inside(entry, path)
-                if not 0 <= file["mtime_ns"] < 1 << 63:
-                    raise self._nonsense()
-        except WorkerError as error:
-            raise PeerGone(error.message) from None
+        if not _stays_inside(found):
+            raise self._nonsense()
+        return found
+
+    def orders(self, host: str, attempt: int, reaches: Sequence[str]) -> Optional[List[Dict[str, Any]]]:
+        """What ``host``, which reaches these hosts, has to put in place before an attempt; None: not decided yet."""
+        ask = {"k": "orders", "for": host, "attempt": attempt, "reaches": list(reaches)}
+        found: Optional[List[Dict[str, Any]]] = self._value(ask).get("orders")
+        if found is not None and not (isinstance(found, list) and all(map(_is_order, found))):
+            raise self._nonsense()
         return found
 
     def file(self, writer: str, entry: str, path: str, part: Part, throttle: Throttle) -> None:
@@ -180,7 +183,7 @@ class Fetching:
 
     def _take(self, host: str, writer: str, entry: str, path: str, file: File) -> None:
         below = self._folder.parts(self._writer, manifest.FOLDER, INCOMING)
-        part = Part(self._folder.base, file["sha256"], file["size"], folder=below)
+        part = Part(self._folder.base, file["sha256"], file["size"], folder=below, read_on=self._throttle.read)
         try:
             if host == self._folder.host:
                 self._copy(writer, entry, path, part)
@@ -209,7 +212,10 @@ class Fetching:
 def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
     """All these files in a new folder aside, each with its own time; its path."""
     incoming = folder.make(writer, manifest.FOLDER, INCOMING)
-    require_space(incoming, 2 * sum(file["size"] for file in files.values()))  # the job's next save needs room too
+    lacking = [file for file in files.values() if not os.path.exists(os.path.join(incoming, file["sha256"]))]
+    whole, more = (sum(file["size"] for file in some) for some in (files.values(), lacking))
+    require_space(incoming, whole + more)  # the job's next save needs room too
+    got = {file["sha256"]: get(path, file) for path, file in sorted(files.items())}  # what came stays if the rest fails
     aside = os.path.join(incoming, "new.%s" % os.urandom(6).hex())
     os.mkdir(aside, 0o700)
     made: Dict[str, str] = {}
@@ -220,7 +226,7 @@ def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> 
             if file["sha256"] in made:
                 shutil.copyfile(made[file["sha256"]], target)
             else:
-                os.rename(get(path, file), target)
+                os.rename(got[file["sha256"]], target)
             made[file["sha256"]] = target
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
         for place, _, _ in os.walk(aside):
@@ -395,6 +401,26 @@ def _name_aside(target: str) -> str:
 def _is_file(path: str) -> bool:
     """Whether it is anything but a folder: a symbolic link is not followed."""
     return not stat.S_ISDIR(os.lstat(path).st_mode)
+
+
+def _stays_inside(found: Manifest) -> bool:
+    """Whether a valid manifest names nothing outside of its entry's folder, and no time that no file can have."""
+    try:
+        for path in found["files"]:
+            inside(found["entry"], path)
+    except WorkerError:
+        return False
+    return all(0 <= file["mtime_ns"] < 1 << 63 for file in found["files"].values())
+
+
+def _is_order(order: Dict[str, Any]) -> bool:
+    try:
+        made = own_manifest(Chosen(**{name: order[name] for name in Chosen._fields}), "")
+        sources = order["sources"]
+        pairs = [(host, writer) for path in made["files"] for host, writer in sources[path]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return manifest.valid(made) and _stays_inside(made) and all(isinstance(one, str) for pair in pairs for one in pair)
 
 
 def _is_row(row: Dict[str, Any]) -> bool:

@@ -111,11 +111,12 @@ def bring(
     throttle: Optional[Throttle] = None,
 ) -> int:
     """Put in place what this host lacks, and set aside what is newer and not complete. How many bytes came from other
-    hosts.
+    hosts. ``throttle`` hears of every step, and may end it there with an exception.
 
     Raises:
         WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
     """
+    throttle = throttle or Throttle(None)
     sweep(folder)
     fetching = Fetching(folder, folder.host, peers, throttle)
     for order in orders:
@@ -123,9 +124,11 @@ def bring(
         sources = order["sources"]
 
         def get(path: str, file: File, entry: str = chosen.entry, known: Mapping[str, Any] = sources) -> str:
+            throttle.took(0)
             return fetching.get(entry, path, file, _in_turn(known[path], folder.host))
 
         put_own(folder, chosen, get)
+    throttle.took(0)
     for entry in set_newer_aside(folder):
         notes.note("set aside %s: it is newer than the checkpoint to resume from, and not complete" % entry)
     return fetching.bytes

@@ -17,6 +17,11 @@ class Throttle:
         self._lock = threading.Lock()
         self.moved = time.monotonic()  # when bytes came last
 
+    def read(self, size: int) -> None:
+        """Bytes of an earlier transfer were hashed again."""
+        if self._moved_on is not None:
+            self._moved_on(size)
+
     def took(self, size: int) -> None:
         self.moved = time.monotonic()
         if self._moved_on is not None:

@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import stat
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs, paths
 from ddpctl_worker.channel import Channel, WorkerError
@@ -23,6 +23,7 @@ from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
 RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _CHUNK = 1 << 20
+SYNC_EVERY = 256 << 20  # bytes: all of a large file at its end could take minutes, in which nothing seems to happen
 _MAKE_ROOM = "make room (ddpctl gc removes what no run uses) or set another base_dir for this host"
 
 
@@ -104,11 +105,18 @@ class Part:
     """
 
     def __init__(
-        self, base_dir: str, sha256: str, size: int, *, fresh: bool = False, folder: Sequence[str] = ("store",)
+        self,
+        base_dir: str,
+        sha256: str,
+        size: int,
+        *,
+        fresh: bool = False,
+        folder: Sequence[str] = ("store",),
+        read_on: Optional[Callable[[int], None]] = None,
     ) -> None:
         """Takes up an abandoned part unless ``fresh``; checks the free space for what is still missing.
 
-        ``folder``: where below ``base_dir`` it lies.
+        ``folder``: where below ``base_dir`` it lies. ``read_on`` hears how many bytes of an earlier transfer were read.
 
         Raises:
             WorkerError: unsafe_path or no_space.
@@ -116,6 +124,8 @@ class Part:
         self.sha256, self.size = sha256, size
         self._folder = fs.own_folder(base_dir, *folder)
         self._final = os.path.join(self._folder, os.path.basename(blob_path(base_dir, sha256)))
+        self._read_on = read_on
+        self._unsynced = 0
         self._sha = hashlib.sha256()
         self.done = 0
         adopted = None if fresh else _adopt(self._folder, sha256, size)
@@ -132,6 +142,8 @@ class Part:
         for piece in iter(lambda: os.read(self._fd, _CHUNK), b""):
             self._sha.update(piece)
             self.done += len(piece)
+            if self._read_on is not None:
+                self._read_on(len(piece))
 
     def write(self, data: bytes) -> None:
         """Append. Raises WorkerError no_space (the part is dropped: it would keep the disk full)."""
@@ -142,6 +154,10 @@ class Part:
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
+            self._unsynced += len(data)
+            if self._unsynced >= SYNC_EVERY:
+                os.fdatasync(self._fd)
+                self._unsynced = 0
         except OSError as error:
             self.drop()
             raise _no_space(error, self._folder) from error

@@ -1,0 +1,152 @@
+"""A host that hangs while an attempt is prepared does not hold up the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpctl_worker import notes
+from ddpctl_worker.agent.headway import HANGS_S
+from ddpctl_worker.agent.lead import Leader
+from ddpctl_worker.agent.part import CalledOff, LocalPart
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.status import node_status
+
+HOSTS = ["a", "b", "c", "d"]
+
+
+class Preparing:
+    """Attempt 2 on a, b and c is prepared, and a leads. Each turn is ten seconds later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hosts: str = "abcd", least: int = 3) -> None:
+        self.now = 1000.0
+        members = [{"host": host, "role": "node", "address": "127.0.0.1"} for host in hosts]
+        run = {"restart": {"hosts": members, "nodes": 3, "least": least, "restarts": 1}}
+        ended = {"attempt": 1, "hosts": list("abc"), "cause": {"message": "it failed"}, "set_aside": []}
+        fresh = {"attempt": 2, "hosts": list("abc"), "ended": None, "cause": None, "set_aside": []}
+        value = {"attempts": [ended, fresh], "live": True, "go": 1, "aside": {}, "over": None}
+        self.voter: Any = SimpleNamespace(host="a", leads=True, agreed=True, paper=SimpleNamespace(value=value))
+        self.voter.write = lambda value: setattr(self.voter.paper, "value", value)
+        self.voter.quiet_at = lambda host: self.now + 100.0
+        self.reports: dict[str, dict[str, Any]] = {host: self.report() for host in "bc"}
+        self.part = LocalPart("/nonexistent", 2)
+        self.caller: Any = SimpleNamespace(lock=threading.RLock(), reports=self.reports, changed=threading.Event())
+        self.caller.near = lambda seconds: list(hosts)
+        self.caller.save = self.caller.nudge = lambda: None
+        self.leader = Leader(run, self.voter, SimpleNamespace(peers={}), "/nonexistent", dict)  # type: ignore[arg-type]
+        monkeypatch.setattr(notes, "boottime", lambda: self.now)
+
+    @staticmethod
+    def report(**more: Any) -> dict[str, Any]:
+        return {"clear": 1, "end": None, "attempt": 2, "ready": 0, "free": False, **more}
+
+    @property
+    def value(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.voter.paper.value
+        return found
+
+    def last(self, seconds: float, **moves: int) -> None:
+        """``moves``: the hosts that come on, and how far in ten seconds."""
+        until = self.now + seconds
+        while self.now < until and self.value["live"]:
+            self.now += 10.0
+            for host, count in moves.items():
+                if host == "a":
+                    self.part.move(count)
+                else:
+                    self.reports[host]["moved"] = self.reports[host].get("moved", 0) + count
+            self.leader.turn(self.caller, self.part)
+
+
+def test_a_host_that_hangs_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Preparing(monkeypatch)
+    run.part.ready = True
+    run.last(HANGS_S, b=1)
+    assert run.value["live"]
+    run.last(20.0, b=1)
+    assert not run.value["live"]
+    assert list(run.value["aside"]) == ["c"]
+    for host in "bc":
+        run.reports[host]["clear"] = 2
+    run.leader.turn(run.caller, None)
+    ended = run.value["attempts"][-1]
+    assert (ended["cause"]["host"], [one["host"] for one in ended["set_aside"]]) == ("c", ["c"])
+    assert "made no progress for 120 s" in ended["cause"]["message"]
+    assert run.value["over"] is None, "it was the last attempt, and no rank of it had begun"
+    assert list(run.value["aside"]) == ["c"]
+
+
+def test_what_takes_hours_and_comes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Preparing(monkeypatch)
+    run.reports["c"]["ready"] = 2
+    run.last(7200.0, a=1, b=1 << 30)
+    assert run.value["live"]
+    run.part.ready = True
+    run.reports["b"]["ready"] = 2
+    run.leader.turn(run.caller, run.part)
+    assert run.value["go"] == 2
+
+
+def test_who_waits_for_another_host_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """b waits for a, which waits for c; on that one a part of the attempt before does not end."""
+    run = Preparing(monkeypatch)
+    run.part.waits_for, run.reports["b"]["waits"] = "c", "a"
+    run.reports["c"]["clear"] = 0
+    run.last(HANGS_S + 30.0)
+    assert list(run.value["aside"]) == ["c"]
+
+
+def test_where_the_run_needs_that_host_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Preparing(monkeypatch, hosts="abc")
+    run.last(3600.0, a=1, b=1)
+    assert run.value["live"]
+    assert run.value["aside"] == {}
+    words = run.leader.headway.waits
+    assert words is not None
+    assert words.startswith("attempt 2 waits for a, b, c (no progress since ")
+    run.last(20.0, a=1, b=1)
+    assert run.leader.headway.waits == words
+    run.last(10.0, a=1, b=1, c=1)
+    assert run.leader.headway.waits == "attempt 2 waits for a, b, c"
+
+
+def test_fewer_hosts_are_enough_where_the_job_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Preparing(monkeypatch, hosts="abc", least=2)
+    run.last(HANGS_S + 30.0, a=1, b=1)
+    assert list(run.value["aside"]) == ["c"]
+
+
+def test_what_a_host_says_of_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Preparing(monkeypatch)
+    part = LocalPart("/nonexistent", 2)
+    part.move(7)
+    part.waits_for = "b"
+    told = run.leader.report(part)
+    assert (told["moved"], told["waits"], told["ready"]) == (7, "b", 0)
+    part.wanted = False
+    with pytest.raises(CalledOff):
+        part.move()
+    assert "moved" not in run.leader.report(LocalPart("/nonexistent", 1))
+
+
+def test_status_says_whom_an_attempt_waits_for(tmp_path: Path) -> None:
+    """While it waits: what is left of an earlier wait, or of an agent that is gone, says nothing."""
+    paths = RunPaths(str(tmp_path / "a"))
+    Path(paths.node).mkdir(parents=True)
+    attempts = [{"attempt": number, "hosts": ["b"]} for number in (1, 2)]
+    value = {"attempts": attempts, "live": True, "go": 1, "aside": {}, "over": None}
+    place = {"first": attempts[0], "hosts": []}
+    Path(paths.run).write_text(json.dumps({"run": "r", "host": "a", "job": "j", "restart": place}))
+    Path(paths.waiting).write_text(json.dumps({"attempt": 2, "words": "attempt 2 waits for b"}))
+
+    def note(**changes: Any) -> Any:
+        Path(paths.agreed).write_text(json.dumps({"paper": [1, 1, {**value, **changes}]}))
+        return node_status(paths)["note"]
+
+    assert note() == "attempt 2 waits for b"
+    assert note(go=2) is note(live=False) is note(attempts=attempts[:1], go=0) is None

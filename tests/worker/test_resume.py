@@ -1,0 +1,235 @@
+"""How the hosts of an attempt get what they resume from, each from the others, over real connections."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.agent import resume, talk
+from ddpctl_worker.agent.part import CalledOff, LocalPart
+from ddpctl_worker.agent.resume import Resume
+from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.checkpoint import copy, entries, keeper, restore
+from tests.worker.checkpoints import JOB, Disk, credentials
+from tests.worker.node import eventually
+
+pytestmark = pytest.mark.slow
+
+KEY = talk.key_of("ab" * 32)
+BIG = os.urandom(4_000_000)
+
+
+class Party:
+    """The agents of a run, as far as they prepare an attempt; the first ``count`` hosts are in it."""
+
+    def __init__(self, folder: Path, hosts: str, count: int) -> None:
+        self.hosts = list(hosts[:count])
+        members = [{"host": host, "address": "127.0.0.1"} for host in hosts]
+        self.disks = {host: Disk(folder / host, host) for host in hosts}
+        desks = {host: AnswerDesk(KEY, "run", host, list(hosts), "127.0.0.1") for host in hosts}
+        self.lines = {
+            host: PeerLine(KEY, "run", host, {one: ("127.0.0.1", at.port) for one, at in desks.items() if one != host})
+            for host in hosts
+        }
+        who = credentials()
+        pem = {"certificate": who.certificate, "key": who.key}
+        self.resume: dict[str, Resume] = {}
+        self.asked: list[str] = []
+        for host in hosts:
+            run = {"host": host, "job": JOB, "restart": {"hosts": members}}
+            self.resume[host] = Resume(str(self.disks[host].base), run, pem, self.lines[host])
+            self.resume[host].start()
+            desks[host].start(self._answer(host), self.lines[host])
+        self.folder = folder
+
+    def _answer(self, host: str) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
+        def answer(other: str, question: dict[str, Any]) -> dict[str, Any]:
+            self.asked.append(other)
+            return {"port": self.resume[host].port}
+
+        return answer
+
+    def part(self, host: str, number: int = 2) -> LocalPart:
+        return LocalPart(str(self.folder / "runs" / host), number)
+
+    def begin(self, host: str, part: LocalPart | None = None) -> Task:
+        return Task(lambda: self.resume[host].bring(part or self.part(host), self.hosts))
+
+    def all_bring(self) -> None:
+        for task in [self.begin(host) for host in self.hosts]:
+            task.result()
+
+    def newest(self, host: str) -> list[str]:
+        return sorted(entries.look(str(self.disks[host].own)))
+
+    def close(self) -> None:
+        for host, disk in self.disks.items():
+            self.resume[host].close()
+            disk.close()
+
+
+class Task:
+    """In a thread of its own."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._error = work, [BaseException()][:0]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error.append(error)
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> None:
+        self._thread.join(60.0)
+        assert self.over, "it takes more than a minute"
+        if self._error:
+            raise self._error[0]
+
+
+@pytest.fixture
+def party(tmp_path: Path) -> Iterator[Callable[..., Party]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(hosts: str, count: int) -> Party:
+            made = Party(tmp_path, hosts, count)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def torch_save(path: Path, text: str) -> None:
+    """As torch.save writes; nobody has hashed it yet."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", text)
+
+
+def test_all_hosts_have_the_newest_one(party: Any) -> None:
+    three = party("abc", 2)
+    three.disks["a"].save("step_1.pt", {"": b"1"}, age=50)
+    three.disks["c"].save("step_2.pt", {"": b"2"}, age=20)  # a spare, which had a part in an attempt before
+    three.all_bring()
+    assert [three.disks[host].content("step_2.pt") for host in "ab"] == [{"": b"2"}] * 2
+
+
+@pytest.mark.parametrize("slow", ["a", "b"])
+def test_nobody_chooses_while_a_host_still_hashes(party: Any, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    """The last save has no manifest yet. The other host, which has less to hash, would resume from the one before."""
+    two = party("ab", 2)
+    for host in two.hosts:
+        two.disks[host].save("step_100.pt", {"": b"100"}, age=50)
+    torch_save(two.disks[slow].own / "step_200.pt", "200")
+    tasks: dict[str, Task] = {}
+
+    class Slow(keeper.Keeper):
+        def look(self, ended: bool | None = None) -> Any:
+            if self._host == slow:
+                with contextlib.suppress(AssertionError):
+                    eventually(lambda: any(task.over for task in list(tasks.values())), "the other waits", 3.0)
+            return super().look(ended)
+
+    monkeypatch.setattr(resume, "Keeper", Slow)
+    for host in two.hosts:
+        tasks[host] = two.begin(host)
+    for task in tasks.values():
+        task.result()
+    for host in two.hosts:
+        assert two.newest(host) == ["step_100.pt", "step_200.pt"]
+
+
+def test_a_spare_that_only_some_reach_makes_no_difference(party: Any) -> None:
+    """One of them would resume from its checkpoint, and the other one from an older one."""
+    three = party("abc", 2)
+    for host, step in (("a", 1), ("b", 1), ("c", 2)):
+        three.disks[host].save(f"step_{step}.pt", {"": b"%d" % step}, age=50 - step)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        three.lines["b"].peers["c"] = ("127.0.0.1", closed.getsockname()[1])
+        three.all_bring()
+    assert three.newest("a") == three.newest("b")
+
+
+def test_a_first_host_that_does_not_serve_any_more_is_named(party: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "SILENT_S", 1.0)
+    two = party("ab", 2)
+    two.resume["a"].close()
+    with pytest.raises(WorkerError, match="b could not ask a what to resume from"):
+        two.begin("b").result()
+
+
+def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
+    party: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is in the middle of it; the second one begins once that has ended, and it ends early."""
+    two = party("ab", 2)
+    two.disks["a"].save("step_1.pt", {"": BIG}, age=50)
+    beside, second = [], threading.Event()
+
+    def put_own(*args: Any) -> None:
+        beside.append(1)
+        if len(beside) > 1:
+            second.set()
+        else:
+            first.wanted = False
+            second.wait(2.0)
+            assert not second.is_set(), "two are at work"
+        copy.put_own(*args)
+
+    def set_newer_aside(folder: Any) -> list[str]:
+        asides.append(folder.host)
+        return copy.set_newer_aside(folder)
+
+    asides: list[str] = []
+    monkeypatch.setattr(restore, "put_own", put_own)
+    monkeypatch.setattr(restore, "set_newer_aside", set_newer_aside)
+    first = two.part("b", 2)
+    tasks = [two.begin("b", first), two.begin("a")]
+    eventually(lambda: bool(beside), "the first one is at work")
+    again = [two.begin("b", two.part("b", 3)), two.begin("a", two.part("a", 3))]
+    with pytest.raises(CalledOff):
+        tasks[0].result()
+    for task in [tasks[1], *again]:
+        task.result()
+    assert asides.count("b") == 1
+    assert two.disks["b"].content("step_1.pt") == {"": BIG}
+
+
+def test_a_preparation_that_was_called_off_ends_in_the_middle_of_a_file(party: Any) -> None:
+    """What has come stays for the next one."""
+    two = party("ab", 2)
+    two.disks["a"].save("step_1", {"one": b"1" * 10, "two": BIG}, age=50)
+    part = two.part("b")
+    real = part.move
+
+    def move(count: int = 1) -> None:
+        part.wanted = part.wanted and count <= 10
+        real(count)
+
+    part.move = move
+    tasks = [two.begin("b", part), two.begin("a")]
+    with pytest.raises(CalledOff):
+        tasks[0].result()
+    tasks[1].result()
+    incoming = two.disks["b"].own / ".ddpctl" / "incoming"
+    assert sorted(path.stat().st_size for path in incoming.iterdir())[0] == 10
+    assert any(path.name.endswith(".part") for path in incoming.iterdir())
+    assert two.newest("b") == []
+    two.begin("a", two.part("a", 3))
+    two.begin("b", two.part("b", 3)).result()
+    assert two.disks["b"].content("step_1") == {"one": b"1" * 10, "two": BIG}
