@@ -86,7 +86,7 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
 
 
 def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path) -> None:
-    order = {"folder": str(tmp_path), "host": "node0", "tied": {}, "keep": 3, "outputs": []}
+    order = {"folder": str(tmp_path), "host": "node0", "tied": {}, "keep": 3, "outputs": [], "timeout": 120.0}
     one = keeping.Keeping({"keeper": order, "code_path": WORKER})
     one.start()
     (pid,) = one.pids()

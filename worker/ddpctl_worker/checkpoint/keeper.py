@@ -32,7 +32,7 @@ from ddpctl_worker.proc import written_to
 
 COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
 LOOK_S = 2.0  # between two looks; an entry that is the same in both is settled
-SHARE = 0.05  # of one core, at most: a look at a folder of very many files, or on a slow disk, takes long
+SHARE = 0.05  # of one core, at most, without hashing: a look at very many files, or on a slow disk, takes long
 
 
 class Keeper:
@@ -57,6 +57,8 @@ class Keeper:
         self._left: Dict[str, str] = {}  # what could not be brought over, and why
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
         self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
+        self._hashing = 0.0  # seconds, in this look
+        self.cost = 0.0  # seconds that the last look took, without copying and hashing
         self.gone: List[str] = []  # entries that had a manifest and were removed, by ddpctl or anybody else
 
     def heard(self, died: Optional[float], since: float) -> None:
@@ -76,6 +78,13 @@ class Keeper:
         """
         for here, there in self._tied.items():
             self._adopt(here, there)
+        begun, self._hashing = time.monotonic(), 0.0
+        try:
+            return self._look(ended)
+        finally:
+            self.cost = time.monotonic() - begun - self._hashing
+
+    def _look(self, ended: Optional[bool]) -> List[Manifest]:
         found = look(self._folder)
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
@@ -110,7 +119,7 @@ class Keeper:
                 self._refused[entry] = files
             if not believed:
                 return None
-            made = manifest.make(self._folder, entry, self._host, files, int(self._since * 1e9), self._read_on)
+            made = self._make(entry, files)
         except FileNotFoundError:
             return None
         except manifest.Unsettled as why:
@@ -120,6 +129,13 @@ class Keeper:
         manifest.write(self._folder, made)
         self._known[entry] = made
         return made
+
+    def _make(self, entry: str, files: Files) -> Manifest:
+        begun = time.monotonic()
+        try:
+            return manifest.make(self._folder, entry, self._host, files, int(self._since * 1e9), self._read_on)
+        finally:
+            self._hashing += time.monotonic() - begun
 
     def _settled(self, entry: str, files: Files) -> bool:
         now = time.monotonic()

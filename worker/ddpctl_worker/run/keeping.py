@@ -17,7 +17,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker import notes
+from ddpctl_worker import fs, notes
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
@@ -28,6 +30,7 @@ MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them se
 LAST_S = 30.0  # for the last look, after which a checkpoint written right before the end has its manifest
 COARSE_S = 1.0  # a file's time may be that much before the clock's
 LAST_KILLED_S = 3.0  # the same after a kill: somebody waits for the proof
+ASKED = "asked"  # beside the manifests: it changes when ranks are asked to save
 GONE_S = 0.5  # how long the process may take to go, once it is killed
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.keeping import main; main()"
 
@@ -169,32 +172,72 @@ def main() -> None:
     words = _Words()
     order = words.wait()
     assert order is not None
+    keep(words, order)
+
+
+def keep(words: "_Words", order: Dict[str, Any]) -> None:
+    """Look until the ranks have ended, or the supervisor."""
     keeper = Keeper(order["folder"], order["host"], since=order["since"], tied=order["tied"])
     replication = _replication(order)
-    told, pause, ended, linger = "", 0.0, None, False
+    pace = _Pace(order["folder"], order["timeout"])
+    told, ended, linger = "", None, False
     while ended is None:
-        word = words.wait(pause)
+        word = words.wait(min(LOOK_S, max(0.0, pace.left())))
         if word is None:
             return
-        if "servers" in word:
-            if replication is not None:
-                replication.meet(word["servers"])
-            continue
+        if "servers" in word and replication is not None:
+            replication.meet(word["servers"])
         if "died" in word:
             keeper.heard(word["died"], word["since"])
-            continue
         ended, linger = word.get("ended"), bool(word.get("linger"))
-        begun = time.monotonic()
+        if ended is None and pace.left() > 0:
+            continue
         try:
             _turn(keeper, order, ended, replication)
         except OSError as error:  # of a disk that is full, or away: it may pass
             if str(error) != told:
                 notes.note("checkpoints: %s" % error)
             told = str(error)
-        pause = max(LOOK_S, (time.monotonic() - begun) / SHARE)
+        pace.looked(keeper.cost)
     if replication is not None and linger:
         _say(lingers=True)
         replication.finish(LINGER_S)
+
+
+def hurry(folder: str) -> None:
+    """Ranks were asked to save to ``folder``, and somebody waits for the manifest: look without long pauses."""
+    with contextlib.suppress(OSError, WorkerError):  # it is found all the same, only later
+        fs.private_dir(os.path.join(folder, manifest.FOLDER))
+        fs.write_json(os.path.join(folder, manifest.FOLDER, ASKED), {}, durable=False)
+
+
+class _Pace:
+    """When the next look is due. All looks together take ``SHARE`` of a core; hashing and copying do not count, since
+    that is done once for each checkpoint. For ``timeout`` seconds after a ``hurry`` the pauses are short."""
+
+    def __init__(self, folder: str, timeout: float) -> None:
+        self._mark, self._timeout = os.path.join(folder, manifest.FOLDER, ASKED), timeout
+        self._asked, self._hurry_until = self._stamp(), 0.0
+        self._looked, self._cost = float("-inf"), 0.0
+
+    def looked(self, cost: float) -> None:
+        """The look that took ``cost`` seconds is over."""
+        self._looked, self._cost = time.monotonic(), cost
+
+    def left(self) -> float:
+        """Seconds until the next one."""
+        now, asked = time.monotonic(), self._stamp()
+        if asked != self._asked:
+            self._asked, self._hurry_until = asked, now + self._timeout
+        pause = LOOK_S if now < self._hurry_until else max(LOOK_S, self._cost / SHARE)
+        return self._looked + pause - now
+
+    def _stamp(self) -> Optional[Tuple[int, int]]:
+        try:
+            found = os.stat(self._mark)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
 
 
 class _Words:

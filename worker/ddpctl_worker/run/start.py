@@ -266,7 +266,8 @@ def _keeper(
     if folder != paths.checkpoint_dir(base, run["job"], run["host"]):
         return None, None
     outputs = list(run.get("outputs") or ())
-    order = {"folder": folder, "host": run["host"], "tied": tied, "keep": settings["keep"], "outputs": outputs}
+    order = {"folder": folder, "host": run["host"], "tied": tied, "outputs": outputs}
+    order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": run["job"], "hosts": run["hosts"], "replicas": settings["replicas"]}
         order["copying"] = {**of_run, **credentials}
