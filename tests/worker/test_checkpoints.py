@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker import contract, paths
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.run import keeping
 from ddpctl_worker.run.start import _keeper
 from tests.worker.node import WORKER, Node, eventually
@@ -85,11 +86,31 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
     eventually(lambda: not Path(f"/proc/{keeper}").exists(), "it has ended")
 
 
-def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path) -> None:
-    order = {"folder": str(tmp_path), "host": "node0", "tied": {}, "keep": 3, "outputs": [], "timeout": 120.0}
+def begun(folder: Path) -> tuple[keeping.Keeping, int]:
+    order = {"folder": str(folder), "host": "node0", "tied": {}, "keep": 3, "outputs": [], "timeout": 120.0}
     one = keeping.Keeping({"keeper": order, "code_path": WORKER})
     one.start()
-    (pid,) = one.pids()
+    return one, one.pids()[0]
+
+
+def test_after_a_success_what_takes_long_to_hash_is_hashed_after_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "node0"
+    (folder / "final").mkdir(parents=True)
+    one, pid = begun(folder)
+    (folder / "final" / "weights.bin").write_bytes(b"weights")
+    os.kill(pid, signal.SIGSTOP)
+    assert not one.settled(succeeded=True, linger=True, seconds=0.2)
+    eventually(lambda: one.settled(succeeded=True, linger=True, seconds=0.2), "the run ends", 5)
+    assert one.stuck() == [pid], "it is not waited for"
+    one._process.stdin.close()  # type: ignore[union-attr]  # as when the supervisor ends
+    one._process.stdout.close()  # type: ignore[union-attr]
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [found["entry"] for found in manifest.read_all(str(folder))] == ["final"]
+
+
+def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path) -> None:
+    one, pid = begun(tmp_path)
     os.kill(pid, signal.SIGSTOP)
     assert not one.settled(succeeded=True, seconds=0.2)
     eventually(lambda: one.settled(succeeded=True, seconds=0.2), "it is given up", 5)

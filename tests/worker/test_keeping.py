@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ddpctl_worker import proc
 from ddpctl_worker.checkpoint import entries, manifest
+from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.run import keeping
 from tests.worker.test_whole import saved_by_torch
 
@@ -108,3 +111,67 @@ def test_words_do_not_put_a_look_off(supervised: Supervised) -> None:
     supervised.script.append((20, None))
     supervised.keep()
     assert len(supervised.looks) >= 9
+
+
+class KilledKeeper(BaseException):
+    """As SIGKILL: nothing is done after it."""
+
+
+def is_killed(*args: object) -> None:
+    raise KilledKeeper
+
+
+def next_start(supervised: Supervised) -> list[str]:
+    """What is complete after the look of the next start, in which nothing of this run can be seen any more."""
+    keeper = Keeper(str(supervised.folder), "a", since=time.time() + 60)
+    keeper.look(ended=False)
+    return supervised.known
+
+
+def while_hashing(supervised: Supervised, *words: Mapping[str, Any] | Callable[[], object]) -> None:
+    """These are said while a large file is hashed that came to rest under live ranks, and then the keeper is killed."""
+    supervised.write("large.bin", b"x" * (8 << 20))
+    supervised.script = [(2.0, {"servers": {}}), *((2.0, word) for word in words)]
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KilledKeeper):
+        patch.setattr(manifest, "write", is_killed)
+        supervised.script.append((30.0, None))
+        supervised.keep()
+    assert supervised.known == []
+
+
+def test_what_came_to_rest_under_live_ranks_is_hashed_by_the_next_start(supervised: Supervised) -> None:
+    supervised.write("step_1/weights.bin")
+    while_hashing(supervised)
+    supervised.write("late.bin")
+    assert next_start(supervised) == ["large.bin", "step_1"]
+
+
+def test_what_a_run_that_ended_well_has_left_is_hashed_by_the_next_start(supervised: Supervised) -> None:
+    while_hashing(supervised, lambda: supervised.write("final/weights.bin"), {"ended": True, "linger": True})
+    assert next_start(supervised) == ["final", "large.bin"]
+
+
+def test_what_changes_before_the_next_start_is_not(supervised: Supervised) -> None:
+    while_hashing(supervised)
+    supervised.write("large.bin", b"y" * 100)
+    assert next_start(supervised) == []
+
+
+def test_what_was_written_when_a_rank_died_is_not(supervised: Supervised) -> None:
+    while_hashing(supervised, {"died": time.time(), "since": 0.0}, {"ended": False, "linger": False})
+    assert next_start(supervised) == []
+
+
+def test_after_a_power_cut_it_is_not(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have its size and its time, and not its content."""
+    while_hashing(supervised)
+    monkeypatch.setattr(proc, "boot_id", lambda: "another")
+    assert next_start(supervised) == []
+
+
+def test_a_death_that_is_heard_of_while_it_is_hashed_takes_it_back(supervised: Supervised) -> None:
+    supervised.write("large.bin", b"x" * (8 << 20))
+    died = time.time()
+    supervised.script = [(2.0, {"servers": {}}), (2.0, {"died": died, "since": 0.0}), (30.0, None)]
+    supervised.keep()
+    assert supervised.known == []

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker.channel import WorkerError
@@ -52,7 +52,7 @@ class Keeping:
         self._meet_until: Optional[float] = None
         self._ranks: Tuple[Optional[float], float] = (None, 0.0)  # as the process knows it
         self.port: Optional[int] = None  # where the other hosts get this one's checkpoints, once it is known
-        self.lingers = False  # the last look is over, and copies are still to be made
+        self.lingers = False  # the run need not wait, and the process has more to do
 
     def start(self) -> None:
         """Once, when the ranks are about to start. Without it a run has no manifests, and that is all."""
@@ -119,7 +119,7 @@ class Keeping:
 
     def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_S) -> bool:
         """Whether the last look is over, or too late. The first call asks for it. With ``linger`` the process stays
-        after it, until other hosts have copies of what it found."""
+        after it, until other hosts have copies of what it found; after a success also until all of it is hashed."""
         self.listen()
         if self._process is None or self.lingers:
             return True
@@ -129,6 +129,10 @@ class Keeping:
             self._say({"ended": succeeded, "linger": linger})
         if now < self._until:
             return False
+        if succeeded and linger:
+            notes.note("the last look at the checkpoints takes long, and continues after the run")
+            self.lingers = True
+            return True
         if self._killed_at is None:
             self._killed_at = now
             notes.note("the last look at the checkpoints took too long and was ended; the next start has another")
@@ -177,31 +181,70 @@ def main() -> None:
 
 def keep(words: "_Words", order: Dict[str, Any]) -> None:
     """Look until the ranks have ended, or the supervisor."""
-    keeper = Keeper(order["folder"], order["host"], since=order["since"], tied=order["tied"])
-    replication = _replication(order)
-    pace = _Pace(order["folder"], order["timeout"])
-    told, ended, linger = "", None, False
-    while ended is None:
-        word = words.wait(min(LOOK_S, max(0.0, pace.left())))
+    _Looks(words, order).run()
+
+
+class _Looks:
+    """One look after another. While it hashes it listens, too: the end of a run does not wait for a long hash."""
+
+    def __init__(self, words: "_Words", order: Dict[str, Any]) -> None:
+        self._words, self._order = words, order
+        how = {"since": order["since"], "tied": order["tied"]}
+        self._keeper = Keeper(order["folder"], order["host"], read_on=self._meanwhile, **how)
+        self._replication = _replication(order)
+        self._pace = _Pace(order["folder"], order["timeout"])
+        self._end: Optional[Dict[str, Any]] = None  # the last word
+        self._alone = False  # the supervisor is dead
+        self._trouble = ""
+
+    def run(self) -> None:
+        over = False
+        while not over:
+            if self._end is None:
+                self._hear(self._words.wait(min(LOOK_S, max(0.0, self._pace.left()))))
+            if self._alone:
+                return
+            over = self._end is not None
+            if over or self._pace.left() <= 0:
+                self._look()
+        if self._replication is not None and self._end is not None and self._end.get("linger"):
+            with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
+                _say(lingers=True)
+            self._replication.finish(LINGER_S)
+
+    @property
+    def _ended(self) -> Optional[bool]:
+        return None if self._end is None else bool(self._end["ended"])
+
+    def _hear(self, word: Optional[Dict[str, Any]]) -> None:
         if word is None:
+            self._alone = True
+        elif "ended" in word:
+            self._end = word
+        elif "died" in word:
+            self._keeper.heard(word["died"], word["since"])
+        elif "servers" in word and self._replication is not None:
+            self._replication.meet(word["servers"])
+
+    def _meanwhile(self, count: int) -> None:
+        """Some of a file was hashed. What is there at the end is looked at before the time for the rest is up."""
+        if self._end is not None or self._alone:
             return
-        if "servers" in word and replication is not None:
-            replication.meet(word["servers"])
-        if "died" in word:
-            keeper.heard(word["died"], word["since"])
-        ended, linger = word.get("ended"), bool(word.get("linger"))
-        if ended is None and pace.left() > 0:
-            continue
+        self._hear(self._words.wait(0.0))
+        if self._end is not None:
+            self._try(lambda: self._keeper.see(self._ended))
+
+    def _look(self) -> None:
+        self._try(lambda: _turn(self._keeper, self._order, self._ended, self._replication))
+        self._pace.looked(self._keeper.cost)
+
+    def _try(self, what: Callable[[], object]) -> None:
         try:
-            _turn(keeper, order, ended, replication)
+            what()
         except OSError as error:  # of a disk that is full, or away: it may pass
-            if str(error) != told:
+            if str(error) != self._trouble:
                 notes.note("checkpoints: %s" % error)
-            told = str(error)
-        pace.looked(keeper.cost)
-    if replication is not None and linger:
-        _say(lingers=True)
-        replication.finish(LINGER_S)
+            self._trouble = str(error)
 
 
 def hurry(folder: str) -> None:
