@@ -416,3 +416,11 @@ def test_what_was_written_again_meanwhile_is_not_removed(node: Node) -> None:
     node.write("step_1.pt", b"again")
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1.pt", "step_2.pt"]
+
+
+def test_folders_that_are_empty_so_far_are_nothing_yet(node: Node) -> None:
+    (node.folder / "step_1" / "optimizer").mkdir(parents=True)
+    assert node.looks() == []
+    assert held(str(node.folder.parent)) == ([], [])
+    node.write("step_1/optimizer/weights.bin")
+    assert node.looks() == ["step_1"]

@@ -104,8 +104,10 @@ def _entries(prefix: str, tree: Tree) -> Iterator[Tuple[str, Files]]:
                 yield prefix + name, {"": node}
         elif _is_group(name, node):
             yield from _entries("%s%s/" % (prefix, name), node)
-        elif node:
-            yield prefix + name, dict(_files("", node))
+        else:
+            files = dict(_files("", node))
+            if files:
+                yield prefix + name, files
 
 
 def _stands_alone(name: str) -> bool:
