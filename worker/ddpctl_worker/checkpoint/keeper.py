@@ -25,7 +25,7 @@ from ddpctl_worker import notes
 from ddpctl_worker.checkpoint import links, manifest
 from ddpctl_worker.checkpoint.beliefs import Beliefs
 from ddpctl_worker.checkpoint.complete import METADATA, SHARD, Manifest
-from ddpctl_worker.checkpoint.entries import Files, look
+from ddpctl_worker.checkpoint.entries import Files, hidden, look
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
@@ -57,7 +57,7 @@ class Keeper:
         self._known = {one["entry"]: one for one in manifest.read_all(folder)}
         self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
         self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
-        self._left: Dict[str, str] = {}  # what could not be brought over, and why
+        self._told: Dict[str, str] = {}  # what went wrong with an entry, or a link, last
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
         self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
         self._beliefs = Beliefs(folder)
@@ -109,7 +109,7 @@ class Keeper:
         found = look(self._folder)
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
-        for entry in [entry for entry in self._known if entry not in found]:
+        for entry in [entry for entry in self._known if entry not in found and not hidden(entry, found)]:
             # Where its manifest is gone too the whole folder is away, and may come back.
             if os.path.exists(manifest.path_of(self._folder, entry)):
                 manifest.discard(self._folder, entry)
@@ -129,9 +129,13 @@ class Keeper:
         try:
             links.adopt(here, there)
         except OSError as error:
-            if self._left.get(here) != str(error):
-                notes.note("%s does not get to the checkpoints for now: %s" % (here, error))
-            self._left[here] = str(error)
+            self._tell_once(here, "%s does not get to the checkpoints for now: %s" % (here, error))
+
+    def _tell_once(self, what: str, why: str) -> None:
+        """Not at every look."""
+        if self._told.get(what) != why:
+            notes.note(why)
+        self._told[what] = why
 
     def _has(self, entry: str, files: Files) -> bool:
         """Whether there is a manifest of just that."""
@@ -148,6 +152,9 @@ class Keeper:
             believed = self._believed(entry, files, ended)
         except FileNotFoundError:
             return False
+        except OSError as error:  # asked again at every look: it may pass
+            self._tell_once(entry, "checkpoint %s is not complete: it cannot be read: %s" % (entry, error))
+            return False
         if believed is False:
             self._refused[entry] = files
         if believed:
@@ -162,6 +169,10 @@ class Keeper:
         except manifest.Unsettled as why:
             self._refused[entry] = files
             notes.note("checkpoint %s is not complete: %s" % (entry, why))
+            return None
+        except OSError as error:  # read again only after a change, or the end: it may be large
+            self._refused[entry] = files
+            self._tell_once(entry, "checkpoint %s is not complete: it cannot be read: %s" % (entry, error))
             return None
         if entry in self._withdrawn:
             return None
@@ -206,7 +217,12 @@ class Keeper:
         top = os.path.dirname(self._folder)
         here, _ = held(top)
         for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs):
-            if remove(self._folder, entry):
+            try:
+                removed = remove(self._folder, entry)
+            except OSError as error:
+                self._tell_once(entry, "the checkpoint %s cannot be removed: %s" % (entry, error))
+                continue
+            if removed:
                 self._forget(entry)
                 notes.note("removed the checkpoint %s: %s newer ones are kept" % (entry, keep))
 
