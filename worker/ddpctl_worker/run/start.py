@@ -212,6 +212,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
+        fs.discard(found.adopted)  # of an attempt before
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
