@@ -107,3 +107,14 @@ def test_the_kernel_says_who_handles_a_signal(setting: str, catches: bool, tmp_p
         assert proc.catches(process.pid, 10) is catches
         process.communicate()
     assert not proc.catches(process.pid, 10)
+
+
+def test_the_keeper_looks_more_often_for_what_the_ranks_will_save(node: Node) -> None:
+    run = node.start(TRAINING)
+    here(node, run)
+    asked = node.base / "checkpoints" / "job" / node.host / ".ddpctl" / "asked"
+    asked.parents[1].mkdir(parents=True, mode=0o700)
+    ask(node, run, send=False)
+    assert not asked.exists(), "nobody was asked"
+    assert ask(node, run)["sent"] is True
+    assert asked.exists()

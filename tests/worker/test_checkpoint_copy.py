@@ -23,6 +23,7 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.store import relay
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
 from tests.worker.checkpoints import Disk, tls
+from tests.worker.rights import no_override
 
 pytestmark = pytest.mark.slow
 
@@ -439,6 +440,17 @@ def test_a_newer_torn_one_of_the_series_is_set_aside(a: Disk, b: Disk) -> None:
         (other,) = disk.own.glob(".epoch_2.pt.aside-*")
         assert other.read_bytes() == b"torn"
         assert sorted(entries.look(str(disk.own))) == ["best.pt", "epoch_1.pt", "step_2.pt"]
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_newer_one_that_cannot_be_read_is_set_aside(a: Disk, what: str) -> None:
+    a.save("epoch_1.pt", {"": b"1"}, age=50)
+    (a.own / "epoch_2.pt").write_bytes(b"2") if what == "file" else (a.own / "epoch_2.pt").mkdir()
+    (a.own / "epoch_2.pt").chmod(0o000)
+    with no_override():
+        restore(a)
+    assert aside(a) == [".epoch_2.pt"]
+    assert sorted(entries.look(str(a.own))) == ["epoch_1.pt"]
 
 
 def test_shards_of_a_lost_host_leave_a_newer_save_that_nobody_resumes(a: Disk, b: Disk) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker import contract, paths
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.run import keeping
 from ddpctl_worker.run.start import _keeper
 from tests.worker.node import WORKER, Node, eventually
@@ -85,11 +86,31 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
     eventually(lambda: not Path(f"/proc/{keeper}").exists(), "it has ended")
 
 
-def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path) -> None:
-    order = {"folder": str(tmp_path), "host": "node0", "tied": {}, "keep": 3, "outputs": []}
+def begun(folder: Path) -> tuple[keeping.Keeping, int]:
+    order = {"folder": str(folder), "host": "node0", "tied": {}, "keep": 3, "outputs": [], "timeout": 120.0}
     one = keeping.Keeping({"keeper": order, "code_path": WORKER})
     one.start()
-    (pid,) = one.pids()
+    return one, one.pids()[0]
+
+
+def test_after_a_success_what_takes_long_to_hash_is_hashed_after_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "node0"
+    (folder / "final").mkdir(parents=True)
+    one, pid = begun(folder)
+    (folder / "final" / "weights.bin").write_bytes(b"weights")
+    os.kill(pid, signal.SIGSTOP)
+    assert not one.settled(succeeded=True, linger=True, seconds=0.2)
+    eventually(lambda: one.settled(succeeded=True, linger=True, seconds=0.2), "the run ends", 5)
+    assert one.stuck() == [pid], "it is not waited for"
+    one._process.stdin.close()  # type: ignore[union-attr]  # as when the supervisor ends
+    one._process.stdout.close()  # type: ignore[union-attr]
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [found["entry"] for found in manifest.read_all(str(folder))] == ["final"]
+
+
+def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path) -> None:
+    one, pid = begun(tmp_path)
     os.kill(pid, signal.SIGSTOP)
     assert not one.settled(succeeded=True, seconds=0.2)
     eventually(lambda: one.settled(succeeded=True, seconds=0.2), "it is given up", 5)
@@ -217,3 +238,64 @@ def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path
     assert refused is None
     assert order is not None
     assert ("copying" in order) is bool(replicas)
+
+
+REPLACES = """
+import os, time, zipfile
+if os.environ["RANK"] == "0":
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    with zipfile.ZipFile("snapshot.tmp", "w") as file:
+        file.writestr("weights", "newest")
+    os.replace("snapshot.tmp", "snapshot.pt")
+    open("done", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def unseen(node: Node) -> tuple[str, Path, bytes]:
+    """A run that was killed, its newest snapshot, which its keeper did not live to see, and the content of that."""
+    code = node.scratch / "code"
+    code.mkdir()
+    own = node.base / "checkpoints" / "job" / node.host
+    own.mkdir(parents=True, mode=0o700)
+    (own / "snapshot.pt").write_bytes(b"older")
+    os.utime(own / "snapshot.pt", (1e9, 1e9))
+    record = node.record(checkpoint={**SETTINGS, "paths": ["snapshot.pt"]})
+    run = node.start(REPLACES, record, cwd=str(code), **FOLDER)
+    node.wait_state(run, "running")
+    (keeper,) = eventually(lambda: keepers(node), "there is a keeper")
+    os.kill(keeper, signal.SIGKILL)
+    (code / "go").touch()
+    eventually((code / "done").exists, "it is saved")
+    node.call("stop", run=run, grace=1, by="me")
+    node.wait_state(run)
+    assert (own / "snapshot.pt").read_bytes() == b"older"
+    return run, own / "snapshot.pt", (code / "snapshot.pt").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["start", "remove", "gc"])
+def test_what_an_ended_run_left_in_a_links_place_is_the_jobs(
+    node: Node, unseen: tuple[str, Path, bytes], how: str
+) -> None:
+    run, snapshot, newest = unseen
+    if how == "start":
+        found = node.call("store_has", hashes=[], job="job")["checkpoints"]
+        assert [(row[1], row[2]) for row in found] == [("snapshot.pt", "")], "it is hashed by the restore"
+    elif how == "remove":
+        assert node.call("remove", run=run)["removed"]
+    else:
+        os.utime(node.folder(run) / "exit.json", (1e9, 1e9))
+        assert "run" in [item["kind"] for item in node.call("gc", days=0, delete=True)["items"]]
+        assert not node.folder(run).exists()
+    assert snapshot.read_bytes() == newest
+
+
+def test_it_does_not_come_back_once_it_was_set_aside(node: Node, unseen: tuple[str, Path, bytes]) -> None:
+    _, snapshot, newest = unseen
+    name = node.call("set_aside", job="job", when="20260102T030405Z")["name"]
+    assert (node.base / "checkpoints" / name / node.host / "snapshot.pt").read_bytes() == newest
+    snapshot.parent.mkdir(parents=True, mode=0o700)
+    node.call("store_has", hashes=[], job="job")
+    assert not snapshot.exists()

@@ -16,6 +16,7 @@ from ddpctl_worker.checkpoint.entries import look
 from ddpctl_worker.checkpoint.keeper import LOOK_S, Keeper
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import Saved, unite
+from tests.worker.rights import no_override
 from tests.worker.test_metadata import index
 from tests.worker.test_whole import safetensors, saved_by_torch
 
@@ -416,3 +417,71 @@ def test_what_was_written_again_meanwhile_is_not_removed(node: Node) -> None:
     node.write("step_1.pt", b"again")
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1.pt", "step_2.pt"]
+
+
+def test_folders_that_are_empty_so_far_are_nothing_yet(node: Node) -> None:
+    (node.folder / "step_1" / "optimizer").mkdir(parents=True)
+    assert node.looks() == []
+    assert held(str(node.folder.parent)) == ([], [])
+    node.write("step_1/optimizer/weights.bin")
+    assert node.looks() == ["step_1"]
+
+
+def lock(path: Path) -> None:
+    path.chmod(0o000)
+
+
+def noted(capfd: pytest.CaptureFixture[str], entry: str) -> int:
+    return sum(f"checkpoint {entry} is not complete" in line for line in capfd.readouterr().err.splitlines())
+
+
+def test_a_file_that_cannot_be_read_stops_nothing_else(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+    lock(node.write("a.pt", saved_by_torch()))
+    lock(node.write("step_1/__0_0.distcp"))
+    node.write("z.pt", saved_by_torch())
+    with no_override():
+        assert node.looks(5) == ["z.pt"]
+        assert noted(capfd, "a.pt") == 1, "once, not at every look"
+        assert node.end(well=True) == []
+        node.begin()
+        assert node.end(well=False) == []
+    (node.folder / "a.pt").chmod(0o600)
+    assert node.looks() == ["a.pt"]
+
+
+def test_a_folder_that_cannot_be_read_stops_nothing_else(node: Node) -> None:
+    node.write("step_1/model.bin")
+    lock(node.write("step_1/optimizer/weights.bin").parent)
+    lock(node.write("step_2/model.bin").parent)
+    node.write("z.pt", saved_by_torch())
+    with no_override():
+        assert node.looks() == ["z.pt"]
+        assert node.end(well=True) == []
+        manifests, unknown = held(str(node.folder.parent))
+        assert [one["entry"] for one in manifests] == ["z.pt"]
+        assert [one["entry"] for one in unknown] == ["step_1", "step_2"]
+
+
+@pytest.mark.parametrize("entry", ["saved/step_1.pt", "step_1/weights.pt"])
+def test_what_is_in_a_folder_that_cannot_be_read_is_not_gone(node: Node, entry: str) -> None:
+    """Other hosts would remove their copies of it."""
+    folder = node.write(entry, saved_by_torch()).parent
+    (known,) = node.looks()
+    lock(folder)
+    with no_override():
+        node.looks()
+        assert node.keeper.gone == []
+    folder.chmod(0o700)
+    assert node.complete == [known]
+
+
+def test_one_that_cannot_be_removed_keeps_no_other_from_it(node: Node) -> None:
+    for step in range(1, 5):
+        node.write(f"step_{step}/weights.pt", saved_by_torch())
+        os.utime(node.folder / f"step_{step}" / "weights.pt", (time.time(), time.time() + step))
+    node.looks()
+    (node.folder / "step_1").chmod(0o500)
+    with no_override():
+        node.keeper.tidy(2, [], {})
+    (node.folder / "step_1").chmod(0o700)
+    assert sorted(look(str(node.folder))) == ["step_1", "step_3", "step_4"]

@@ -311,7 +311,10 @@ def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bo
     """Whether it is complete, or says so itself although nobody has hashed it yet."""
     if known is not None:
         return bool(newest([known]))
-    return all(whole(manifest.file_of(own, entry, path)) for path in files)
+    try:
+        return all(whole(manifest.file_of(own, entry, path)) for path in files)
+    except OSError:  # it cannot be read
+        return False
 
 
 def own_manifest(chosen: Chosen, host: str) -> Manifest:

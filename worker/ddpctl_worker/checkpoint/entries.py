@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ddpctl_worker.checkpoint.complete import METADATA, SHARD
 
@@ -41,7 +41,7 @@ class Stamp(NamedTuple):
 
     size: int
     mtime_ns: int
-    inode: int
+    inode: int  # 0: it cannot be read
 
 
 Files = Dict[str, Stamp]  # by path within the entry; "" for an entry that is a file
@@ -49,7 +49,12 @@ Tree = Dict[str, Union[Stamp, "Tree"]]
 
 
 def look(folder: str) -> Dict[str, Files]:
-    """The entries in ``folder`` as they are now, by name. What vanishes meanwhile is left out."""
+    """The entries in ``folder`` as they are now, by name. What vanishes meanwhile is left out. A folder in it that
+    cannot be listed counts as a file that cannot be read, so nothing with one in it is complete.
+
+    Raises:
+        OSError: ``folder`` itself cannot be listed.
+    """
     return entries(_tree(folder, _DEPTH))
 
 
@@ -65,6 +70,13 @@ def files_in(folder: str, entry: str) -> Files:
 def entries(tree: Tree) -> Dict[str, Files]:
     """The same of a folder that has been read. Pure."""
     return dict(_entries("", tree))
+
+
+def hidden(entry: str, found: Mapping[str, Files]) -> bool:
+    """Whether an entry that is not in ``found`` may be there all the same, in a folder that cannot be read."""
+    parts = entry.split("/")
+    above = (found.get("/".join(parts[:count]), {}) for count in range(1, len(parts)))
+    return any(not stamp.inode for files in above for stamp in files.values())
 
 
 def step_of(entry: str) -> Optional[int]:
@@ -100,12 +112,14 @@ def temporary(name: str) -> bool:
 def _entries(prefix: str, tree: Tree) -> Iterator[Tuple[str, Files]]:
     for name, node in tree.items():
         if isinstance(node, Stamp):
-            if node.size and _stands_alone(name):
+            if (node.size and _stands_alone(name)) or not node.inode:
                 yield prefix + name, {"": node}
         elif _is_group(name, node):
             yield from _entries("%s%s/" % (prefix, name), node)
-        elif node:
-            yield prefix + name, dict(_files("", node))
+        else:
+            files = dict(_files("", node))
+            if files:
+                yield prefix + name, files
 
 
 def _stands_alone(name: str) -> bool:
@@ -139,10 +153,16 @@ def _tree(folder: str, depth: int, only: Optional[str] = None) -> Tree:
             about = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError:
+            found[name] = Stamp(0, 0, 0)
+            continue
         if stat.S_ISREG(about.st_mode):
             found[name] = Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
         elif stat.S_ISDIR(about.st_mode) and depth:
-            found[name] = _tree(path, depth - 1)
+            try:
+                found[name] = _tree(path, depth - 1)
+            except OSError:
+                found[name] = Stamp(0, about.st_mtime_ns, 0)
     return found
 
 

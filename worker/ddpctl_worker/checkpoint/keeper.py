@@ -9,7 +9,8 @@ has not changed for two seconds. That proves nothing of a writer that was killed
   writing, or that they all ended well. Once a rank has died nothing of that kind is believed any more, and what was
   believed between that moment and the word of it is not either.
 
-When the ranks have ended nothing changes any more, so the last look does not wait.
+When the ranks have ended nothing changes any more, so the last look does not wait. What was believed once and has no
+manifest yet (beliefs.py) is believed by the next run too, as long as it does not change.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import contextlib
 import os
 import shutil
 import time
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.checkpoint import links, manifest
+from ddpctl_worker.checkpoint.beliefs import Beliefs
 from ddpctl_worker.checkpoint.complete import METADATA, SHARD, Manifest
-from ddpctl_worker.checkpoint.entries import Files, look
+from ddpctl_worker.checkpoint.entries import Files, hidden, look
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
@@ -32,12 +34,13 @@ from ddpctl_worker.proc import written_to
 
 COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
 LOOK_S = 2.0  # between two looks; an entry that is the same in both is settled
-SHARE = 0.05  # of one core, at most: a look at a folder of very many files, or on a slow disk, takes long
+SHARE = 0.05  # of one core, at most, without hashing: a look at very many files, or on a slow disk, takes long
 
 
 class Keeper:
     """The checkpoints that ``host`` writes to ``folder``. ``since``: when the ranks were started, in wall-clock time;
-    ``tied``: the links in the working folder, and where they lead; ``read_on`` hears how many bytes were hashed."""
+    ``tied``: the links in the working folder, and where they lead; ``read_on`` hears how many bytes were hashed, and
+    may call ``heard`` and ``see``."""
 
     def __init__(
         self,
@@ -54,68 +57,124 @@ class Keeper:
         self._known = {one["entry"]: one for one in manifest.read_all(folder)}
         self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
         self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
-        self._left: Dict[str, str] = {}  # what could not be brought over, and why
+        self._told: Dict[str, str] = {}  # what went wrong with an entry, or a link, last
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
         self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
+        self._beliefs = Beliefs(folder)
+        self._silent: Set[str] = set()  # entries that do not say themselves whether they are all there
+        self._withdrawn: Set[str] = set()  # not believed any more, since this look began
+        self.cost = 0.0  # seconds that the last look took, without copying and hashing
         self.gone: List[str] = []  # entries that had a manifest and were removed, by ddpctl or anybody else
 
     def heard(self, died: Optional[float], since: float) -> None:
         """When the first of the ranks that were started at ``since`` ended (wall-clock time; None: all live)."""
         if died is not None and self._died is None:
-            for entry in [entry for entry, at in self._guessed.items() if at >= died - COARSE_S]:
+            late = [entry for entry, at in self._guessed.items() if at >= died - COARSE_S]
+            for entry in late:
                 notes.note("checkpoint %s is not complete: it was being written when a rank ended" % entry)
                 manifest.discard(self._folder, entry)
                 self._known.pop(entry, None)
+            self._withdrawn.update(late)
+            self._drop(late)
         self._died, self._since = died, max(since, self._since)
         self._refused.clear()
+
+    def _drop(self, late: List[str]) -> None:
+        try:
+            self._beliefs.drop(late)
+        except OSError as error:
+            notes.note("checkpoints: %s" % error)
 
     def look(self, ended: Optional[bool] = None) -> List[Manifest]:
         """Write what manifests are missing; these are returned.
 
         ``ended``: None while there are ranks, then whether they all ended well.
         """
+        self._withdrawn.clear()
+        written = [self._take(entry, files) for entry, files in self.see(ended)]
+        return [one for one in written if one is not None]
+
+    def see(self, ended: Optional[bool] = None) -> List[Tuple[str, Files]]:
+        """The part of a look that reads little: what is all there and has no manifest. It is known from now on, also to
+        the next run, if nobody has the time to hash it."""
         for here, there in self._tied.items():
             self._adopt(here, there)
+        begun = time.monotonic()
+        try:
+            return self._unhashed(ended)
+        finally:
+            self.cost = time.monotonic() - begun
+
+    def _unhashed(self, ended: Optional[bool]) -> List[Tuple[str, Files]]:
         found = look(self._folder)
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
-        for entry in [entry for entry in self._known if entry not in found]:
+        for entry in [entry for entry in self._known if entry not in found and not hidden(entry, found)]:
             # Where its manifest is gone too the whole folder is away, and may come back.
             if os.path.exists(manifest.path_of(self._folder, entry)):
                 manifest.discard(self._folder, entry)
                 self._forget(entry)
-        written = [self._take(entry, files, ended) for entry, files in sorted(found.items())]
-        return [one for one in written if one is not None]
+        todo = [(entry, files) for entry, files in sorted(found.items()) if self._is_due(entry, files, ended)]
+        self._note({entry: files for entry, files in todo if entry in self._silent}, found)
+        return todo
+
+    def _note(self, silent: Dict[str, Files], found: Mapping[str, Files]) -> None:
+        try:
+            self._beliefs.note(silent, [entry for entry, files in found.items() if not self._has(entry, files)])
+        except OSError as error:  # they are hashed at once, mostly
+            notes.note("checkpoints: %s" % error)
 
     def _adopt(self, here: str, there: str) -> None:
         """A file that cannot be brought over (no space, say) keeps no other checkpoint from its manifest."""
         try:
             links.adopt(here, there)
         except OSError as error:
-            if self._left.get(here) != str(error):
-                notes.note("%s does not get to the checkpoints for now: %s" % (here, error))
-            self._left[here] = str(error)
+            self._tell_once(here, "%s does not get to the checkpoints for now: %s" % (here, error))
 
-    def _take(self, entry: str, files: Files, ended: Optional[bool]) -> Optional[Manifest]:
+    def _tell_once(self, what: str, why: str) -> None:
+        """Not at every look."""
+        if self._told.get(what) != why:
+            notes.note(why)
+        self._told[what] = why
+
+    def _has(self, entry: str, files: Files) -> bool:
+        """Whether there is a manifest of just that."""
         known = self._known.get(entry)
-        if known is not None and manifest.fits(known, files):
-            return None
-        if not self._settled(entry, files) and ended is None:
-            return None
+        return known is not None and manifest.fits(known, files)
+
+    def _is_due(self, entry: str, files: Files, ended: Optional[bool]) -> bool:
+        """Whether a manifest is to be made of it."""
+        if self._has(entry, files) or (not self._settled(entry, files) and ended is None):
+            return False
         if self._refused.get(entry) == files and not ended:
-            return None
+            return False
         try:
             believed = self._believed(entry, files, ended)
-            if believed is False:
-                self._refused[entry] = files
-            if not believed:
-                return None
+        except FileNotFoundError:
+            return False
+        except OSError as error:  # asked again at every look: it may pass
+            self._tell_once(entry, "checkpoint %s is not complete: it cannot be read: %s" % (entry, error))
+            return False
+        if believed is False:
+            self._refused[entry] = files
+        if believed:
+            self._withdrawn.discard(entry)
+        return bool(believed)
+
+    def _take(self, entry: str, files: Files) -> Optional[Manifest]:
+        try:
             made = manifest.make(self._folder, entry, self._host, files, int(self._since * 1e9), self._read_on)
         except FileNotFoundError:
             return None
         except manifest.Unsettled as why:
             self._refused[entry] = files
             notes.note("checkpoint %s is not complete: %s" % (entry, why))
+            return None
+        except OSError as error:  # read again only after a change, or the end: it may be large
+            self._refused[entry] = files
+            self._tell_once(entry, "checkpoint %s is not complete: it cannot be read: %s" % (entry, error))
+            return None
+        if entry in self._withdrawn:
             return None
         manifest.write(self._folder, made)
         self._known[entry] = made
@@ -138,6 +197,10 @@ class Keeper:
         sharded = len(plain) < len(files)
         unsaid = [name for name in plain if said[name] is None] if sharded or "" in files else plain
         if not unsaid:
+            self._silent.discard(entry)
+            return True
+        self._silent.add(entry)
+        if self._beliefs.hold(entry, files):
             return True
         if max(files[name].mtime_ns for name in unsaid) < self._since * 1e9:
             return False
@@ -154,7 +217,12 @@ class Keeper:
         top = os.path.dirname(self._folder)
         here, _ = held(top)
         for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs):
-            if remove(self._folder, entry):
+            try:
+                removed = remove(self._folder, entry)
+            except OSError as error:
+                self._tell_once(entry, "the checkpoint %s cannot be removed: %s" % (entry, error))
+                continue
+            if removed:
                 self._forget(entry)
                 notes.note("removed the checkpoint %s: %s newer ones are kept" % (entry, keep))
 

@@ -15,9 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ddpctl_worker import notes
+from ddpctl_worker import fs, notes
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
@@ -28,6 +30,7 @@ MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them se
 LAST_S = 30.0  # for the last look, after which a checkpoint written right before the end has its manifest
 COARSE_S = 1.0  # a file's time may be that much before the clock's
 LAST_KILLED_S = 3.0  # the same after a kill: somebody waits for the proof
+ASKED = "asked"  # beside the manifests: it changes when ranks are asked to save
 GONE_S = 0.5  # how long the process may take to go, once it is killed
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.keeping import main; main()"
 
@@ -49,7 +52,7 @@ class Keeping:
         self._meet_until: Optional[float] = None
         self._ranks: Tuple[Optional[float], float] = (None, 0.0)  # as the process knows it
         self.port: Optional[int] = None  # where the other hosts get this one's checkpoints, once it is known
-        self.lingers = False  # the last look is over, and copies are still to be made
+        self.lingers = False  # the run need not wait, and the process has more to do
 
     def start(self) -> None:
         """Once, when the ranks are about to start. Without it a run has no manifests, and that is all."""
@@ -116,7 +119,7 @@ class Keeping:
 
     def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_S) -> bool:
         """Whether the last look is over, or too late. The first call asks for it. With ``linger`` the process stays
-        after it, until other hosts have copies of what it found."""
+        after it, until other hosts have copies of what it found; after a success also until all of it is hashed."""
         self.listen()
         if self._process is None or self.lingers:
             return True
@@ -126,6 +129,10 @@ class Keeping:
             self._say({"ended": succeeded, "linger": linger})
         if now < self._until:
             return False
+        if succeeded and linger:
+            notes.note("the last look at the checkpoints takes long, and continues after the run")
+            self.lingers = True
+            return True
         if self._killed_at is None:
             self._killed_at = now
             notes.note("the last look at the checkpoints took too long and was ended; the next start has another")
@@ -169,32 +176,111 @@ def main() -> None:
     words = _Words()
     order = words.wait()
     assert order is not None
-    keeper = Keeper(order["folder"], order["host"], since=order["since"], tied=order["tied"])
-    replication = _replication(order)
-    told, pause, ended, linger = "", 0.0, None, False
-    while ended is None:
-        word = words.wait(pause)
+    keep(words, order)
+
+
+def keep(words: "_Words", order: Dict[str, Any]) -> None:
+    """Look until the ranks have ended, or the supervisor."""
+    _Looks(words, order).run()
+
+
+class _Looks:
+    """One look after another. While it hashes it listens, too: the end of a run does not wait for a long hash."""
+
+    def __init__(self, words: "_Words", order: Dict[str, Any]) -> None:
+        self._words, self._order = words, order
+        how = {"since": order["since"], "tied": order["tied"]}
+        self._keeper = Keeper(order["folder"], order["host"], read_on=self._meanwhile, **how)
+        self._replication = _replication(order)
+        self._pace = _Pace(order["folder"], order["timeout"])
+        self._end: Optional[Dict[str, Any]] = None  # the last word
+        self._alone = False  # the supervisor is dead
+        self._trouble = ""
+
+    def run(self) -> None:
+        over = False
+        while not over:
+            if self._end is None:
+                self._hear(self._words.wait(min(LOOK_S, max(0.0, self._pace.left()))))
+            if self._alone:
+                return
+            over = self._end is not None
+            if over or self._pace.left() <= 0:
+                self._look()
+        if self._replication is not None and self._end is not None and self._end.get("linger"):
+            with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
+                _say(lingers=True)
+            self._replication.finish(LINGER_S)
+
+    @property
+    def _ended(self) -> Optional[bool]:
+        return None if self._end is None else bool(self._end["ended"])
+
+    def _hear(self, word: Optional[Dict[str, Any]]) -> None:
         if word is None:
+            self._alone = True
+        elif "ended" in word:
+            self._end = word
+        elif "died" in word:
+            self._keeper.heard(word["died"], word["since"])
+        elif "servers" in word and self._replication is not None:
+            self._replication.meet(word["servers"])
+
+    def _meanwhile(self, count: int) -> None:
+        """Some of a file was hashed. What is there at the end is looked at before the time for the rest is up."""
+        if self._end is not None or self._alone:
             return
-        if "servers" in word:
-            if replication is not None:
-                replication.meet(word["servers"])
-            continue
-        if "died" in word:
-            keeper.heard(word["died"], word["since"])
-            continue
-        ended, linger = word.get("ended"), bool(word.get("linger"))
-        begun = time.monotonic()
+        self._hear(self._words.wait(0.0))
+        if self._end is not None:
+            self._try(lambda: self._keeper.see(self._ended))
+
+    def _look(self) -> None:
+        self._try(lambda: _turn(self._keeper, self._order, self._ended, self._replication))
+        self._pace.looked(self._keeper.cost)
+
+    def _try(self, what: Callable[[], object]) -> None:
         try:
-            _turn(keeper, order, ended, replication)
+            what()
         except OSError as error:  # of a disk that is full, or away: it may pass
-            if str(error) != told:
+            if str(error) != self._trouble:
                 notes.note("checkpoints: %s" % error)
-            told = str(error)
-        pause = max(LOOK_S, (time.monotonic() - begun) / SHARE)
-    if replication is not None and linger:
-        _say(lingers=True)
-        replication.finish(LINGER_S)
+            self._trouble = str(error)
+
+
+def hurry(folder: str) -> None:
+    """Ranks were asked to save to ``folder``, and somebody waits for the manifest: look without long pauses."""
+    with contextlib.suppress(OSError, WorkerError):  # it is found all the same, only later
+        fs.private_dir(os.path.join(folder, manifest.FOLDER))
+        fs.write_json(os.path.join(folder, manifest.FOLDER, ASKED), {}, durable=False)
+
+
+class _Pace:
+    """When the next look is due. All looks together take ``SHARE`` of a core; hashing and copying do not count, since
+    that is done once for each checkpoint. For ``timeout`` seconds after a ``hurry`` the pauses are short."""
+
+    def __init__(self, folder: str, timeout: float) -> None:
+        self._mark, self._timeout = os.path.join(folder, manifest.FOLDER, ASKED), timeout
+        self._asked, self._hurry_until = self._stamp(), 0.0
+        self._looked, self._cost = float("-inf"), 0.0
+
+    def looked(self, cost: float) -> None:
+        """The look that took ``cost`` seconds is over."""
+        self._looked, self._cost = time.monotonic(), cost
+
+    def left(self) -> float:
+        """Seconds until the next one."""
+        now, asked = time.monotonic(), self._stamp()
+        if asked != self._asked:
+            self._asked, self._hurry_until = asked, now + self._timeout
+        pause = LOOK_S if now < self._hurry_until else max(LOOK_S, self._cost / SHARE)
+        return self._looked + pause - now
+
+    def _stamp(self) -> Optional[Tuple[int, int]]:
+        try:
+            found = os.stat(self._mark)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
 
 
 class _Words:

@@ -9,11 +9,12 @@ import glob
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
 
 import ddpctl_worker
-from ddpctl_worker import fs, proc
+from ddpctl_worker import fs, notes, proc
 from ddpctl_worker.channel import Channel
+from ddpctl_worker.checkpoint.left import adopt_left
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.status import last_sign
 from ddpctl_worker.store.install import MARKER
@@ -51,7 +52,10 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         items = list(finder.items())
         freed = 0
         for item in items if request.get("delete") else []:
-            take(item.path) if item.kind == "run" else fs.remove(item.path)
+            if item.kind != "run":
+                fs.remove(item.path)
+            elif not _take_run(item.path):
+                continue
             freed += item.bytes
         return {
             "items": [
@@ -61,6 +65,22 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             "freed": freed,
             "kept": sorted(finder.kept_environments),
         }
+
+
+def _take_run(path: str) -> bool:
+    """Whether it could go: a checkpoint in it that cannot be brought to those of the job keeps it."""
+    try:
+        for part in parts_of(path):
+            adopt_left(part, removing=True)
+    except OSError as error:
+        notes.note("%s stays: %s" % (path, error))
+        return False
+    return take(path)
+
+
+def parts_of(run: str) -> List[RunPaths]:
+    """What the hosts have of it."""
+    return [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
 
 
 class Finder:
@@ -114,7 +134,7 @@ class Finder:
         """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts), and
         no process of it is left."""
         for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
-            parts = [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
+            parts = parts_of(run)
             over = all(is_over(paths, self._host) for paths in parts)
             age = min((self._now - _ended(paths) for paths in parts), default=0.0)
             old = over and age > self._max_age
