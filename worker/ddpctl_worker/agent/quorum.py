@@ -261,6 +261,8 @@ class Voter:
     def _learn(self, term: int) -> None:
         """Somebody is in a later term, so the leader of this one leads no more."""
         if term > self.term:
+            if self.leads:  # should it be elected again, what it has granted in this term must have run out
+                self.stand_at = max(self.stand_at, self._promised + self._turn())
             self.term, self._voted, self.leader, self.unsaved = term, None, None, True
             self._asking, self._lead_since = None, None
 
