@@ -244,6 +244,21 @@ def test_those_that_notify_are_no_zombies_later(team: Any, tmp_path: Path) -> No
     eventually(lambda: not any(map(_children, agents)), "no agent has children left", 60.0)
 
 
+def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
+    """The leader is lost, of two hosts: nobody leads, and the end must not be silent."""
+    tally = tmp_path / "tally"
+    two = team(2, 2)
+    two.begin("time.sleep(600)", notify=[{"command": ["sh", "-c", f"echo $DDPCTL_EVENT $DDPCTL_TEXT >> {tally}"]}])
+    for name in two.names:
+        two.wait_said(name, "attempt 0")
+    two.lose("node0")
+    two.nodes["node1"].wait_state(two.run, "failed", seconds=120.0)
+    eventually(tally.exists, "somebody is notified of the end", 60.0)
+    said = tally.read_text()
+    assert said.startswith("ended")
+    assert "continue it with: ddpctl restart" in said
+
+
 def _children(pid: int) -> list[str]:
     """Their names, those of zombies too."""
     found = (proc.read_stat(child) for child in proc.children_of(pid))

@@ -46,6 +46,7 @@ ROOM_S = 2.0  # a lease that ends sooner is not worth starting anything for
 ALONE_S = 600.0  # without the others for so long, it ends
 TWO_ALONE_S = 30.0  # of two hosts, where one alone can decide nothing
 NOBODY_S = 60.0  # one that was started again and hears of nobody goes away again
+ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
 FAREWELL_S = 10.0  # how long the leader waits for the others to hear how it ended
 SECRET = ("gang_key", "copying", "secrets", "notify")  # of the request: on no disk
 Peers = Mapping[str, Tuple[str, int]]
@@ -328,6 +329,12 @@ class HostAgent:
             return False
         return policy.speaker(leader, self._witness, self._voter.paper.value["attempts"][-1]) == self._host
 
+    def _speaks_alone(self) -> bool:
+        """The same where nobody leads: the first of the hosts that are cut off together."""
+        with self._lock:
+            here = [one for one in self._caller.answering(ANSWERING_S) if one != self._witness]
+        return here[:1] == [self._host]
+
     def _tell(self, event: Dict[str, Any]) -> None:
         if self._notify is None:
             return
@@ -371,7 +378,7 @@ class HostAgent:
         text = "%s; not restarted: %s did not reach a majority of the run's %d hosts for %d s; continue it with: %s"
         step = "ddpctl restart %s" % self._request["run"]["job"]
         why["message"] = text % (why["message"], self._host, len(self._voter.hosts), seconds, step)
-        self._end(outcomes.failed(why))
+        self._end(outcomes.failed(why), speaks=self._speaks_alone())
 
     def _killed(self, word: Mapping[str, Any]) -> None:
         """Somebody ends the run, on every host by itself; a host that was out of reach hears of it from the others."""
@@ -379,14 +386,14 @@ class HostAgent:
         self._caller.spread({"state": KILLED, "cause": outcome.cause})
         self._end(outcome, word.get("grace"))
 
-    def _end(self, outcome: Outcome, grace: Optional[float] = None) -> None:
+    def _end(self, outcome: Outcome, grace: Optional[float] = None, speaks: bool = False) -> None:
         if self._part is not None and self._part.end is None:
             self._part.stop(grace, "ddpctl")
         self._caller.stop()
         self._resume.close()
         self._own.end(outcome, self._part)
         self._done = True
-        if self._speaks():
+        if speaks or self._speaks():
             attempts = self._voter.paper.value["attempts"]
             event = {"event": notifying.ENDED, "state": outcome.state, "cause": outcome.cause, "ended": notes.now_iso()}
             self._tell(dict(event, attempt=attempts[-1]["attempt"], started=attempts[0]["started"]))

@@ -43,6 +43,7 @@ class Caller:
         self._following: Optional[Dict[str, Any]] = None  # the next request for votes, once it can be made
         self.changed = threading.Event()  # for the agent: there may be something to do
         self.turned = self._heard = notes.boottime()  # the agent's own loop; the leader
+        self._answered: Dict[str, float] = {}  # when each host last did, whether it leads or not
         self._near: Dict[str, float] = {}  # as the leader: when each host asked last
         self._told: Dict[str, Any] = {}  # ... and which paper it knows to be everybody's
         self.reports: Dict[str, Dict[str, Any]] = {}
@@ -114,6 +115,7 @@ class Caller:
 
     def _hear(self, host: str, answer: Dict[str, Any], asked: float) -> None:
         before = self._voter.known
+        self._answered[host] = notes.boottime()
         self._voter.told(answer, asked, notes.boottime())
         self.save()
         if answer.get("stamp") is not None and self._voter.leader == host:
@@ -212,6 +214,11 @@ class Caller:
         """The hosts that have asked lately, this one included; with the lock held."""
         since = notes.boottime() - max(seconds, 3 * self._every)
         return [one for one in self._voter.hosts if one == self._voter.host or self._near.get(one, 0.0) >= since]
+
+    def answering(self, seconds: float) -> List[str]:
+        """The hosts that have answered lately, this one included, whoever leads; with the lock held."""
+        since, me = notes.boottime() - seconds, self._voter.host
+        return [one for one in self._voter.hosts if one == me or self._answered.get(one, 0.0) >= since]
 
     def all_know(self) -> bool:
         """Whether every host that is near knows that the newest paper is everybody's."""
