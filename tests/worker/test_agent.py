@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,38 @@ def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
     said = tally.read_text()
     assert said.startswith("ended")
     assert "continue it with: ddpctl restart" in said
+
+
+@pytest.mark.timeout(280)
+def test_a_host_that_is_cut_off_waits_for_the_others(team: Any) -> None:
+    """They may go on without it, so it is over there only for who ends it; meanwhile its status says what it is."""
+    three = team(3, 2)
+    three.begin("time.sleep(600)")
+    for name in three.chosen:
+        three.wait_said(name, "attempt 0")
+    others = [three.agent(name) for name in ("node0", "node2")]
+    with _stopped(others):
+        eventually(lambda: three.status("node1")["note"], "its status tells that it waits", 90.0, pause=0.3)
+        assert "a majority of the run's 3 hosts" in three.status("node1")["note"]
+        assert three.status("node1")["state"] == "starting"
+        assert not three.of_script("node1")
+    eventually(lambda: three.status("node1")["note"] is None, "it has heard of the others", 60.0, pause=0.3)
+    three.wait_said("node1", "attempt 1", seconds=90.0)
+    with _stopped(others):
+        eventually(lambda: three.status("node1")["note"], "its status tells that it waits", 90.0, pause=0.3)
+        answer = three.nodes["node1"].call("stop", run=three.run, grace=1, by="me")
+        assert (answer["survivors"], answer["status"]["state"]) == ([], "killed")
+
+
+@contextlib.contextmanager
+def _stopped(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def _children(pid: int) -> list[str]:

@@ -43,8 +43,10 @@ TURN_S = 0.2
 BEGIN_S = 120.0  # how long after its start it waits to be told where the others are
 CALL_OFF_S = 5.0  # a part of an attempt that is over elsewhere ends by itself, or is stopped after this
 ROOM_S = 2.0  # a lease that ends sooner is not worth starting anything for
-ALONE_S = 600.0  # without the others for so long, it ends
-TWO_ALONE_S = 30.0  # of two hosts, where one alone can decide nothing
+ALONE_S = 86400.0  # without the others for so long, it ends; until then they may go on, and it waits for them
+TWO_ALONE_S = 30.0  # of two hosts, where neither can go on alone
+CUT_OFF_S = 30.0  # without the others for so long, the status says so
+TELL_ALONE_S = 600.0  # ... and somebody is notified
 NOBODY_S = 60.0  # one that was started again and hears of nobody goes away again
 ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
 FAREWELL_S = 10.0  # how long the leader waits for the others to hear how it ended
@@ -172,6 +174,13 @@ class HostRecord:
             fs.write_json(self.paths.state, {"state": state, **self._names, **self._told})
             self._state = state
 
+    def say(self, note: Optional[str]) -> None:
+        """What the status says of this host; None: nothing."""
+        if note != self._told.get("note"):
+            self._told["note"] = note
+            with contextlib.suppress(OSError):  # a full disk
+                fs.write_json(self.paths.state, {"state": self._state, **self._names, **self._told})
+
     def stop_word(self) -> Optional[Dict[str, Any]]:
         """What somebody wrote who wants the run to end, or has ended it while no agent was here."""
         if os.path.lexists(self.paths.stop):
@@ -216,6 +225,8 @@ class HostAgent:
             self._part = left_behind(own.paths)
         self._over_since: Optional[float] = None
         self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
+        self._cut_off: Optional[str] = None  # since when (ISO 8601) it has not reached enough of the others
+        self._told_cut_off = False
         self._notifying: List[int] = []  # its children that notify
         self._told = self._voter.paper.value["attempts"][-1]["attempt"]  # the newest that the notifiers know of
         self._done = False
@@ -355,12 +366,36 @@ class HostAgent:
                 self._leave()
             elif alone > (TWO_ALONE_S if self._two else ALONE_S) and self._part_ended():
                 self._end_alone(alone)
+            else:
+                self._see_whether_cut_off(alone)
             return
         self._over_since = self._over_since or now
         waited = now - self._over_since
         heard = not leads or waited > FAREWELL_S or self._caller.all_know()
         if (agreed and heard) or waited > TWO_ALONE_S:
             self._end(Outcome(over["state"], over["cause"]))
+
+    def _see_whether_cut_off(self, alone: float) -> None:
+        """While it waits for the others its status says so, and after a while somebody is notified."""
+        if alone < CUT_OFF_S:
+            self._cut_off, self._told_cut_off = None, False
+            self._own.say(None)
+            return
+        self._cut_off = self._cut_off or notes.iso(time.time() - alone)
+        job, size = self._request["run"]["job"], len(self._voter.hosts)
+        text = "since %s it does not reach a majority of the run's %d hosts, which may go on without it"
+        text = text % (self._cut_off, size) + "; it takes part again once it does; "
+        self._own.say(text + "to end the run instead: ddpctl kill %s" % job)
+        if alone > TELL_ALONE_S and not self._told_cut_off:
+            self._told_cut_off = True
+            self._tell_cut_off(text + "how it stands: ddpctl status %s" % job)
+
+    def _tell_cut_off(self, text: str) -> None:
+        if self._speaks_alone():
+            last = self._voter.paper.value["attempts"][-1]
+            why = outcomes.cause(self._host, NODE_LOST, text)
+            event = {"event": notifying.CUT_OFF, "state": STARTING, "cause": why}
+            self._tell(dict(event, attempt=last["attempt"], started=last["started"]))
 
     def _part_ended(self) -> bool:
         return self._part is None or self._part.end is not None

@@ -18,6 +18,7 @@ LOST_S = 3.0  # a leader that has not answered for so long is looked for elsewhe
 WORD_S = 1.0  # for the leader to take the word of a kill
 STILL_S = 30.0  # an agent whose own loop has not turned for so long does not lead
 LEAST_PAUSE_S = 0.2
+PATIENT_S, PATIENT_PAUSE_S = 600.0, 10.0  # one that has been alone for so long asks around less often
 ROUND_S = ASK_S + 0.5  # for all to answer
 Heard = Callable[[str, Dict[str, Any], float], None]  # whose answer, what it is, and when it was asked for
 
@@ -71,6 +72,8 @@ class Caller:
     def _pause(self) -> float:
         """Until the next turn; an election begins in time."""
         with self.lock:
+            if self.alone_for() > PATIENT_S:
+                return PATIENT_PAUSE_S
             left = self._every if self._voter.leads else self._voter.stand_at - notes.boottime()
         return max(LEAST_PAUSE_S, min(self._every, left))
 
@@ -216,7 +219,7 @@ class Caller:
         return [one for one in self._voter.hosts if one == self._voter.host or self._near.get(one, 0.0) >= since]
 
     def answering(self, seconds: float) -> List[str]:
-        """The hosts that have answered lately, this one included, whoever leads; with the lock held."""
+        """The hosts that have answered lately, this one included, even where none leads; with the lock held."""
         since, me = notes.boottime() - seconds, self._voter.host
         return [one for one in self._voter.hosts if one == me or self._answered.get(one, 0.0) >= since]
 

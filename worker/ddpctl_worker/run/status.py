@@ -148,6 +148,9 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         part.update({name: own[name] for name in ("state", "cause", "ended", "note")})
     elif part["state"] in contract.TERMINAL and part["state"] != contract.SUCCEEDED:
         part.update(state=contract.STARTING, cause=None, ended=None)  # there may be another attempt
+    said = fs.read_optional(paths.state).get("note")  # by the agent, while it waits for the others
+    if said and own["state"] in (contract.STARTING, contract.RUNNING):
+        part.update(note=said)
     return dict(part, attempt=last["attempt"], record=run, agreed=dict(value, term=term, version=version))
 
 
