@@ -8,6 +8,8 @@ import json
 import os
 import secrets
 import signal
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,49 @@ def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
     said = tally.read_text()
     assert said.startswith("ended")
     assert "continue it with: ddpctl restart" in said
+
+
+@contextlib.contextmanager
+def _kept_full(folder: Path) -> Iterator[None]:
+    """Somebody else takes every byte there as soon as it is free."""
+    over = threading.Event()
+
+    def fill() -> None:
+        with open(folder / "filler", "wb", buffering=0) as file:
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    file.write(b"x" * 4096)
+                    continue
+                over.wait(0.001)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    three = team(3, 2)
+    base = three.nodes["node0"].base  # it is that of all three
+    base.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(base)], check=True)
+    try:
+        three.begin("time.sleep(8)")
+        for name in three.chosen:
+            three.wait_said(name, "attempt 0")
+        with _kept_full(base):
+            for name in three.names:
+                status = three.nodes[name].wait_state(three.run, "succeeded", seconds=90.0)
+                assert status["attempt"] == 1
+            # on disk, and not only in the mind of an agent that is gone by now
+            assert [three.status(name)["agreed"]["over"]["state"] for name in three.names] == ["succeeded"] * 3
+    finally:
+        subprocess.run(["umount", "-l", str(base)], check=True)
 
 
 @pytest.mark.timeout(280)

@@ -68,7 +68,7 @@ def main(reply: int) -> None:
         if admitted is not None:
             refused = own.take_over(desk.port, admitted["moved"])
         elif own.claim(desk.port):
-            fs.write_json(paths.agreed, _first_word(order["request"]["run"]))
+            record.replace(paths.agreed, _first_word(order["request"]["run"]), paths.agreed_reserve)
         else:
             refused = "the start of this run took too long and was abandoned"
         saved = fs.read_json(paths.agreed) or {}
@@ -215,7 +215,7 @@ class HostAgent:
         self._lock = threading.RLock()
         self._line = line = talk.PeerLine(talk.key_of(str(self._request["gang_key"])), run["run"], self._host, peers)
         self._lonely = own.moved is not None  # it was started again, and has not heard of the others yet
-        self._caller = Caller(self._voter, line, self._lock, own.paths.agreed, self._report, self._renew)
+        self._caller = Caller(self._voter, line, self._lock, own.paths, self._report, self._renew)
         saver = RankSaver(self._base, run)
         self._leader = Leader(run, self._voter, line, self._base, lambda question: saver.answer(question, self._part))
         self._resume = Resume(self._base, run, self._request.get("copying"), line)

@@ -7,9 +7,11 @@ import errno
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
-from ddpctl_worker import fs, notes
+from ddpctl_worker import notes
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.talk import ASK_S, PeerLine, Unanswered, at_once
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import record
 
 POLL_S = 1.0
 MOST_POLL_S = 2.0  # a lease lasts for some polls
@@ -31,11 +33,11 @@ class Caller:
         voter: Voter,
         line: PeerLine,
         lock: threading.RLock,
-        file: str,
+        paths: RunPaths,
         report: Callable[[], Dict[str, Any]],
         renew: Callable[[float], None],
     ) -> None:
-        self._voter, self._line, self.lock, self._file = voter, line, lock, file
+        self._voter, self._line, self.lock, self._paths = voter, line, lock, paths
         self._report, self._renew = report, renew
         self._every = min(MOST_POLL_S, max(POLL_S, len(voter.hosts) / HOSTS_A_POLL))
         self._stopped = threading.Event()
@@ -190,7 +192,7 @@ class Caller:
     def save(self) -> None:
         """What must not be forgotten, before anybody hears of it. Raises OSError, and then nobody does."""
         if self._voter.unsaved:
-            fs.write_json(self._file, self._voter.durable())
+            record.replace(self._paths.agreed, self._voter.durable(), self._paths.agreed_reserve)
             self._voter.unsaved = False
 
     # --- for the agent, with the lock held where it says so
