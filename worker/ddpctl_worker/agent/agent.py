@@ -410,9 +410,10 @@ class HostAgent:
     def _end_alone(self, seconds: float) -> None:
         own = self._part.end if self._part is not None else None
         why = dict((own or {}).get("cause") or outcomes.cause(self._host, NODE_LOST, "the other hosts are lost"))
-        text = "%s; not restarted: %s did not reach a majority of the run's %d hosts for %d s; continue it with: %s"
+        text = "%s; not restarted: %s did not reach a majority of the run's %d hosts for %s; continue it with: %s"
         step = "ddpctl restart %s" % self._request["run"]["job"]
-        why["message"] = text % (why["message"], self._host, len(self._voter.hosts), seconds, step)
+        spell = "%d s" % seconds if seconds < 3600 else "%d h" % (seconds / 3600)
+        why["message"] = text % (why["message"], self._host, len(self._voter.hosts), spell, step)
         self._end(outcomes.failed(why), speaks=self._speaks_alone())
 
     def _killed(self, word: Mapping[str, Any]) -> None:
