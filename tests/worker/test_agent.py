@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 import secrets
 import signal
+import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +246,96 @@ def test_those_that_notify_are_no_zombies_later(team: Any, tmp_path: Path) -> No
     eventually(tally.exists, "somebody is notified of the restart", 60.0)
     agents = [three.agent(name) for name in three.names]
     eventually(lambda: not any(map(_children, agents)), "no agent has children left", 60.0)
+
+
+def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
+    """The leader is lost, of two hosts: nobody leads, and the end must not be silent."""
+    tally = tmp_path / "tally"
+    two = team(2, 2)
+    two.begin("time.sleep(600)", notify=[{"command": ["sh", "-c", f"echo $DDPCTL_EVENT $DDPCTL_TEXT >> {tally}"]}])
+    for name in two.names:
+        two.wait_said(name, "attempt 0")
+    two.lose("node0")
+    two.nodes["node1"].wait_state(two.run, "failed", seconds=120.0)
+    eventually(tally.exists, "somebody is notified of the end", 60.0)
+    said = tally.read_text()
+    assert said.startswith("ended")
+    assert "continue it with: ddpctl restart" in said
+
+
+@contextlib.contextmanager
+def _kept_full(folder: Path) -> Iterator[None]:
+    """Somebody else takes every byte there as soon as it is free."""
+    over = threading.Event()
+
+    def fill() -> None:
+        with open(folder / "filler", "wb", buffering=0) as file:
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    file.write(b"x" * 4096)
+                    continue
+                over.wait(0.001)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    three = team(3, 2)
+    base = three.nodes["node0"].base  # it is that of all three
+    base.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(base)], check=True)
+    try:
+        three.begin("time.sleep(8)")
+        for name in three.chosen:
+            three.wait_said(name, "attempt 0")
+        with _kept_full(base):
+            for name in three.names:
+                status = three.nodes[name].wait_state(three.run, "succeeded", seconds=90.0)
+                assert status["attempt"] == 1
+            # on disk, and not only in the mind of an agent that is gone by now
+            assert [three.status(name)["agreed"]["over"]["state"] for name in three.names] == ["succeeded"] * 3
+    finally:
+        subprocess.run(["umount", "-l", str(base)], check=True)
+
+
+@pytest.mark.timeout(280)
+def test_a_host_that_is_cut_off_waits_for_the_others(team: Any) -> None:
+    """They may go on without it, so it is over there only for who ends it; meanwhile its status says what it is."""
+    three = team(3, 2)
+    three.begin("time.sleep(600)")
+    for name in three.chosen:
+        three.wait_said(name, "attempt 0")
+    others = [three.agent(name) for name in ("node0", "node2")]
+    with _stopped(others):
+        eventually(lambda: three.status("node1")["note"], "its status tells that it waits", 90.0, pause=0.3)
+        assert "a majority of the run's 3 hosts" in three.status("node1")["note"]
+        assert three.status("node1")["state"] == "starting"
+        assert not three.of_script("node1")
+    eventually(lambda: three.status("node1")["note"] is None, "it has heard of the others", 60.0, pause=0.3)
+    three.wait_said("node1", "attempt 1", seconds=90.0)
+    with _stopped(others):
+        eventually(lambda: three.status("node1")["note"], "its status tells that it waits", 90.0, pause=0.3)
+        answer = three.nodes["node1"].call("stop", run=three.run, grace=1, by="me")
+        assert (answer["survivors"], answer["status"]["state"]) == ([], "killed")
+
+
+@contextlib.contextmanager
+def _stopped(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def _children(pid: int) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +12,6 @@ from ddpctl_worker import notes
 from ddpctl_worker.agent.headway import HANGS_S
 from ddpctl_worker.agent.lead import Leader
 from ddpctl_worker.agent.part import CalledOff, LocalPart
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run.status import node_status
 
 HOSTS = ["a", "b", "c", "d"]
 
@@ -132,21 +128,3 @@ def test_what_a_host_says_of_its_preparation(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CalledOff):
         part.move()
     assert "moved" not in run.leader.report(LocalPart("/nonexistent", 1))
-
-
-def test_status_says_whom_an_attempt_waits_for(tmp_path: Path) -> None:
-    """While it waits: what is left of an earlier wait, or of an agent that is gone, says nothing."""
-    paths = RunPaths(str(tmp_path / "a"))
-    Path(paths.node).mkdir(parents=True)
-    attempts = [{"attempt": number, "hosts": ["b"]} for number in (1, 2)]
-    value = {"attempts": attempts, "live": True, "go": 1, "aside": {}, "over": None}
-    place = {"first": attempts[0], "hosts": []}
-    Path(paths.run).write_text(json.dumps({"run": "r", "host": "a", "job": "j", "restart": place}))
-    Path(paths.waiting).write_text(json.dumps({"attempt": 2, "words": "attempt 2 waits for b"}))
-
-    def note(**changes: Any) -> Any:
-        Path(paths.agreed).write_text(json.dumps({"paper": [1, 1, {**value, **changes}]}))
-        return node_status(paths)["note"]
-
-    assert note() == "attempt 2 waits for b"
-    assert note(go=2) is note(live=False) is note(attempts=attempts[:1], go=0) is None

@@ -43,9 +43,11 @@ def test_the_latest_end_counts(pair: Pipes) -> None:
     renew(pair.writers, boottime() + 60)
     renew(pair.writers, boottime() + 5)
     assert not lease.over()
+    assert not lease.abandoned
     for fd in pair.writers:  # the agent is gone: what it has said still counts
         os.close(fd)
     assert lease.left() > 50
+    assert lease.abandoned
 
 
 def test_the_guardian_hears_it_too(pair: Pipes) -> None:

@@ -74,6 +74,10 @@ def test_one_of_the_hosts_notifies_whatever_happened(hosts: list[str], event: di
             {"event": "restart", "state": "failed", "attempt": 2, "cause": cause("node1", "node_lost", "silent")},
             "train restarts on lab: node1: node_lost: silent (run r-1)",
         ),
+        (
+            {"event": "cut_off", "state": "starting", "attempt": 2, "cause": cause("node1", "node_lost", "alone")},
+            "train waits on lab: node1: node_lost: alone (run r-1)",
+        ),
     ],
 )
 def test_one_sentence_says_it(event: dict[str, Any], text: str) -> None:

@@ -284,3 +284,27 @@ def test_a_leader_that_steps_down_keeps_what_it_promised() -> None:
     request = {"k": "vote", "host": "n2", "term": 6, "have": (1, 1)}
     assert not leader.answer(request, 207.0)["granted"]
     assert leader.answer(request, 207.6)["granted"]
+
+
+def test_a_leader_that_steps_down_waits_until_its_own_word_has_run_out() -> None:
+    """It forgets whom it has given a lease when it is elected again, so none of these may outlast what it takes on."""
+    leader, one, two = (_voter(name) for name in ("n0", "n1", "n2"))
+    for now in (101.0, 101.5):
+        _poll(leader, one, now)
+    request = two.stand(110.0)  # n0 is cut off; n1 would vote for n2
+    assert request is not None
+    vote = two.counted("n1", request, one.answer(request, 110.0), 110.0)
+    assert vote is not None  # which is lost on its way to n1
+    for now in (110.1, 110.2):
+        _poll(leader, one, now)  # n0 is back
+    assert one.lease == 110.1 + 7.5 + GRACE_S
+    leader.answer(two.poll(), 110.3)  # n2 is in a later term
+    assert not leader.leads
+    assert leader.stand(117.5) is None
+    request = leader.stand(118.2)
+    assert request is not None
+    vote = leader.counted("n2", request, two.answer(request, 118.2), 118.2)
+    assert vote is not None
+    leader.counted("n2", vote, two.answer(vote, 118.2), 118.2)
+    assert leader.leads
+    assert leader.quiet_at("n1") >= one.lease + KILL_S

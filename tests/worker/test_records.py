@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -95,6 +96,29 @@ def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     blob[3] ^= 1
     Path(path).write_bytes(blob)
     assert record.read_heartbeat(path) is None
+
+
+def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the room that was set aside, and sets some aside again once there is any."""
+    path, reserve = str(tmp_path / "agreed.json"), str(tmp_path / "agreed.reserve")
+    record.replace(path, {"n": 1}, reserve)
+    assert os.stat(reserve).st_size == record.RESERVE_BYTES
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fs, "_write_aside", full)
+        patch.setattr(os, "posix_fallocate", full)
+        record.replace(path, {"n": 2}, reserve)
+        assert fs.read_json(path) == {"n": 2}
+        with pytest.raises(OSError, match="No space"):
+            record.replace(path, {"n": 3}, reserve)
+    assert fs.read_json(path) == {"n": 2}
+    record.replace(path, {"n": 4}, reserve)
+    assert fs.read_json(path) == {"n": 4}
+    assert os.stat(reserve).st_size == record.RESERVE_BYTES
+    assert sorted(os.listdir(tmp_path)) == ["agreed.json", "agreed.reserve"]
 
 
 def test_status_fields(node: Node) -> None:

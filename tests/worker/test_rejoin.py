@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -81,6 +82,9 @@ def test_an_agent_that_was_killed_alone(team: Any) -> None:
     three: Team = team(3, 3, least=2)
     begin(three)
     os.kill(three.agent("node1"), signal.SIGKILL)
+    end = three.nodes["node1"].folder(three.run) / "attempts" / "1" / "exit.json"
+    eventually(end.exists, "its ranks have ended", 60.0)
+    assert "ddpctl's agent on node1 has ended" in json.loads(end.read_text())["cause"]["message"]
     three.nodes["node1"].call("rejoin", run=three.run, **admitted(three.nodes["node0"], three.run))
     for name in three.names[::2]:
         three.wait_said(name, "attempt 1 token")

@@ -19,8 +19,8 @@
         last_look.json  where each rank stood before the run's end
         attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
                         to all attempts, everything else of the Nth attempt is in its own folder
-        peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on
-        waiting.json    ... which hosts the next attempt waits for, where the agent that leads is
+        peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on,
+                        with agreed.reserve for its next change
         launch.json     ... what it takes to start the agent again, without secrets; agent.lock is held by an agent that
                         was; agent.sock is the agent's, for questions on this machine
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
@@ -80,7 +80,7 @@ class RunPaths:
         self.adopted = os.path.join(top, "adopted.json")
         self.peers = os.path.join(top, "peers.json")
         self.agreed = os.path.join(top, "agreed.json")
-        self.waiting = os.path.join(top, "waiting.json")
+        self.agreed_reserve = os.path.join(top, "agreed.reserve")
         self.launch = os.path.join(top, "launch.json")
         self.agent_lock = os.path.join(top, "agent.lock")
         self.agent_socket = os.path.join(top, "agent.sock")

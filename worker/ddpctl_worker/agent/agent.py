@@ -43,9 +43,12 @@ TURN_S = 0.2
 BEGIN_S = 120.0  # how long after its start it waits to be told where the others are
 CALL_OFF_S = 5.0  # a part of an attempt that is over elsewhere ends by itself, or is stopped after this
 ROOM_S = 2.0  # a lease that ends sooner is not worth starting anything for
-ALONE_S = 600.0  # without the others for so long, it ends
-TWO_ALONE_S = 30.0  # of two hosts, where one alone can decide nothing
+ALONE_S = 86400.0  # without the others for so long, it ends; until then they may go on, and it waits for them
+TWO_ALONE_S = 30.0  # of two hosts, where neither can go on alone
+CUT_OFF_S = 30.0  # without the others for so long, the status says so
+TELL_ALONE_S = 600.0  # ... and somebody is notified
 NOBODY_S = 60.0  # one that was started again and hears of nobody goes away again
+ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
 FAREWELL_S = 10.0  # how long the leader waits for the others to hear how it ended
 SECRET = ("gang_key", "copying", "secrets", "notify")  # of the request: on no disk
 Peers = Mapping[str, Tuple[str, int]]
@@ -65,7 +68,7 @@ def main(reply: int) -> None:
         if admitted is not None:
             refused = own.take_over(desk.port, admitted["moved"])
         elif own.claim(desk.port):
-            fs.write_json(paths.agreed, _first_word(order["request"]["run"]))
+            record.replace(paths.agreed, _first_word(order["request"]["run"]), paths.agreed_reserve)
         else:
             refused = "the start of this run took too long and was abandoned"
         saved = fs.read_json(paths.agreed) or {}
@@ -171,6 +174,14 @@ class HostRecord:
             fs.write_json(self.paths.state, {"state": state, **self._names, **self._told})
             self._state = state
 
+    def say(self, note: Optional[str]) -> None:
+        """What the status says of this host; None: nothing."""
+        if note != self._told.get("note"):
+            self._told["note"] = note
+            notes.note("agent: %s" % (note or "it waits no longer"))
+            with contextlib.suppress(OSError):  # a full disk
+                fs.write_json(self.paths.state, {"state": self._state, **self._names, **self._told})
+
     def stop_word(self) -> Optional[Dict[str, Any]]:
         """What somebody wrote who wants the run to end, or has ended it while no agent was here."""
         if os.path.lexists(self.paths.stop):
@@ -205,7 +216,7 @@ class HostAgent:
         self._lock = threading.RLock()
         self._line = line = talk.PeerLine(talk.key_of(str(self._request["gang_key"])), run["run"], self._host, peers)
         self._lonely = own.moved is not None  # it was started again, and has not heard of the others yet
-        self._caller = Caller(self._voter, line, self._lock, own.paths.agreed, self._report, self._renew)
+        self._caller = Caller(self._voter, line, self._lock, own.paths, self._report, self._renew)
         saver = RankSaver(self._base, run)
         self._leader = Leader(run, self._voter, line, self._base, lambda question: saver.answer(question, self._part))
         self._resume = Resume(self._base, run, self._request.get("copying"), line)
@@ -215,9 +226,10 @@ class HostAgent:
             self._part = left_behind(own.paths)
         self._over_since: Optional[float] = None
         self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
+        self._cut_off: Optional[str] = None  # since when (ISO 8601) it has not reached enough of the others
+        self._told_cut_off = False
         self._notifying: List[int] = []  # its children that notify
         self._told = self._voter.paper.value["attempts"][-1]["attempt"]  # the newest that the notifiers know of
-        self._waiting: Optional[str] = None  # for whom, as it is on disk
         self._done = False
         cwd = launcher.working_folder(self._request.get("cwd"), own.paths)
         self._notify = notifiers(self._request, cwd, self._umask)
@@ -248,7 +260,6 @@ class HostAgent:
         self._attend()
         self._leader.turn(self._caller, self._part)
         self._tell_of_restart()
-        self._note_waiting()
         self._see_end()
 
     def _look(self) -> None:
@@ -326,24 +337,18 @@ class HostAgent:
             event["grew"] = len(attempts[-1]["hosts"]) if attempts[-2]["cause"] is None else None
             self._tell(dict(event, attempt=self._told, started=attempts[-1]["started"]))
 
-    def _note_waiting(self) -> None:
-        """For ``ddpctl status``, on the host that leads: whom the next attempt waits for."""
-        words = self._leader.headway.waits
-        if words != self._waiting:
-            with contextlib.suppress(OSError):  # a full disk: there is nothing about it, then
-                if words is None:
-                    fs.discard(self._own.paths.waiting)
-                else:
-                    notes.note(words)
-                    fs.write_json(self._own.paths.waiting, {"attempt": self._told, "words": words})
-            self._waiting = words
-
     def _speaks(self) -> bool:
         """Whether this host runs the notifiers; one does."""
         leader = self._voter.leader
         if leader == self._host and not self._voter.leads:  # so another host believes
             return False
         return policy.speaker(leader, self._witness, self._voter.paper.value["attempts"][-1]) == self._host
+
+    def _speaks_alone(self) -> bool:
+        """The same where nobody leads: the first of the hosts that are cut off together."""
+        with self._lock:
+            here = [one for one in self._caller.answering(ANSWERING_S) if one != self._witness]
+        return here[:1] == [self._host]
 
     def _tell(self, event: Dict[str, Any]) -> None:
         if self._notify is None:
@@ -365,12 +370,36 @@ class HostAgent:
                 self._leave()
             elif alone > (TWO_ALONE_S if self._two else ALONE_S) and self._part_ended():
                 self._end_alone(alone)
+            else:
+                self._see_whether_cut_off(alone)
             return
         self._over_since = self._over_since or now
         waited = now - self._over_since
         heard = not leads or waited > FAREWELL_S or self._caller.all_know()
         if (agreed and heard) or waited > TWO_ALONE_S:
             self._end(Outcome(over["state"], over["cause"]))
+
+    def _see_whether_cut_off(self, alone: float) -> None:
+        """The status says whom this host waits for. If it is for the majority, somebody is notified after a while."""
+        if alone < CUT_OFF_S:
+            self._cut_off, self._told_cut_off = None, False
+            self._own.say(self._leader.headway.waits)
+            return
+        self._cut_off = self._cut_off or notes.iso(time.time() - alone)
+        job, size = self._request["run"]["job"], len(self._voter.hosts)
+        text = "since %s it does not reach a majority of the run's %d hosts, which may go on without it"
+        text = text % (self._cut_off, size) + "; it takes part again once it does; "
+        self._own.say(text + "to end the run instead: ddpctl kill %s" % job)
+        if alone > TELL_ALONE_S and not self._told_cut_off:
+            self._told_cut_off = True
+            self._tell_cut_off(text + "how it stands: ddpctl status %s" % job)
+
+    def _tell_cut_off(self, text: str) -> None:
+        if self._speaks_alone():
+            last = self._voter.paper.value["attempts"][-1]
+            why = outcomes.cause(self._host, NODE_LOST, text)
+            event = {"event": notifying.CUT_OFF, "state": STARTING, "cause": why}
+            self._tell(dict(event, attempt=last["attempt"], started=last["started"]))
 
     def _part_ended(self) -> bool:
         return self._part is None or self._part.end is not None
@@ -385,10 +414,11 @@ class HostAgent:
     def _end_alone(self, seconds: float) -> None:
         own = self._part.end if self._part is not None else None
         why = dict((own or {}).get("cause") or outcomes.cause(self._host, NODE_LOST, "the other hosts are lost"))
-        text = "%s; not restarted: %s did not reach a majority of the run's %d hosts for %d s; continue it with: %s"
+        text = "%s; not restarted: %s did not reach a majority of the run's %d hosts for %s; continue it with: %s"
         step = "ddpctl restart %s" % self._request["run"]["job"]
-        why["message"] = text % (why["message"], self._host, len(self._voter.hosts), seconds, step)
-        self._end(outcomes.failed(why))
+        spell = "%d s" % seconds if seconds < 3600 else "%d h" % (seconds / 3600)
+        why["message"] = text % (why["message"], self._host, len(self._voter.hosts), spell, step)
+        self._end(outcomes.failed(why), speaks=self._speaks_alone())
 
     def _killed(self, word: Mapping[str, Any]) -> None:
         """Somebody ends the run, on every host by itself; a host that was out of reach hears of it from the others."""
@@ -396,14 +426,14 @@ class HostAgent:
         self._caller.spread({"state": KILLED, "cause": outcome.cause})
         self._end(outcome, word.get("grace"))
 
-    def _end(self, outcome: Outcome, grace: Optional[float] = None) -> None:
+    def _end(self, outcome: Outcome, grace: Optional[float] = None, speaks: bool = False) -> None:
         if self._part is not None and self._part.end is None:
             self._part.stop(grace, "ddpctl")
         self._caller.stop()
         self._resume.close()
         self._own.end(outcome, self._part)
         self._done = True
-        if self._speaks():
+        if speaks or self._speaks():
             attempts = self._voter.paper.value["attempts"]
             event = {"event": notifying.ENDED, "state": outcome.state, "cause": outcome.cause, "ended": notes.now_iso()}
             self._tell(dict(event, attempt=attempts[-1]["attempt"], started=attempts[0]["started"]))

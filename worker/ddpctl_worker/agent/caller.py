@@ -7,9 +7,11 @@ import errno
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
-from ddpctl_worker import fs, notes
+from ddpctl_worker import notes
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.talk import ASK_S, PeerLine, Unanswered, at_once
+from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run import record
 
 POLL_S = 1.0
 MOST_POLL_S = 2.0  # a lease lasts for some polls
@@ -18,6 +20,7 @@ LOST_S = 3.0  # a leader that has not answered for so long is looked for elsewhe
 WORD_S = 1.0  # for the leader to take the word of a kill
 STILL_S = 30.0  # an agent whose own loop has not turned for so long does not lead
 LEAST_PAUSE_S = 0.2
+PATIENT_S, PATIENT_PAUSE_S = 600.0, 10.0  # one that has been alone for so long asks around less often
 ROUND_S = ASK_S + 0.5  # for all to answer
 Heard = Callable[[str, Dict[str, Any], float], None]  # whose answer, what it is, and when it was asked for
 
@@ -30,11 +33,11 @@ class Caller:
         voter: Voter,
         line: PeerLine,
         lock: threading.RLock,
-        file: str,
+        paths: RunPaths,
         report: Callable[[], Dict[str, Any]],
         renew: Callable[[float], None],
     ) -> None:
-        self._voter, self._line, self.lock, self._file = voter, line, lock, file
+        self._voter, self._line, self.lock, self._paths = voter, line, lock, paths
         self._report, self._renew = report, renew
         self._every = min(MOST_POLL_S, max(POLL_S, len(voter.hosts) / HOSTS_A_POLL))
         self._stopped = threading.Event()
@@ -43,6 +46,7 @@ class Caller:
         self._following: Optional[Dict[str, Any]] = None  # the next request for votes, once it can be made
         self.changed = threading.Event()  # for the agent: there may be something to do
         self.turned = self._heard = notes.boottime()  # the agent's own loop; the leader
+        self._answered: Dict[str, float] = {}  # when each host last did, whether it leads or not
         self._near: Dict[str, float] = {}  # as the leader: when each host asked last
         self._told: Dict[str, Any] = {}  # ... and which paper it knows to be everybody's
         self.reports: Dict[str, Dict[str, Any]] = {}
@@ -70,6 +74,8 @@ class Caller:
     def _pause(self) -> float:
         """Until the next turn; an election begins in time."""
         with self.lock:
+            if self.alone_for() > PATIENT_S:
+                return PATIENT_PAUSE_S
             left = self._every if self._voter.leads else self._voter.stand_at - notes.boottime()
         return max(LEAST_PAUSE_S, min(self._every, left))
 
@@ -114,6 +120,7 @@ class Caller:
 
     def _hear(self, host: str, answer: Dict[str, Any], asked: float) -> None:
         before = self._voter.known
+        self._answered[host] = notes.boottime()
         self._voter.told(answer, asked, notes.boottime())
         self.save()
         if answer.get("stamp") is not None and self._voter.leader == host:
@@ -185,7 +192,7 @@ class Caller:
     def save(self) -> None:
         """What must not be forgotten, before anybody hears of it. Raises OSError, and then nobody does."""
         if self._voter.unsaved:
-            fs.write_json(self._file, self._voter.durable())
+            record.replace(self._paths.agreed, self._voter.durable(), self._paths.agreed_reserve)
             self._voter.unsaved = False
 
     # --- for the agent, with the lock held where it says so
@@ -212,6 +219,11 @@ class Caller:
         """The hosts that have asked lately, this one included; with the lock held."""
         since = notes.boottime() - max(seconds, 3 * self._every)
         return [one for one in self._voter.hosts if one == self._voter.host or self._near.get(one, 0.0) >= since]
+
+    def answering(self, seconds: float) -> List[str]:
+        """The hosts that have answered lately, this one included, even where none leads; with the lock held."""
+        since, me = notes.boottime() - seconds, self._voter.host
+        return [one for one in self._voter.hosts if one == me or self._answered.get(one, 0.0) >= since]
 
     def all_know(self) -> bool:
         """Whether every host that is near knows that the newest paper is everybody's."""

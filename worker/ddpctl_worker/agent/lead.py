@@ -14,7 +14,7 @@ from ddpctl_worker.agent.part import LocalPart, brief
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import FAILED, SUCCEEDED
+from ddpctl_worker.contract import FAILED, STOP_GRACE_S, SUCCEEDED
 from ddpctl_worker.run.ports import free_port
 
 NEAR_S = 4.0  # who has not asked for so long is not near
@@ -23,7 +23,7 @@ STEADY_NEAR_S = 10.0  # a host that the run may grow to is near for so long
 SAVE_S = 15.0  # for an answer from a host whose disk takes a save
 GROW_AGAIN_S = 30.0  # when it could not
 FEW_S = 20.0  # how long it is waited for hosts, where there are too few
-STUCK_S = 90.0  # a host whose part does not end is lost, even if it answers
+STUCK_S = 90.0  # beyond the job's grace: a host whose part does not end is lost, even if it answers
 MOST_ATTEMPTS = 20  # that are told; with the oldest of them gone, their numbers still count
 ROUNDS = 2  # of them; one may be bad luck
 MOST_NAMED = 8  # in a sentence that every host is told with each change
@@ -43,6 +43,7 @@ class Leader:
         hosts = [one["host"] for one in place["hosts"] if one["role"] != "witness"]
         nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
         self._rules = policy.Rules(hosts, nodes, least, restarts, bool(place.get("grow")))
+        self._patience = STUCK_S + float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
         self._near_since: Dict[str, float] = {}
         self._growth: Optional[Growth] = None
         self._grow_at = 0.0  # the next time to try it
@@ -100,9 +101,11 @@ class Leader:
         clear = [one for one in hosts if int((reports.get(one) or {}).get("clear", 0)) >= last["attempt"]]
         if not value["live"]:
             self._stopping.setdefault(last["attempt"], now)
-        late = now > self._stopping.get(last["attempt"], now) + STUCK_S  # it answers, and its part does not end
-        silent = [one for one in hosts if one not in clear and (one not in near or late)]
-        lost = [one for one in silent if late or now > self.voter.quiet_at(one)]
+        late = now > self._stopping.get(last["attempt"], now) + self._patience
+        stuck = [one for one in hosts if late and one not in clear]  # they may answer, and their part does not end
+        self.voter.withheld = frozenset(stuck)
+        silent = stuck or [one for one in hosts if one not in clear and one not in near]
+        lost = [one for one in silent if now > self.voter.quiet_at(one)]
         if len(clear) + len(lost) == len(hosts):
             self._conclude(caller, value, ends_of(last, reports, clear), near, now)
         elif value["live"] and (lost or any(_failed(reports.get(one), last["attempt"]) for one in clear)):
@@ -148,6 +151,7 @@ class Leader:
             self._growth.start()
 
     def _conclude(self, caller: Caller, value: Dict[str, Any], ends: policy.Ends, near: List[str], now: float) -> None:
+        self.voter.withheld = frozenset()
         last = value["attempts"][-1]
         grew = value.get("grew") == last["attempt"]
         grown = int(value.get("grown", 0))

@@ -12,7 +12,7 @@ been elected and GRACE_S and the time to kill have passed, nothing runs on any h
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Sequence, Set, Tuple
 
 ELECTION_S = 8.0
 AUTHORITY_S = 7.5  # less than ELECTION_S: two clocks need not run equally fast
@@ -61,6 +61,7 @@ class Voter:
         self._stamps: Dict[str, float] = {}  # of mine, the newest that each host has heard
         self._have: Dict[str, Mark] = {}
         self._granted: Dict[str, float] = {}
+        self.withheld: FrozenSet[str] = frozenset()  # as the leader: the hosts whose lease is to run out
 
     @staticmethod
     def first(leader: str, value: Dict[str, Any]) -> Dict[str, Any]:
@@ -140,7 +141,10 @@ class Voter:
         self._count()
         until = self.authority(now)
         self._promised = max(self._promised, until)
-        self._granted[host] = max(self._granted.get(host, _NEVER), until)
+        if host in self.withheld:
+            until = _LONG_AGO
+        else:
+            self._granted[host] = max(self._granted.get(host, _NEVER), until)
         return {
             "term": self.term,
             "leader": self.host,
@@ -210,7 +214,7 @@ class Voter:
 
     def _lead(self, now: float) -> None:
         self._asking, self._lead_since, self.leader = None, now, self.host
-        self._stamps, self._have, self._granted = {}, {}, {}
+        self._stamps, self._have, self._granted, self.withheld = {}, {}, {}, frozenset()
         if self.paper.term != self.term:
             self.write(self.paper.value)
         self._count()
@@ -231,12 +235,13 @@ class Voter:
 
     def renew(self, now: float) -> None:
         """The leader's own lease."""
-        if self.leads:
+        if self.leads and self.host not in self.withheld:
             self._promised = max(self._promised, self.authority(now))
+            self._granted[self.host] = self._promised
             self.lease = max(self.lease, self._promised + GRACE_S)
 
     def quiet_at(self, host: str) -> float:
-        """When nothing runs on ``host`` any more, should it not be heard of again."""
+        """When nothing runs on ``host`` any more, should it not be heard of again, or its lease be ``withheld``."""
         assert self._lead_since is not None
         return max(self._lead_since, self._granted.get(host, _NEVER)) + GRACE_S + KILL_S
 
@@ -261,6 +266,8 @@ class Voter:
     def _learn(self, term: int) -> None:
         """Somebody is in a later term, so the leader of this one leads no more."""
         if term > self.term:
+            if self.leads:  # should it be elected again, what it has granted in this term must have run out
+                self.stand_at = max(self.stand_at, self._promised + self._turn())
             self.term, self._voted, self.leader, self.unsaved = term, None, None, True
             self._asking, self._lead_since = None, None
 

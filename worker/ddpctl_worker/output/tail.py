@@ -21,8 +21,8 @@ JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its 
 
 def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"lines": [...]} frames, then {"offset", "state"}; with ``follow`` also {"state", "heartbeat_age_s"}
-    at the beginning and whenever the supervisor falls silent (``stale``) or is back, and from node rank 0 {"stuck"}:
-    why the run is stuck, and null once it moves again.
+    at the beginning and whenever the supervisor falls silent or its host is cut off (``stale``) or is back, and from
+    node rank 0 {"stuck"}: why the run is stuck, and null once it moves again.
 
     From ``offset``, or from the last ``lines`` lines, or from the beginning; ``ranks`` keeps these ranks only. With
     ``follow`` it ends when the run is over on this node and all is read, or when the reader goes away.
@@ -62,9 +62,11 @@ class _Follow:
         self._judge_at = now + JUDGE_S
         refuse_elsewhere(self._paths)  # its end may never be seen from here
         status = node_status(self._paths)
-        if status["state"] not in TERMINAL and (status["state"] == STALE) != self._stale:
-            self._stale = status["state"] == STALE
-            self._channel.send({"state": status["state"], "heartbeat_age_s": status["heartbeat_age_s"]})
+        stale = status["state"] == STALE or bool(status["note"])
+        if status["state"] not in TERMINAL and stale != self._stale:
+            self._stale = stale
+            state = STALE if stale else status["state"]
+            self._channel.send({"state": state, "heartbeat_age_s": status["heartbeat_age_s"]})
         stuck = status["diagnosis"]
         if status["node_rank"] == 0 and _who(stuck) != _who(self._stuck):
             self._stuck = stuck

@@ -32,6 +32,7 @@ class Lease:
         self._heir: Optional[int] = given[GUARDIAN] if given else None
         self._until = float(given["until"]) if given else float("inf")
         self._rest = b""
+        self.abandoned = False  # the agent, which alone could renew it, is gone
         if self._fd is not None:
             os.set_blocking(self._fd, False)
 
@@ -41,6 +42,7 @@ class Lease:
             data = b"-" if self._fd is not None else b""
             while data and self._fd is not None:
                 data = os.read(self._fd, 1 << 16)
+                self.abandoned = not data
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 self._until = max([self._until, *map(float, lines)])
         return self._until - boottime()

@@ -27,7 +27,7 @@ from ddpctl_worker.contract import (
 from ddpctl_worker.paths import RunPaths
 
 DEADLINE_S = 30.0
-ENDED, RESTART = "ended", "restart"
+ENDED, RESTART, CUT_OFF = "ended", "restart", "cut_off"
 MAX_VALUE = 4000  # characters of a variable
 _GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import main; main()"
@@ -60,7 +60,7 @@ def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
 
 def _sentence(said: Dict[str, Any], grew: Optional[int] = None) -> str:
     """``train failed on lab: node1 rank 3: exited: ValueError: no data (run 20261121T233155Z-6c0c5d)``."""
-    cause, happened = said["cause"], said["state"] if said["event"] == ENDED else "restarts"
+    cause, happened = said["cause"], {ENDED: said["state"], RESTART: "restarts", CUT_OFF: "waits"}[said["event"]]
     why = ": it continues on %d hosts" % grew if grew else ""
     if cause is not None:
         rank = "" if cause.get("rank") is None else " rank %s" % cause["rank"]

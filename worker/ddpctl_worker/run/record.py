@@ -89,6 +89,24 @@ def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool
     return True
 
 
+def replace(path: str, value: Dict[str, Any], reserve: str) -> None:
+    """Replace a record that has to change on a full disk, too. Room for the next change is set aside once there is any.
+
+    Raises:
+        OSError: the disk takes nothing, and nothing is left of the reserve.
+    """
+    try:
+        fs.write_json(path, value)
+    except OSError:
+        if not write_reserved(reserve, path, value):
+            raise
+    if not os.path.exists(reserve):
+        try:
+            make_reserve(reserve)
+        except OSError:
+            fs.discard(reserve)  # it may hold less than it should
+
+
 def _overwrite(path: str, value: Dict[str, Any]) -> None:
     body = json.dumps(value, indent=1).encode("ascii") + b"\n"
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -148,9 +148,9 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         part.update({name: own[name] for name in ("state", "cause", "ended", "note")})
     elif part["state"] in contract.TERMINAL and part["state"] != contract.SUCCEEDED:
         part.update(state=contract.STARTING, cause=None, ended=None)  # there may be another attempt
-    waiting = fs.read_optional(paths.waiting)  # of the agent that leads, or led
-    if value["live"] and value["go"] < waiting.get("attempt", 0) == last["attempt"] and not part.get("note"):
-        part.update(note=waiting["words"])
+    said = fs.read_optional(paths.state).get("note")  # by the agent: whom it waits for
+    if said and own["state"] in (contract.STARTING, contract.RUNNING):
+        part.update(note=said)
     return dict(part, attempt=last["attempt"], record=run, agreed=dict(value, term=term, version=version))
 
 

@@ -62,6 +62,11 @@ ONLY_OUTSIDE = (
     "doctor: the ranks here are only seen from outside, without their collectives: %s is on a disk that is full or "
     "mounted noexec, or has a colon in its name; set `base_dir:` to another place"
 )
+CUT_OFF = "%(host)s does not reach enough of the run's hosts any more, which may continue without it"
+AGENT_GONE = (
+    "ddpctl's agent on %(host)s has ended, and the other hosts may continue without it; was it killed, for lack of "
+    "memory say (see dmesg there)? `ddpctl attach %(job)s` has the host take part again"
+)
 Reply = Callable[[Optional[str]], None]
 
 
@@ -324,8 +329,9 @@ class Supervisor:
     def _end_at_once(self) -> None:
         """The other hosts may start the ranks of the next attempt from now on."""
         if self.outcome is None:
-            text = "%s does not reach enough of the run's hosts any more, which may continue without it" % self.host
-            self._ending.end_with(outcomes.failed(outcomes.cause(self.host, NODE_LOST, text)))
+            text = AGENT_GONE if self._lease.abandoned else CUT_OFF
+            why = text % {"host": self.host, "job": self.run["job"]}
+            self._ending.end_with(outcomes.failed(outcomes.cause(self.host, NODE_LOST, why)))
         self._asked_grace = 0.0
         self._begin_stop()
         if self._stopper is not None:
