@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.checkpoint import choice, copy
 from ddpctl_worker.checkpoint.choice import Kept, all_have, newest, restoring
-from ddpctl_worker.checkpoint.complete import content
+from ddpctl_worker.checkpoint.complete import best, content
 from ddpctl_worker.checkpoint.manifest import version_of
 
 HOSTS = ["a", "b", "c"]
@@ -160,6 +160,36 @@ def test_a_host_that_lacks_a_rank_of_the_newest_save_lacks_something() -> None:
     rows = [["a", f"step_1_rank_{rank}.pt", "v", "2027-01-01T00:00:00+00:00"] for rank in range(2)]
     assert all_have({"a": rows})
     assert not all_have({"a": rows, "b": [["b", *row[1:]] for row in rows[:1]]})
+
+
+def in_short(world: World, hosts: Sequence[str]) -> dict[str, list[list[str]]]:
+    """As ``listing.summary`` has it."""
+    rows: dict[str, list[list[str]]] = {host: [] for host in hosts}
+    for (host, writer, entry), one in world.kept.items():
+        if host in rows:
+            rows[host].append([writer, entry, one["version"] if best([one]) else "", one["time"]])
+    return rows
+
+
+@given(events=EVENTS, left=st.lists(st.sampled_from(HOSTS), min_size=1, unique=True))
+def test_nobody_is_passed_over_where_something_is_to_be_restored(
+    events: list[tuple[Any, ...]], left: list[str]
+) -> None:
+    world = World()
+    for name, *args in events:
+        getattr(world, name)(*args)
+    held = [one for one in world.held if one.host in left]
+    if all_have(in_short(world, left)):
+        assert restoring(held, left) == []
+        assert all(best([one.manifest]) for one in held), "what is not complete is to be set aside"
+
+
+def test_two_versions_of_one_entry_may_be_parts_that_nobody_has_put_together() -> None:
+    rows = [["a", "step_1", "of a", "2027-01-01T00:00:01+00:00"], ["b", "step_1", "of b", "2027-01-01T00:00:00+00:00"]]
+    assert not all_have({"a": rows})
+    assert all_have({"a": rows[:1]})
+    older = ["b", "step_0", "of b", "2026-01-01T00:00:00+00:00"]
+    assert all_have({"a": [*rows[:1], older, ["a", "step_0", "of a", older[3]]]})
 
 
 def test_of_a_plain_folder_the_files_of_all_hosts_are_put_together() -> None:

@@ -65,17 +65,19 @@ def latest(entries: Sequence[str]) -> Set[str]:
 
 def all_have(summaries: Mapping[str, Sequence[Sequence[str]]]) -> bool:
     """Whether there can be nothing to restore: every host has all newest ones itself, or there are none at all. A
-    summary is rows of (writer, entry, version, time), with no version where an entry has no manifest yet."""
-    found: Dict[str, Tuple[float, str, str]] = {}
-    for rows in summaries.values():
-        for _, entry, version, time in rows:
-            found[entry] = max((moment(time), entry, version), found.get(entry, (0.0, "", "")))
-    last = latest([entry for _, entry, _ in sorted(found.values())])
-    wanted = {(entry, version) for _, entry, version in found.values() if entry in last}
+    summary is rows of (writer, entry, version, time), with no version where an entry is not complete by itself.
+
+    Two versions of one entry may be parts of it, which nobody has put together yet."""
+    every = [row for rows in summaries.values() for row in rows]
+    if not all(version for _, _, version, _ in every):
+        return False
+    found: Dict[str, Tuple[float, str]] = {}
+    for _, entry, _, time in every:
+        found[entry] = max((moment(time), entry), found.get(entry, (0.0, "")))
+    last = latest([entry for _, entry in sorted(found.values())])
+    wanted = {(row[1], row[2]) for row in every if row[1] in last}
     own = {host: {(row[1], row[2]) for row in rows if row[0] == host} for host, rows in summaries.items()}
-    return not any(version == "" for rows in summaries.values() for _, _, version, _ in rows) and all(
-        wanted <= rows for rows in own.values()
-    )
+    return len(wanted) == len(last) and all(wanted <= rows for rows in own.values())
 
 
 def restoring(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:
