@@ -392,6 +392,9 @@ def test_parts_on_other_hosts_make_it_complete_and_their_copies_are_left_to_thei
     node.looks()
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1", "step_2"]
+    copies = [*elsewhere[:1], *(one for one in manifest.read_all(str(node.folder)) if one["entry"] == "step_1")]
+    node.keeper.tidy(1, [], {"b": [*elsewhere, *copies], "c": copies}, 2)
+    assert sorted(look(str(node.folder))) == ["step_1", "step_2"], "the second has no copies yet"
     node.keeper.tidy(1, [], {"b": elsewhere})
     assert sorted(look(str(node.folder))) == ["step_2"]
     assert sorted(look(str(other))) == ["step_1", "step_2"]

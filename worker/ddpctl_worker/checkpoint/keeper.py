@@ -148,12 +148,12 @@ class Keeper:
         self._guessed[entry] = time.time()
         return True
 
-    def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]]) -> None:
-        """Remove what is too old. ``elsewhere``: what other hosts have, since only all parts together are complete. The
-        copies on other hosts follow once they hear of it."""
+    def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
+        """Remove what is too old. ``elsewhere``: what other hosts have, since only all parts together are complete;
+        ``holders``: on how many hosts each file is to lie. The copies on other hosts follow once they hear of it."""
         top = os.path.dirname(self._folder)
         here, _ = held(top)
-        for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs):
+        for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs, holders):
             if remove(self._folder, entry):
                 self._forget(entry)
                 notes.note("removed the checkpoint %s: %s newer ones are kept" % (entry, keep))

@@ -239,7 +239,8 @@ def _turn(
 ) -> None:
     """One look. What follows from a new manifest belongs here."""
     if keeper.look(ended):
-        keeper.tidy(order["keep"], order["outputs"], replication.elsewhere() if replication is not None else {})
+        elsewhere, holders = ({}, 1) if replication is None else (replication.elsewhere(), replication.holders)
+        keeper.tidy(order["keep"], order["outputs"], elsewhere, holders)
     if replication is not None and keeper.gone:
         replication.removed(keeper.gone)
         keeper.gone = []
