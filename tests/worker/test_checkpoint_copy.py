@@ -411,6 +411,13 @@ def test_a_newer_torn_one_of_the_series_is_set_aside(a: Disk, b: Disk) -> None:
         assert sorted(entries.look(str(disk.own))) == ["best.pt", "epoch_1.pt", "step_2.pt"]
 
 
+def test_a_torn_one_from_after_the_clock_was_set_back_is_set_aside(b: Disk) -> None:
+    b.save("step_1.pt", {"": b"complete"}, age=-3600)
+    (b.own / "step_2.pt").write_bytes(b"torn")
+    assert copy.set_newer_aside(b.folder) == ["step_2.pt"]
+    assert list(entries.look(str(b.own))) == ["step_1.pt"]
+
+
 def test_shards_of_a_lost_host_leave_a_newer_save_that_nobody_resumes(a: Disk, b: Disk) -> None:
     """The host that is lost had saved step_200 with the others, and nobody had a copy of its shards yet."""
     for disk, rank in ((a, 0), (b, 1)):

@@ -130,7 +130,7 @@ def test_the_last_look_waits_for_nothing(node: Node) -> None:
     node.write("step_1/optimizer.pt", saved_by_torch())
     node.write("step_1/whole.json", b'{"step": 1}')
     node.write("last.pt", saved_by_torch())
-    assert node.end(well=False) == ["last.pt", "step_1"]
+    assert sorted(node.end(well=False)) == ["last.pt", "step_1"]
 
 
 def test_what_lies_beside_shards_may_come_to_rest_too(node: Node) -> None:
@@ -419,3 +419,27 @@ def test_what_was_written_again_meanwhile_is_not_removed(node: Node) -> None:
     node.write("step_1.pt", b"again")
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1.pt", "step_2.pt"]
+
+
+def test_what_is_saved_after_the_clock_was_set_back_is_the_newest(node: Node) -> None:
+    for step in range(8, 11):
+        node.write(f"step_{step}.bin")
+        os.utime(node.folder / f"step_{step}.bin", (time.time() + 3600, time.time() + 3600 + step))
+    assert node.looks() == ["step_8.bin", "step_9.bin", "step_10.bin"], "the oldest first"
+    for step in (11, 12):
+        node.write(f"step_{step}.bin")
+        assert node.looks() == [f"step_{step}.bin"]
+        node.keeper.tidy(2, [], {})
+        assert node.complete == [f"step_{step}.bin", f"step_{step - 1}.bin"]
+    node.begin()
+    node.write("step_1.bin")
+    assert node.looks() == ["step_1.bin"]
+    assert node.complete[0] == "step_1.bin", "a training from the start in the same folder"
+
+
+def test_a_clock_that_is_right_decides_what_is_older(node: Node) -> None:
+    node.write("step_2.pt", saved_by_torch())
+    node.looks()
+    node.write("step_1.pt", saved_by_torch(), old=True)
+    assert node.looks() == ["step_1.pt"], "somebody has brought it"
+    assert node.complete == ["step_2.pt", "step_1.pt"]

@@ -288,17 +288,25 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     For after ``put_own``: this host then has the same complete ones as the others.
     """
     own, manifests = folder.of(folder.host), folder.manifests(folder.host)
-    chosen = {series_of(one.entry): moment(one.time) for one in newest(manifests.values())}
+    chosen = {series_of(one.entry): moment(one.time) for one in newest(manifests.values()) if series_of(one.entry)}
     found = []
     for entry, files in look(own).items():
-        series, written = series_of(entry), max(stamp.mtime_ns for stamp in files.values()) / 1e9
-        if series is None or written <= chosen.get(series, written):
+        series, known = series_of(entry), manifests.get(entry)
+        if series not in chosen or not _newer(files, known, chosen[series]):
             continue
-        if not _usable(own, entry, files, manifests.get(entry)):
+        if not _usable(own, entry, files, known):
             os.rename(os.path.join(own, entry), _name_aside(os.path.join(own, entry)))
             manifest.discard(own, entry)
             found.append(entry)
     return found
+
+
+def _newer(files: Files, known: Optional[Manifest], than: float) -> bool:
+    """Whether it was written after ``than``. If that is in the future the clock was set back, and what nobody has
+    hashed yet may be from after that."""
+    if known is not None:
+        return moment(known["time"]) > than
+    return than > time.time() or max(stamp.mtime_ns for stamp in files.values()) / 1e9 > than
 
 
 def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bool:

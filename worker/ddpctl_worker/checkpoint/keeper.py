@@ -22,8 +22,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.checkpoint import links, manifest
-from ddpctl_worker.checkpoint.complete import METADATA, SHARD, Manifest
-from ddpctl_worker.checkpoint.entries import Files, look
+from ddpctl_worker.checkpoint.complete import APART_S, METADATA, SHARD, Manifest, moment
+from ddpctl_worker.checkpoint.entries import Files, look, series_of
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
@@ -55,6 +55,7 @@ class Keeper:
         self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
         self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
         self._left: Dict[str, str] = {}  # what could not be brought over, and why
+        self._told_clock = False
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
         self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
         self.gone: List[str] = []  # entries that had a manifest and were removed, by ddpctl or anybody else
@@ -84,7 +85,7 @@ class Keeper:
             if os.path.exists(manifest.path_of(self._folder, entry)):
                 manifest.discard(self._folder, entry)
                 self._forget(entry)
-        written = [self._take(entry, files, ended) for entry, files in sorted(found.items())]
+        written = [self._take(entry, found[entry], ended) for entry in sorted(found, key=lambda one: _age(found[one]))]
         return [one for one in written if one is not None]
 
     def _adopt(self, here: str, there: str) -> None:
@@ -110,7 +111,8 @@ class Keeper:
                 self._refused[entry] = files
             if not believed:
                 return None
-            made = manifest.make(self._folder, entry, self._host, files, int(self._since * 1e9), self._read_on)
+            since, ahead = int(self._since * 1e9), self._ahead(entry)
+            made = manifest.make(self._folder, entry, self._host, files, since, self._read_on, ahead)
         except FileNotFoundError:
             return None
         except manifest.Unsettled as why:
@@ -120,6 +122,18 @@ class Keeper:
         manifest.write(self._folder, made)
         self._known[entry] = made
         return made
+
+    def _ahead(self, entry: str) -> Optional[float]:
+        """When the newest one of its series was written, if that is in the future: the clock was set back since."""
+        series = series_of(entry) or entry
+        times = [moment(one["time"]) for name, one in self._known.items() if (series_of(name) or name) == series]
+        newest = max(times, default=0.0)
+        if newest <= time.time():
+            return None
+        if newest > time.time() + APART_S and not self._told_clock:
+            self._told_clock = True
+            notes.note("the clock was set back: new checkpoints count as newer than those with a time in the future")
+        return newest
 
     def _settled(self, entry: str, files: Files) -> bool:
         now = time.monotonic()
@@ -162,6 +176,10 @@ class Keeper:
         """It was removed for good."""
         self._known.pop(entry, None)
         self.gone.append(entry)
+
+
+def _age(files: Files) -> int:
+    return max(stamp.mtime_ns for stamp in files.values())
 
 
 def _of_torch(name: str) -> bool:
