@@ -23,7 +23,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from ddpctl_worker import notes
 from ddpctl_worker.checkpoint import links, manifest
 from ddpctl_worker.checkpoint.complete import APART_S, METADATA, SHARD, Manifest, moment
-from ddpctl_worker.checkpoint.entries import Files, look, series_of
+from ddpctl_worker.checkpoint.entries import Files, Stamp, look, series_of
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
@@ -54,6 +54,7 @@ class Keeper:
         self._known = {one["entry"]: one for one in manifest.read_all(folder)}
         self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
         self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
+        self._replacing: Dict[str, Tuple[Stamp, float]] = {}  # files in a link's place, and since when they are as now
         self._left: Dict[str, str] = {}  # what could not be brought over, and why
         self._told_clock = False
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
@@ -76,7 +77,7 @@ class Keeper:
         ``ended``: None while there are ranks, then whether they all ended well.
         """
         for here, there in self._tied.items():
-            self._adopt(here, there)
+            self._adopt(here, there, ended)
         found = look(self._folder)
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
@@ -88,14 +89,29 @@ class Keeper:
         written = [self._take(entry, found[entry], ended) for entry in sorted(found, key=lambda one: _age(found[one]))]
         return [one for one in written if one is not None]
 
-    def _adopt(self, here: str, there: str) -> None:
+    def _adopt(self, here: str, there: str, ended: Optional[bool]) -> None:
         """A file that cannot be brought over (no space, say) keeps no other checkpoint from its manifest."""
         try:
-            links.adopt(here, there)
+            stamp = links.replaced(here, there)
+            if stamp is not None and self._may_replace(here, stamp, ended):
+                links.adopt(here, there)
+        except FileNotFoundError:
+            return
         except OSError as error:
             if self._left.get(here) != str(error):
                 notes.note("%s does not get to the checkpoints for now: %s" % (here, error))
             self._left[here] = str(error)
+
+    def _may_replace(self, here: str, stamp: Stamp, ended: Optional[bool]) -> bool:
+        """Whether a file in a link's place is all that its writer meant to write: the one before it will be gone."""
+        said = whole(here)
+        if said is not None or ended is not None or self._died is not None:
+            return bool(ended) if said is None else said
+        before, since = self._replacing.get(here, (None, 0.0))
+        if before != stamp:
+            self._replacing[here] = stamp, time.monotonic()
+            return False
+        return time.monotonic() - since >= LOOK_S and not written_to([here])
 
     def _take(self, entry: str, files: Files, ended: Optional[bool]) -> Optional[Manifest]:
         known = self._known.get(entry)
