@@ -125,7 +125,7 @@ class Replication:
         return self._read[key]
 
     def removed(self, entries: List[str]) -> None:
-        """Own entries that are gone for good."""
+        """Own entries that are gone for good; for every look, also with none."""
         self._folder.note_removed(entries)
 
     def close(self) -> None:

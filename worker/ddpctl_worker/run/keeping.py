@@ -241,6 +241,6 @@ def _turn(
     if keeper.look(ended):
         elsewhere, holders = ({}, 1) if replication is None else (replication.elsewhere(), replication.holders)
         keeper.tidy(order["keep"], order["outputs"], elsewhere, holders)
-    if replication is not None and keeper.gone:
+    if replication is not None:
         replication.removed(keeper.gone)
         keeper.gone = []
