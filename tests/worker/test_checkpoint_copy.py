@@ -23,6 +23,8 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.store import relay
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
 from tests.worker.checkpoints import Disk, tls
+from tests.worker.test_keeper import zeroed
+from tests.worker.test_whole import saved_by_torch
 
 pytestmark = pytest.mark.slow
 
@@ -409,6 +411,13 @@ def test_a_newer_torn_one_of_the_series_is_set_aside(a: Disk, b: Disk) -> None:
         (other,) = disk.own.glob(".epoch_2.pt.aside-*")
         assert other.read_bytes() == b"torn"
         assert sorted(entries.look(str(disk.own))) == ["best.pt", "epoch_1.pt", "step_2.pt"]
+
+
+def test_a_newer_one_that_lost_bytes_in_a_power_cut_is_set_aside(b: Disk) -> None:
+    b.save("step_1.pt", {"": b"complete"}, age=50)
+    (b.own / "step_2.pt").write_bytes(zeroed(saved_by_torch()))
+    (b.own / "step_3.pt").write_bytes(saved_by_torch())
+    assert copy.set_newer_aside(b.folder) == ["step_2.pt"]
 
 
 def test_a_torn_one_from_after_the_clock_was_set_back_is_set_aside(b: Disk) -> None:

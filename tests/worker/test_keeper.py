@@ -257,6 +257,32 @@ def shards(node: Node, entry: str = "step_1", *, metadata: bytes | None = None, 
     return node.folder / entry
 
 
+def zeroed(content: bytes) -> bytes:
+    """As a power cut leaves it: blocks of the middle never got to the disk."""
+    at = content.index(bytes(range(256)))
+    return content[:at] + bytes(512) + content[at + 512 :]
+
+
+@pytest.mark.parametrize("name", ["model.pt", "step_1/model.pt"])
+def test_what_lost_bytes_in_a_power_cut_is_never_complete(node: Node, name: str) -> None:
+    if "/" in name:
+        shards(node, metadata=index(("__0_0.distcp", 0, 10)))
+    node.write(name, zeroed(saved_by_torch()), old=True)
+    for _ in range(2):
+        node.looks()
+        assert node.complete == []
+        node.end(well=False)
+        assert node.complete == []
+        node.begin()
+    node.write(name, saved_by_torch())
+    assert node.looks() == [name.partition("/")[0]]
+
+
+def test_a_whole_file_of_a_run_before_is_complete(node: Node) -> None:
+    node.write("model.pt", saved_by_torch(), old=True)
+    assert node.looks() == ["model.pt"]
+
+
 def killed_in_place(node: Node) -> None:
     node.write("model.pt", cut(saved_by_torch()))
 

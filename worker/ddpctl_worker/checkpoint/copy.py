@@ -22,7 +22,7 @@ from ddpctl_worker.checkpoint.complete import METADATA, Chosen, Manifest, conten
 from ddpctl_worker.checkpoint.entries import Files, look, series_of
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
 from ddpctl_worker.checkpoint.throttle import Throttle
-from ddpctl_worker.checkpoint.whole import whole
+from ddpctl_worker.checkpoint.whole import damaged, whole
 from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
 from ddpctl_worker.store.blobs import Part, require_space
 from ddpctl_worker.store.relay import CHUNK, ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
@@ -313,7 +313,8 @@ def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bo
     """Whether it is complete, or says so itself although nobody has hashed it yet."""
     if known is not None:
         return bool(newest([known]))
-    return all(whole(manifest.file_of(own, entry, path)) for path in files)
+    paths = [manifest.file_of(own, entry, path) for path in files]
+    return all(whole(path) and not damaged(path) for path in paths)
 
 
 def own_manifest(chosen: Chosen, host: str) -> Manifest:

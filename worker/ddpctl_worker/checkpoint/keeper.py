@@ -4,7 +4,9 @@ A file renamed into place is whole at once, but a name does not say how its file
 has not changed for two seconds. That proves nothing of a writer that was killed, and such a one is never believed:
 
 - a folder with shards of torch.distributed.checkpoint has an index that says which shards must be there;
-- a file of torch.save, of safetensors or of JSON says itself whether it is cut (whole.py), also beside such shards;
+- a file of torch.save, of safetensors or of JSON says itself whether it is cut (whole.py), also beside such shards; of
+  what was written before this run, the checksums in a file of torch.save are compared too: there may have been a power
+  cut;
 - of anything else it must be seen that it came to rest while every rank lived on, and that no process has it open for
   writing, or that they all ended well. Once a rank has died nothing of that kind is believed any more, and what was
   believed between that moment and the word of it is not either.
@@ -27,7 +29,7 @@ from ddpctl_worker.checkpoint.entries import Files, Stamp, look, series_of
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
-from ddpctl_worker.checkpoint.whole import whole
+from ddpctl_worker.checkpoint.whole import damaged, whole
 from ddpctl_worker.proc import written_to
 
 COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
@@ -164,6 +166,10 @@ class Keeper:
         plain = [name for name in files if not _of_torch(name)]  # unite.py compares the others
         said = {name: whole(manifest.file_of(self._folder, entry, name)) for name in plain}
         if False in said.values():
+            return False
+        before = [name for name in plain if said[name] and files[name].mtime_ns < self._since * 1e9]
+        if any(damaged(manifest.file_of(self._folder, entry, name), self._read_on) for name in before):
+            notes.note("checkpoint %s is not complete: it has other bytes than its own checksums say" % entry)
             return False
         sharded = len(plain) < len(files)
         unsaid = [name for name in plain if said[name] is None] if sharded or "" in files else plain
