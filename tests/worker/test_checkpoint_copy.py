@@ -413,6 +413,14 @@ def test_a_newer_torn_one_of_the_series_is_set_aside(a: Disk, b: Disk) -> None:
         assert sorted(entries.look(str(disk.own))) == ["best.pt", "epoch_1.pt", "step_2.pt"]
 
 
+def test_what_is_left_of_a_save_without_the_file_of_a_rank_is_set_aside(b: Disk) -> None:
+    for rank in range(2):
+        b.save(f"step_1_rank_{rank}.pt", {"": b"1"}, age=50)
+    b.save("step_2_rank_0.pt", {"": b"2"})
+    (b.own / "step_2_rank_1.pt").write_bytes(b"torn")
+    assert sorted(copy.set_newer_aside(b.folder)) == ["step_2_rank_0.pt", "step_2_rank_1.pt"]
+
+
 def test_a_newer_one_that_lost_bytes_in_a_power_cut_is_set_aside(b: Disk) -> None:
     b.save("step_1.pt", {"": b"complete"}, age=50)
     (b.own / "step_2.pt").write_bytes(zeroed(saved_by_torch()))

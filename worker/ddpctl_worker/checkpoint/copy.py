@@ -310,9 +310,10 @@ def _newer(files: Files, known: Optional[Manifest], than: float) -> bool:
 
 
 def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bool:
-    """Whether it is complete, or says so itself although nobody has hashed it yet."""
+    """Whether it says itself that it is whole although nobody has hashed it yet. What has a manifest, and is newer than
+    the newest complete one, is not complete."""
     if known is not None:
-        return bool(newest([known]))
+        return False
     paths = [manifest.file_of(own, entry, path) for path in files]
     return all(whole(path) and not damaged(path) for path in paths)
 

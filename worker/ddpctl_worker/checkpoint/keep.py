@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Set, Tuple
 
+from ddpctl_worker.checkpoint.choice import partial
 from ddpctl_worker.checkpoint.complete import content
 from ddpctl_worker.checkpoint.entries import save_of, series_of
 from ddpctl_worker.checkpoint.unite import Saved
@@ -24,6 +25,7 @@ def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), hold
     """The entries to be removed. ``saved``: newest first, as ``unite`` gives them; ``outputs``: the job's; ``holders``:
     on how many hosts each file is to lie."""
     numbered = [one for one in saved if series_of(one.entry) is not None and not _wanted(one.entry, outputs)]
+    partly = partial([one for one in reversed(numbered) if one.complete])
     missing = {save_of(one.entry) for one in numbered if one.complete and _holders(one) < holders}
     left: Dict[str, int] = {}
     secured: Set[str] = set()  # series with one that stays and has all its copies
@@ -32,7 +34,7 @@ def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), hold
     for one in numbered:
         series, save = str(series_of(one.entry)), save_of(one.entry)
         enough, copied = left.get(series, keep) <= 0, save not in missing
-        if not one.complete:
+        if not one.complete or one.entry in partly:
             found += [one.entry] if enough and series in secured else []
             continue
         left[series] = left.get(series, keep) - 1
