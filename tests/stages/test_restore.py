@@ -21,6 +21,7 @@ from ddpctl_worker.checkpoint.listing import summary
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
 from tests.worker.checkpoints import Disk
+from tests.worker.test_metadata import index
 
 BIG = bytes(range(256)) * 4000
 HERE = {f"n{number}": ("127.0.0.1",) for number in range(3)}
@@ -102,6 +103,29 @@ def test_a_host_alone_gets_the_copy_that_lies_on_its_own_disk(tmp_path: Path) ->
     only.save("step_1.pt", {"": b"older"}, age=90)
     assert site.restore() == {}
     assert only.content("step_2.pt") == {"": BIG}
+
+
+@pytest.mark.slow
+def test_a_host_alone_puts_its_part_and_the_copy_of_a_lost_hosts_part_together(tmp_path: Path) -> None:
+    site = Site(tmp_path, hosts=1)
+    (only,) = site.disks
+    lost = Disk(only.base, "lost")
+    shards = {"__0_0.distcp": b"0" * 10, "__1_0.distcp": b"1" * 10}
+    lost.save("step_2", {"__1_0.distcp": shards["__1_0.distcp"]}, age=60)
+    metadata = index(*((name, 0, 10) for name in shards))
+    only.save("step_2", {"__0_0.distcp": shards["__0_0.distcp"], ".metadata": metadata}, age=50)
+    assert site.restore() == {}
+    assert only.content("step_2") == {**shards, ".metadata": metadata}
+
+
+@pytest.mark.slow
+def test_a_part_that_nobody_can_complete_is_set_aside(tmp_path: Path) -> None:
+    site = Site(tmp_path, hosts=1)
+    (only,) = site.disks
+    only.save("step_1.pt", {"": BIG}, age=90)
+    only.save("step_2.pt", {"__1_0.distcp": b"1" * 10}, age=50)
+    assert site.restore() == {}
+    assert only.content("step_2.pt") is None
 
 
 def test_nobody_is_asked_where_nobody_has_any(site: Site, no_call: None) -> None:

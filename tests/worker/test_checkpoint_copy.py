@@ -24,6 +24,8 @@ from ddpctl_worker.store import relay
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
 from tests.worker.checkpoints import Disk, tls
 from tests.worker.rights import no_override
+from tests.worker.test_keeper import zeroed
+from tests.worker.test_whole import saved_by_torch
 
 pytestmark = pytest.mark.slow
 
@@ -451,6 +453,28 @@ def test_a_newer_one_that_cannot_be_read_is_set_aside(a: Disk, what: str) -> Non
         restore(a)
     assert aside(a) == [".epoch_2.pt"]
     assert sorted(entries.look(str(a.own))) == ["epoch_1.pt"]
+
+
+def test_what_is_left_of_a_save_without_the_file_of_a_rank_is_set_aside(b: Disk) -> None:
+    for rank in range(2):
+        b.save(f"step_1_rank_{rank}.pt", {"": b"1"}, age=50)
+    b.save("step_2_rank_0.pt", {"": b"2"})
+    (b.own / "step_2_rank_1.pt").write_bytes(b"torn")
+    assert sorted(copy.set_newer_aside(b.folder)) == ["step_2_rank_0.pt", "step_2_rank_1.pt"]
+
+
+def test_a_newer_one_that_lost_bytes_in_a_power_cut_is_set_aside(b: Disk) -> None:
+    b.save("step_1.pt", {"": b"complete"}, age=50)
+    (b.own / "step_2.pt").write_bytes(zeroed(saved_by_torch()))
+    (b.own / "step_3.pt").write_bytes(saved_by_torch())
+    assert copy.set_newer_aside(b.folder) == ["step_2.pt"]
+
+
+def test_a_torn_one_from_after_the_clock_was_set_back_is_set_aside(b: Disk) -> None:
+    b.save("step_1.pt", {"": b"complete"}, age=-3600)
+    (b.own / "step_2.pt").write_bytes(b"torn")
+    assert copy.set_newer_aside(b.folder) == ["step_2.pt"]
+    assert list(entries.look(str(b.own))) == ["step_1.pt"]
 
 
 def test_shards_of_a_lost_host_leave_a_newer_save_that_nobody_resumes(a: Disk, b: Disk) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.checkpoint import choice, copy
 from ddpctl_worker.checkpoint.choice import Kept, all_have, newest, restoring
-from ddpctl_worker.checkpoint.complete import content
+from ddpctl_worker.checkpoint.complete import best, content
+from ddpctl_worker.checkpoint.entries import save_of
 from ddpctl_worker.checkpoint.manifest import version_of
 
 HOSTS = ["a", "b", "c"]
@@ -153,13 +155,83 @@ def test_files_of_all_ranks_of_the_newest_save_come_back_together() -> None:
     saves = [("step_1_rank_0.pt", 0), ("step_1_rank_1.pt", 1), ("step_2_rank_0.pt", 5), ("step_2_rank_1.pt", 6)]
     ones = [described("a", name, {"": file(name, START + at)}) for name, at in saves]
     assert {one.entry for one in newest(ones)} == {"step_2_rank_0.pt", "step_2_rank_1.pt"}
-    assert {one.entry for one in newest(ones[:3])} == {name for name, _ in saves[:3]}  # the second save is not whole
+    assert {one.entry for one in newest(ones[:3])} == {name for name, _ in saves[:2]}, "the second save is not whole"
+    assert {one.entry for one in newest(ones[2:3])} == {saves[2][0]}, "there is no save before it to compare with"
+
+
+def test_a_folder_without_the_file_of_a_lost_hosts_rank_is_not_resumed() -> None:
+    ones = [
+        described(host, f"step_{step}", {f"rank_{rank}.pt": file(f"{step} {rank}", START + step + rank)})
+        for step in (10, 20)
+        for rank, host in enumerate("ab")
+    ]
+    assert [one.entry for one in newest(ones)] == ["step_20"]
+    assert [one.entry for one in newest(ones[:3])] == ["step_10"]
+    assert sorted(newest(ones[:3])[0].files) == ["rank_0.pt", "rank_1.pt"]
+
+
+def of_ranks(*counts: int) -> list[dict[str, Any]]:
+    """Saves of so many ranks each."""
+    names = [(at, f"step_{at}_rank_{rank}.pt") for at, count in enumerate(counts) for rank in range(count)]
+    return [described("a", name, {"": file(name, START + at)}) for at, name in names]
+
+
+@pytest.mark.parametrize(
+    ("counts", "resumed"), [((4, 2), 0), ((4, 2, 2), 2), ((2, 4), 1), ((4, 2, 4), 2), ((2, 1), 0), ((3,), 0)]
+)
+def test_of_a_training_with_fewer_ranks_than_before_the_second_save_counts(counts: list[int], resumed: int) -> None:
+    found = sorted(one.entry for one in newest(of_ranks(*counts)))
+    assert found == [f"step_{resumed}_rank_{rank}.pt" for rank in range(counts[resumed])]
+
+
+@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_never_more_than_the_last_save_is_left_out(counts: list[int]) -> None:
+    found = {save_of(one.entry) for one in newest(of_ranks(*counts))}
+    assert found <= {f"step_{at}_*.pt" for at in range(len(counts))[-2:]}
+
+
+def test_other_names_in_a_folder_do_not_matter() -> None:
+    ones = [
+        described("a", f"step_{step}", {"model.pt": file("m", START + step), f"loss_0.{step}.bin": file("l", START)})
+        for step in (10, 20)
+    ]
+    assert [one.entry for one in newest(ones)] == ["step_20"]
 
 
 def test_a_host_that_lacks_a_rank_of_the_newest_save_lacks_something() -> None:
     rows = [["a", f"step_1_rank_{rank}.pt", "v", "2027-01-01T00:00:00+00:00"] for rank in range(2)]
     assert all_have({"a": rows})
     assert not all_have({"a": rows, "b": [["b", *row[1:]] for row in rows[:1]]})
+
+
+def in_short(world: World, hosts: Sequence[str]) -> dict[str, list[list[str]]]:
+    """As ``listing.summary`` has it."""
+    rows: dict[str, list[list[str]]] = {host: [] for host in hosts}
+    for (host, writer, entry), one in world.kept.items():
+        if host in rows:
+            rows[host].append([writer, entry, one["version"] if best([one]) else "", one["time"]])
+    return rows
+
+
+@given(events=EVENTS, left=st.lists(st.sampled_from(HOSTS), min_size=1, unique=True))
+def test_nobody_is_passed_over_where_something_is_to_be_restored(
+    events: list[tuple[Any, ...]], left: list[str]
+) -> None:
+    world = World()
+    for name, *args in events:
+        getattr(world, name)(*args)
+    held = [one for one in world.held if one.host in left]
+    if all_have(in_short(world, left)):
+        assert restoring(held, left) == []
+        assert all(best([one.manifest]) for one in held), "what is not complete is to be set aside"
+
+
+def test_two_versions_of_one_entry_may_be_parts_that_nobody_has_put_together() -> None:
+    rows = [["a", "step_1", "of a", "2027-01-01T00:00:01+00:00"], ["b", "step_1", "of b", "2027-01-01T00:00:00+00:00"]]
+    assert not all_have({"a": rows})
+    assert all_have({"a": rows[:1]})
+    older = ["b", "step_0", "of b", "2026-01-01T00:00:00+00:00"]
+    assert all_have({"a": [*rows[:1], older, ["a", "step_0", "of a", older[3]]]})
 
 
 def test_of_a_plain_folder_the_files_of_all_hosts_are_put_together() -> None:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -131,7 +131,7 @@ def test_the_last_look_waits_for_nothing(node: Node) -> None:
     node.write("step_1/optimizer.pt", saved_by_torch())
     node.write("step_1/whole.json", b'{"step": 1}')
     node.write("last.pt", saved_by_torch())
-    assert node.end(well=False) == ["last.pt", "step_1"]
+    assert sorted(node.end(well=False)) == ["last.pt", "step_1"]
 
 
 def test_what_lies_beside_shards_may_come_to_rest_too(node: Node) -> None:
@@ -175,6 +175,62 @@ def test_a_file_in_place_of_a_link_is_kept(node: Node, tmp_path: Path) -> None:
     assert there.read_bytes() == b"weights"
 
 
+class Tied:
+    """A file of the working folder that is kept in the job's folder, and of which that has a whole one."""
+
+    def __init__(self, node: Node, folder: Path, name: str) -> None:
+        self.node, self.here, self.there = node, folder / name, node.folder / name
+        self.there.write_bytes(b"the one before")
+        self.here.symlink_to(self.there)
+        node.begin(tied={str(self.here): str(self.there)})
+        node.looks()
+
+    def replaced(self, content: bytes) -> BinaryIO:
+        """The script removes the link and writes a file in its place; it has it open."""
+        self.here.unlink()
+        file = self.here.open("wb")
+        file.write(content)
+        file.flush()
+        return file
+
+    @property
+    def old(self) -> bool:
+        return self.there.read_bytes() == b"the one before"
+
+
+@pytest.mark.parametrize(("name", "content"), [("snapshot.pt", saved_by_torch()), ("snapshot.bin", b"weights")])
+def test_a_file_that_is_being_written_replaces_no_whole_one(
+    node: Node, tmp_path: Path, name: str, content: bytes
+) -> None:
+    tied = Tied(node, tmp_path, name)
+    with tied.replaced(content[: len(content) * 2 // 3]) as file:
+        node.looks(4)
+        assert tied.old
+        file.write(content[len(content) * 2 // 3 :])
+    node.looks()
+    assert tied.there.read_bytes() == content
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_file_of_unknown_format_whose_writer_may_have_been_killed_replaces_no_whole_one(
+    node: Node, tmp_path: Path, dies: bool
+) -> None:
+    tied = Tied(node, tmp_path, "snapshot.bin")
+    if dies:
+        node.keeper.heard(time.time(), 0.0)
+    tied.replaced(b"half").close()
+    node.looks(4 if dies else 1)
+    node.end(well=False)
+    assert tied.old
+
+
+def test_a_run_that_ended_well_has_written_all_of_a_file_in_place_of_a_link(node: Node, tmp_path: Path) -> None:
+    tied = Tied(node, tmp_path, "snapshot.bin")
+    tied.replaced(b"weights").close()
+    node.end(well=True)
+    assert tied.there.read_bytes() == b"weights"
+
+
 def test_a_file_that_cannot_be_brought_over_does_not_stop_the_look(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +256,32 @@ def shards(node: Node, entry: str = "step_1", *, metadata: bytes | None = None, 
     if told:
         node.write(f"{entry}/.metadata", told)  # torch writes it last
     return node.folder / entry
+
+
+def zeroed(content: bytes) -> bytes:
+    """As a power cut leaves it: blocks of the middle never got to the disk."""
+    at = content.index(bytes(range(256)))
+    return content[:at] + bytes(512) + content[at + 512 :]
+
+
+@pytest.mark.parametrize("name", ["model.pt", "step_1/model.pt"])
+def test_what_lost_bytes_in_a_power_cut_is_never_complete(node: Node, name: str) -> None:
+    if "/" in name:
+        shards(node, metadata=index(("__0_0.distcp", 0, 10)))
+    node.write(name, zeroed(saved_by_torch()), old=True)
+    for _ in range(2):
+        node.looks()
+        assert node.complete == []
+        node.end(well=False)
+        assert node.complete == []
+        node.begin()
+    node.write(name, saved_by_torch())
+    assert node.looks() == [name.partition("/")[0]]
+
+
+def test_a_whole_file_of_a_run_before_is_complete(node: Node) -> None:
+    node.write("model.pt", saved_by_torch(), old=True)
+    assert node.looks() == ["model.pt"]
 
 
 def killed_in_place(node: Node) -> None:
@@ -393,6 +475,9 @@ def test_parts_on_other_hosts_make_it_complete_and_their_copies_are_left_to_thei
     node.looks()
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1", "step_2"]
+    copies = [*elsewhere[:1], *(one for one in manifest.read_all(str(node.folder)) if one["entry"] == "step_1")]
+    node.keeper.tidy(1, [], {"b": [*elsewhere, *copies], "c": copies}, 2)
+    assert sorted(look(str(node.folder))) == ["step_1", "step_2"], "the second has no copies yet"
     node.keeper.tidy(1, [], {"b": elsewhere})
     assert sorted(look(str(node.folder))) == ["step_2"]
     assert sorted(look(str(other))) == ["step_1", "step_2"]
@@ -485,3 +570,27 @@ def test_one_that_cannot_be_removed_keeps_no_other_from_it(node: Node) -> None:
         node.keeper.tidy(2, [], {})
     (node.folder / "step_1").chmod(0o700)
     assert sorted(look(str(node.folder))) == ["step_1", "step_3", "step_4"]
+
+
+def test_what_is_saved_after_the_clock_was_set_back_is_the_newest(node: Node) -> None:
+    for step in range(8, 11):
+        node.write(f"step_{step}.bin")
+        os.utime(node.folder / f"step_{step}.bin", (time.time() + 3600, time.time() + 3600 + step))
+    assert node.looks() == ["step_8.bin", "step_9.bin", "step_10.bin"], "the oldest first"
+    for step in (11, 12):
+        node.write(f"step_{step}.bin")
+        assert node.looks() == [f"step_{step}.bin"]
+        node.keeper.tidy(2, [], {})
+        assert node.complete == [f"step_{step}.bin", f"step_{step - 1}.bin"]
+    node.begin()
+    node.write("step_1.bin")
+    assert node.looks() == ["step_1.bin"]
+    assert node.complete[0] == "step_1.bin", "a training from the start in the same folder"
+
+
+def test_a_clock_that_is_right_decides_what_is_older(node: Node) -> None:
+    node.write("step_2.pt", saved_by_torch())
+    node.looks()
+    node.write("step_1.pt", saved_by_torch(), old=True)
+    assert node.looks() == ["step_1.pt"], "somebody has brought it"
+    assert node.complete == ["step_2.pt", "step_1.pt"]

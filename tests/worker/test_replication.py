@@ -139,6 +139,36 @@ def test_a_copy_goes_once_its_writer_says_so_and_never_before(ring: Ring) -> Non
 
 
 @pytest.mark.slow
+def test_a_copy_stays_while_its_original_is_written_again(ring: Ring) -> None:
+    """It was removed once, and nobody has hashed the new content yet."""
+    a, b = ring.disk("a"), ring.disk("b")
+    a.save("best.pt", {"": b"first"}, age=90)
+    a.save("step_1.pt", {"": b"1"}, age=30)
+    (a.own / "best.pt").unlink()
+    a.folder.note_removed(["best.pt"])
+    a.save("best.pt", {"": b"second"}, age=60)
+    ring.start("a", "b", of="ab")
+    eventually(lambda: has(b, "a", "best.pt")() and has(b, "a", "step_1.pt")(), "the copies")
+    (a.own / "best.pt").write_bytes(b"half of the third")
+    manifest.discard(str(a.own), "best.pt")
+    time.sleep(0.3)
+    assert b.content("best.pt", "a") == {"": b"second"}
+
+
+def test_what_exists_again_is_not_removed(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "a", "a")
+    disk.folder.note_removed(["best.pt", "step_1"])
+    assert disk.folder.removed() == ["best.pt", "step_1"]
+    (disk.own / "best.pt").write_bytes(b"half")
+    assert disk.folder.removed() == ["step_1"]
+    disk.folder.note_removed([])
+    (disk.own / "best.pt").unlink()
+    assert disk.folder.removed() == ["step_1"], "a script may remove a file right before it writes it again"
+    disk.folder.note_removed(["step_1", "best.pt"])
+    assert disk.folder.removed() == ["step_1", "best.pt"]
+
+
+@pytest.mark.slow
 def test_a_host_that_lost_its_disk_takes_no_copy_along(ring: Ring) -> None:
     a, b = ring.disk("a"), ring.disk("b")
     a.save("one.pt", {"": BIG})

@@ -139,6 +139,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         }
         for name in names
     }
+    for one in files.values():
+        one["sha256"] += f" of {one['size']}"  # what has another size has another hash
     referred = st.dictionaries(st.sampled_from(SHARDS), st.integers(6, 8))
     made = manifest(draw(st.sampled_from("abc")), {}, entry=draw(st.sampled_from(ENTRIES)))
     made.update(files=files, size=sum(one["size"] for one in files.values()), version=repr(sorted(files.items())))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddpctl_worker.checkpoint.whole import whole
+from ddpctl_worker.checkpoint.whole import damaged, whole
 
 
 def saved_by_torch() -> bytes:
@@ -43,6 +48,71 @@ def test_whole_and_cut_at_every_length(tmp_path: Path, name: str, content: bytes
 def test_an_archive_written_over_a_longer_one_is_not_whole(tmp_path: Path) -> None:
     content = saved_by_torch()
     assert judged(tmp_path, "a.pt", content[:900] + content[900:].replace(b"PK\x01\x02", b"PK\x00\x00")) is False
+
+
+def big() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", b"pickle" * 20)
+        archive.writestr("archive/data/0", b"weights" * 30_000)
+        archive.writestr("archive/data/1", b"")
+    return content.getvalue()
+
+
+@given(at=st.integers(0, len(big()) // 4096 - 2), blocks=st.integers(1, 9))
+def test_a_block_that_never_got_to_the_disk_is_found(
+    tmp_path_factory: pytest.TempPathFactory, at: int, blocks: int
+) -> None:
+    content, path = big(), tmp_path_factory.getbasetemp() / "zeroed.pt"
+    begin, end = at * 4096, min((at + blocks) * 4096, len(content) - 4096)
+    path.write_bytes(content[:begin] + bytes(end - begin) + content[end:])
+    assert whole(str(path)) is not True or damaged(str(path)) == (begin < end)
+    path.write_bytes(content)
+    read: list[int] = []
+    assert not damaged(str(path), read.append)
+    assert sum(read) == 120 + 210_000
+
+
+def test_checksums_that_were_not_computed_are_not_compared(tmp_path: Path) -> None:
+    """As torch.serialization.set_crc32_options(False) has it."""
+    path = tmp_path / "a.pt"
+    content = saved_by_torch()
+    for data in (b"pickle" * 20, bytes(range(256)) * 8, b"3\n"):
+        content = content.replace(zlib.crc32(data).to_bytes(4, "little"), bytes(4))
+    path.write_bytes(content)
+    assert whole(str(path))
+    assert not damaged(str(path))
+
+
+TORCH = """
+import sys, torch
+from torch.serialization import set_crc32_options
+state = {"w": torch.randn(300, 300), "empty": torch.empty(0), "step": 7}
+torch.save(state, sys.argv[1] + "/a.pt")
+with open(sys.argv[1] + "/b.pt", "wb") as file:
+    torch.save(state, file)
+set_crc32_options(False)
+torch.save(state, sys.argv[1] + "/c.pt")
+"""
+
+
+@pytest.mark.torch
+def test_what_torch_has_saved_is_not_damaged_until_it_is(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", TORCH, str(tmp_path)], check=True)
+    for name in ("a.pt", "b.pt", "c.pt"):
+        assert whole(str(tmp_path / name))
+        assert not damaged(str(tmp_path / name)), name
+    for name in ("a.pt", "b.pt"):
+        content = bytearray((tmp_path / name).read_bytes())
+        content[100_000:104_096] = bytes(4096)
+        (tmp_path / name).write_bytes(content)
+        assert damaged(str(tmp_path / name)), name
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.safetensors"])
+def test_what_has_no_checksums_is_not_known_to_be_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(safetensors())
+    assert not damaged(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

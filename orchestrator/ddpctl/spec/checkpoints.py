@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.choice import latest
+from ddpctl_worker.checkpoint.choice import latest, partial
 from ddpctl_worker.checkpoint.complete import moment
 from ddpctl_worker.checkpoint.unite import Saved, SavedPart, unite
 
@@ -29,6 +29,8 @@ class JobCheckpoints:
         """Those that a start of the job resumes from, newest first: the last complete one of each series, and all
         files of its save."""
         complete = [one for one in self.saved if one.complete]
+        partly = partial(complete[::-1])
+        complete = [one for one in complete if one.entry not in partly]
         wanted = latest([one.entry for one in reversed(complete)])
         return tuple(one for one in complete if one.entry in wanted)
 

@@ -5,7 +5,7 @@ What is complete is decided in ``complete.py``, of which ``ddpctl checkpoints`` 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ddpctl_worker.checkpoint.complete import (
     METADATA,
@@ -18,7 +18,8 @@ from ddpctl_worker.checkpoint.complete import (
     moment,
     rank,
 )
-from ddpctl_worker.checkpoint.entries import save_of, series_of
+from ddpctl_worker.checkpoint.entries import member_of, save_of, series_of
+from ddpctl_worker.checkpoint.unite import Saved
 
 
 class Kept(NamedTuple):
@@ -52,30 +53,65 @@ def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
         if one not in known:
             known.append(one)
     complete = sorted((one for one in map(best, entries.values()) if one is not None), key=rank)
+    partly = partial(complete)
+    complete = [one for one in complete if one.entry not in partly]
     wanted = latest([one.entry for one in complete])
     return [one for one in reversed(complete) if one.entry in wanted]
 
 
+def partial(complete: Sequence[Union[Chosen, Saved]]) -> Set[str]:
+    """The entries of a newest save that lacks a file of a rank or shard which the save before it has: the host that
+    writes it was lost, or its writer killed. ``complete``: oldest first.
+
+    Only the newest one is doubted. If the training has fewer ranks than before, or saves other files, that costs the
+    first such save at most, and only until there is a second one.
+    """
+    families: Dict[str, Dict[str, List[Union[Chosen, Saved]]]] = {}
+    for one in complete:
+        save = save_of(one.entry)
+        saves = families.setdefault(_family(one.entry), {})
+        saves[save] = [*saves.pop(save, []), one]  # the last one is the newest
+    found: Set[str] = set()
+    for saves in families.values():
+        before, last = [[], *saves.values()][-2:]
+        if not _members(before) <= _members(last):
+            found.update(one.entry for one in last)
+    return found
+
+
+def _members(save: Iterable[Union[Chosen, Saved]]) -> Set[Tuple[Optional[str], Optional[str]]]:
+    """The files of single ranks or shards in it, by names that every save has."""
+    names = {(series_of(one.entry), member_of(path)) for one in save for path in one.files}
+    return {(series, member) for series, member in names if member is not None or "*" in save_of(series or "")}
+
+
 def latest(entries: Sequence[str]) -> Set[str]:
-    """The last one of each series, and the others of the same save. ``entries``: oldest first."""
-    last = {series_of(entry) or entry: entry for entry in entries}
-    saves = {save_of(entry) for entry in last.values()}
-    return {entry for entry in entries if save_of(entry) in saves}
+    """The last one of each series, with the others of the same save. ``entries``: oldest first."""
+    last = {_family(entry): save_of(entry) for entry in entries}
+    return {entry for entry in entries if save_of(entry) == last[_family(entry)]}
+
+
+def _family(entry: str) -> str:
+    """What the saves of all ranks of a training have in common."""
+    save = save_of(entry)
+    return series_of(save) or save
 
 
 def all_have(summaries: Mapping[str, Sequence[Sequence[str]]]) -> bool:
     """Whether there can be nothing to restore: every host has all newest ones itself, or there are none at all. A
-    summary is rows of (writer, entry, version, time), with no version where an entry has no manifest yet."""
-    found: Dict[str, Tuple[float, str, str]] = {}
-    for rows in summaries.values():
-        for _, entry, version, time in rows:
-            found[entry] = max((moment(time), entry, version), found.get(entry, (0.0, "", "")))
-    last = latest([entry for _, entry, _ in sorted(found.values())])
-    wanted = {(entry, version) for _, entry, version in found.values() if entry in last}
+    summary is rows of (writer, entry, version, time), with no version where an entry is not complete by itself.
+
+    Two versions of one entry may be parts of it, which nobody has put together yet."""
+    every = [row for rows in summaries.values() for row in rows]
+    if not all(version for _, _, version, _ in every):
+        return False
+    found: Dict[str, Tuple[float, str]] = {}
+    for _, entry, _, time in every:
+        found[entry] = max((moment(time), entry), found.get(entry, (0.0, "")))
+    last = latest([entry for _, entry in sorted(found.values())])
+    wanted = {(row[1], row[2]) for row in every if row[1] in last}
     own = {host: {(row[1], row[2]) for row in rows if row[0] == host} for host, rows in summaries.items()}
-    return not any(version == "" for rows in summaries.values() for _, _, version, _ in rows) and all(
-        wanted <= rows for rows in own.values()
-    )
+    return len(wanted) == len(last) and all(wanted <= rows for rows in own.values())
 
 
 def restoring(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:

@@ -22,7 +22,7 @@ from ddpctl_worker.checkpoint.complete import METADATA, Chosen, Manifest, conten
 from ddpctl_worker.checkpoint.entries import Files, look, series_of
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
 from ddpctl_worker.checkpoint.throttle import Throttle
-from ddpctl_worker.checkpoint.whole import whole
+from ddpctl_worker.checkpoint.whole import damaged, whole
 from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
 from ddpctl_worker.store.blobs import Part, require_space
 from ddpctl_worker.store.relay import CHUNK, ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
@@ -294,25 +294,35 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     For after ``put_own``: this host then has the same complete ones as the others.
     """
     own, manifests = folder.of(folder.host), folder.manifests(folder.host)
-    chosen = {series_of(one.entry): moment(one.time) for one in newest(manifests.values())}
+    chosen = {series_of(one.entry): moment(one.time) for one in newest(manifests.values()) if series_of(one.entry)}
     found = []
     for entry, files in look(own).items():
-        series, written = series_of(entry), max(stamp.mtime_ns for stamp in files.values()) / 1e9
-        if series is None or written <= chosen.get(series, written):
+        series, known = series_of(entry), manifests.get(entry)
+        if series not in chosen or not _newer(files, known, chosen[series]):
             continue
-        if not _usable(own, entry, files, manifests.get(entry)):
+        if not _usable(own, entry, files, known):
             os.rename(os.path.join(own, entry), _name_aside(os.path.join(own, entry)))
             manifest.discard(own, entry)
             found.append(entry)
     return found
 
 
-def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bool:
-    """Whether it is complete, or says so itself although nobody has hashed it yet."""
+def _newer(files: Files, known: Optional[Manifest], than: float) -> bool:
+    """Whether it was written after ``than``. If that is in the future the clock was set back, and what nobody has
+    hashed yet may be from after that."""
     if known is not None:
-        return bool(newest([known]))
+        return moment(known["time"]) > than
+    return than > time.time() or max(stamp.mtime_ns for stamp in files.values()) / 1e9 > than
+
+
+def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bool:
+    """Whether it says itself that it is whole although nobody has hashed it yet. What has a manifest, and is newer than
+    the newest complete one, is not complete."""
+    if known is not None:
+        return False
+    paths = [manifest.file_of(own, entry, path) for path in files]
     try:
-        return all(whole(manifest.file_of(own, entry, path)) for path in files)
+        return all(whole(path) and not damaged(path) for path in paths)
     except OSError:  # it cannot be read
         return False
 

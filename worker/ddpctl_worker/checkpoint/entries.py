@@ -104,6 +104,11 @@ def save_of(entry: str) -> str:
     return group + slash + _MEMBERS.sub("*", name)
 
 
+def member_of(path: str) -> Optional[str]:
+    """The name of a file that belongs to one rank or shard, the same in every save; None: it does not say so."""
+    return _NUMBERS.sub(lambda found: found["stays"] or "#", path) if _MEMBERS.search(path) else None
+
+
 def temporary(name: str) -> bool:
     """Whether what has this name is still being written, or is nobody's business."""
     return (name.startswith(".") and name != METADATA) or name.endswith(_TEMPORARY) or not name.isprintable()

@@ -69,14 +69,20 @@ class JobFolder:
         return fs.read_optional(os.path.join(self.of(writer), manifest.FOLDER, _OWNER)).get("mark") == mark
 
     def removed(self) -> List[str]:
-        """Own entries that are gone for good."""
-        return list(fs.read_optional(os.path.join(self.of(self.host), manifest.FOLDER, _REMOVED)).get("entries") or ())
+        """Own entries that are gone for good. One that is being written again is not gone, although it has no manifest
+        yet."""
+        return [one for one in self._noted() if not files_in(self.of(self.host), one)]
 
     def note_removed(self, entries: List[str]) -> None:
-        """These of its own entries are gone for good: copies of them may go too."""
-        known = [one for one in self.removed() if one not in entries]
-        path = os.path.join(self.make(self.host, manifest.FOLDER), _REMOVED)
-        fs.write_json(path, {"entries": [*known, *entries][-MOST_REMOVED:]})
+        """These of its own entries are gone for good: copies of them may go too. What exists again is forgotten."""
+        before = self._noted()
+        known = [*(one for one in before if one not in entries), *entries]
+        gone = [one for one in known if not files_in(self.of(self.host), one)][-MOST_REMOVED:]
+        if gone != before:
+            fs.write_json(os.path.join(self.make(self.host, manifest.FOLDER), _REMOVED), {"entries": gone})
+
+    def _noted(self) -> List[str]:
+        return list(fs.read_optional(os.path.join(self.of(self.host), manifest.FOLDER, _REMOVED)).get("entries") or ())
 
 
 def standing(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:

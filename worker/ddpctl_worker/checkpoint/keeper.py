@@ -4,7 +4,9 @@ A file renamed into place is whole at once, but a name does not say how its file
 has not changed for two seconds. That proves nothing of a writer that was killed, and such a one is never believed:
 
 - a folder with shards of torch.distributed.checkpoint has an index that says which shards must be there;
-- a file of torch.save, of safetensors or of JSON says itself whether it is cut (whole.py), also beside such shards;
+- a file of torch.save, of safetensors or of JSON says itself whether it is cut (whole.py), also beside such shards; of
+  what was written before this run, the checksums in a file of torch.save are compared too: there may have been a power
+  cut;
 - of anything else it must be seen that it came to rest while every rank lived on, and that no process has it open for
   writing, or that they all ended well. Once a rank has died nothing of that kind is believed any more, and what was
   believed between that moment and the word of it is not either.
@@ -24,12 +26,12 @@ from typing import Dict, List, Mapping, Optional, Set, Tuple
 from ddpctl_worker import notes
 from ddpctl_worker.checkpoint import links, manifest
 from ddpctl_worker.checkpoint.beliefs import Beliefs
-from ddpctl_worker.checkpoint.complete import METADATA, SHARD, Manifest
-from ddpctl_worker.checkpoint.entries import Files, hidden, look
+from ddpctl_worker.checkpoint.complete import APART_S, METADATA, SHARD, Manifest, moment
+from ddpctl_worker.checkpoint.entries import Files, Stamp, hidden, look, series_of
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
-from ddpctl_worker.checkpoint.whole import whole
+from ddpctl_worker.checkpoint.whole import damaged, whole
 from ddpctl_worker.proc import written_to
 
 COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
@@ -58,6 +60,8 @@ class Keeper:
         self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
         self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
         self._told: Dict[str, str] = {}  # what went wrong with an entry, or a link, last
+        self._replacing: Dict[str, Tuple[Stamp, float]] = {}  # files in a link's place, and since when they are as now
+        self._told_clock = False
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
         self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
         self._beliefs = Beliefs(folder)
@@ -98,7 +102,7 @@ class Keeper:
         """The part of a look that reads little: what is all there and has no manifest. It is known from now on, also to
         the next run, if nobody has the time to hash it."""
         for here, there in self._tied.items():
-            self._adopt(here, there)
+            self._adopt(here, there, ended)
         begun = time.monotonic()
         try:
             return self._unhashed(ended)
@@ -114,7 +118,8 @@ class Keeper:
             if os.path.exists(manifest.path_of(self._folder, entry)):
                 manifest.discard(self._folder, entry)
                 self._forget(entry)
-        todo = [(entry, files) for entry, files in sorted(found.items()) if self._is_due(entry, files, ended)]
+        todo = [(entry, found[entry]) for entry in sorted(found, key=lambda one: _age(found[one]))]
+        todo = [(entry, files) for entry, files in todo if self._is_due(entry, files, ended)]
         self._note({entry: files for entry, files in todo if entry in self._silent}, found)
         return todo
 
@@ -124,12 +129,27 @@ class Keeper:
         except OSError as error:  # they are hashed at once, mostly
             notes.note("checkpoints: %s" % error)
 
-    def _adopt(self, here: str, there: str) -> None:
+    def _adopt(self, here: str, there: str, ended: Optional[bool]) -> None:
         """A file that cannot be brought over (no space, say) keeps no other checkpoint from its manifest."""
         try:
-            links.adopt(here, there)
+            stamp = links.replaced(here, there)
+            if stamp is not None and self._may_replace(here, stamp, ended):
+                links.adopt(here, there)
+        except FileNotFoundError:
+            return
         except OSError as error:
             self._tell_once(here, "%s does not get to the checkpoints for now: %s" % (here, error))
+
+    def _may_replace(self, here: str, stamp: Stamp, ended: Optional[bool]) -> bool:
+        """Whether a file in a link's place is all that its writer meant to write: the one before it will be gone."""
+        said = whole(here)
+        if said is not None or ended is not None or self._died is not None:
+            return bool(ended) if said is None else said
+        before, since = self._replacing.get(here, (None, 0.0))
+        if before != stamp:
+            self._replacing[here] = stamp, time.monotonic()
+            return False
+        return time.monotonic() - since >= LOOK_S and not written_to([here])
 
     def _tell_once(self, what: str, why: str) -> None:
         """Not at every look."""
@@ -163,7 +183,8 @@ class Keeper:
 
     def _take(self, entry: str, files: Files) -> Optional[Manifest]:
         try:
-            made = manifest.make(self._folder, entry, self._host, files, int(self._since * 1e9), self._read_on)
+            since, ahead = int(self._since * 1e9), self._ahead(entry)
+            made = manifest.make(self._folder, entry, self._host, files, since, self._read_on, ahead)
         except FileNotFoundError:
             return None
         except manifest.Unsettled as why:
@@ -180,6 +201,18 @@ class Keeper:
         self._known[entry] = made
         return made
 
+    def _ahead(self, entry: str) -> Optional[float]:
+        """When the newest one of its series was written, if that is in the future: the clock was set back since."""
+        series = series_of(entry) or entry
+        times = [moment(one["time"]) for name, one in self._known.items() if (series_of(name) or name) == series]
+        newest = max(times, default=0.0)
+        if newest <= time.time():
+            return None
+        if newest > time.time() + APART_S and not self._told_clock:
+            self._told_clock = True
+            notes.note("the clock was set back: new checkpoints count as newer than those with a time in the future")
+        return newest
+
     def _settled(self, entry: str, files: Files) -> bool:
         now = time.monotonic()
         before, since = self._seen.get(entry, ({}, now))
@@ -193,6 +226,10 @@ class Keeper:
         plain = [name for name in files if not _of_torch(name)]  # unite.py compares the others
         said = {name: whole(manifest.file_of(self._folder, entry, name)) for name in plain}
         if False in said.values():
+            return False
+        before = [name for name in plain if said[name] and files[name].mtime_ns < self._since * 1e9]
+        if any(damaged(manifest.file_of(self._folder, entry, name), self._read_on) for name in before):
+            notes.note("checkpoint %s is not complete: it has other bytes than its own checksums say" % entry)
             return False
         sharded = len(plain) < len(files)
         unsaid = [name for name in plain if said[name] is None] if sharded or "" in files else plain
@@ -211,12 +248,12 @@ class Keeper:
         self._guessed[entry] = time.time()
         return True
 
-    def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]]) -> None:
-        """Remove what is too old. ``elsewhere``: what other hosts have, since only all parts together are complete. The
-        copies on other hosts follow once they hear of it."""
+    def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
+        """Remove what is too old. ``elsewhere``: what other hosts have, since only all parts together are complete;
+        ``holders``: on how many hosts each file is to lie. The copies on other hosts follow once they hear of it."""
         top = os.path.dirname(self._folder)
         here, _ = held(top)
-        for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs):
+        for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs, holders):
             try:
                 removed = remove(self._folder, entry)
             except OSError as error:
@@ -230,6 +267,10 @@ class Keeper:
         """It was removed for good."""
         self._known.pop(entry, None)
         self.gone.append(entry)
+
+
+def _age(files: Files) -> int:
+    return max(stamp.mtime_ns for stamp in files.values())
 
 
 def _of_torch(name: str) -> bool:

@@ -2,8 +2,9 @@
 
 Each is a symbolic link. A folder behind one can be used like any other. A file can be read and written through it, but
 ``os.replace(aside, "snapshot.pt")`` puts a real file in the link's place. So the keeper looks whether that has
-happened, and gives such a file its second name, a hard link, in the folder for checkpoints. It is copied only where
-there are no hard links from one folder to the other. What the keeper did not live to see is found by the next attempt,
+happened, and gives such a file its second name, a hard link, in the folder for checkpoints, once it is whole: a script
+may as well remove the link and take its time to write. It is copied only where there are no hard links from one folder
+to the other. What the keeper did not live to see is found by the next attempt,
 which has the same working folder.
 """
 
@@ -13,10 +14,11 @@ import os
 import shutil
 import stat
 import time
-from typing import Dict, Iterable
+from typing import Dict, Iterable, Optional
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.checkpoint.entries import Stamp
 from ddpctl_worker.checkpoint.whole import whole
 from ddpctl_worker.contract import BAD_REQUEST, UNSAFE_PATH
 
@@ -34,15 +36,23 @@ def tie(cwd: str, folder: str, paths: Iterable[str], again: bool = False) -> Dic
     return dict(_tie(cwd, folder, path, again) for path in paths)
 
 
-def adopt(here: str, there: str) -> bool:
-    """Whether a script has put a real file in the link's place; ``there`` is then the same file."""
+def replaced(here: str, there: str) -> Optional[Stamp]:
+    """The real file that a script has put in the link's place, while ``there`` is another one; None: there is none."""
     try:
         found = os.lstat(here)
     except FileNotFoundError:
-        return False
+        return None
     if not stat.S_ISREG(found.st_mode) or not found.st_size:
-        return False
+        return None
     if os.path.lexists(there) and os.path.samestat(found, os.lstat(there)):
+        return None
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def adopt(here: str, there: str) -> bool:
+    """Let ``there`` be the file that a script has put in the link's place, once that is known to be whole: it takes the
+    place of the one before. Whether there was anything to do."""
+    if replaced(here, there) is None:
         return False
     aside = _beside(there, os.urandom(4).hex())
     try:

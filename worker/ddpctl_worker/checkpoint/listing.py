@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Tuple
 
 from ddpctl_worker import fs, paths
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.checkpoint.complete import Manifest
+from ddpctl_worker.checkpoint.choice import latest, newest
+from ddpctl_worker.checkpoint.complete import Manifest, age, best
 from ddpctl_worker.checkpoint.entries import Files, look, step_of
 from ddpctl_worker.checkpoint.jobfolder import standing
 from ddpctl_worker.contract import BAD_REQUEST
@@ -59,7 +60,12 @@ def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
 def summary(base: str, job: str) -> List[List[str]]:
     """All of it in short, for ``choice.all_have``."""
     manifests, unknown = held(paths.checkpoints_dir(base, job))
-    rows = [[one["host"], one["entry"], one["version"], one["time"]] for one in manifests]
+    chosen = {one.entry for one in newest(manifests)}
+    last = latest([one["entry"] for one in sorted(manifests, key=age)])
+    asked = {one["entry"] for one in manifests if not best([one])} | (last - chosen)
+    rows = [
+        [one["host"], one["entry"], "" if one["entry"] in asked else one["version"], one["time"]] for one in manifests
+    ]
     return rows + [[one["host"], one["entry"], "", one["time"]] for one in unknown]
 
 

@@ -8,7 +8,9 @@ One for each entry and host that wrote a part of it. ``references`` is what ``.m
 has it; shards that were written before ``previous`` are of an earlier save under the same name. ``version`` names the
 content: the same entry may be written again. ``/`` in an entry's name is ``%2F`` in that of its file. The manifest is
 written after the files, and aside, so what has none is not known to be whole. A file whose size or time no longer fits
-makes it stale. A copy on another host has the same manifest, and the files the same times.
+makes it stale. A copy on another host has the same manifest, and the files the same times. ``time`` is that of the
+newest file, or later: of two in a series the one that was written later has the later time, also where the clock was
+set back in between.
 """
 
 from __future__ import annotations
@@ -49,22 +51,30 @@ def file_of(folder: str, entry: str, name: str) -> str:
 
 
 def make(
-    folder: str, entry: str, host: str, files: Files, since: Optional[int] = None, read_on: Optional[Tell] = None
+    folder: str,
+    entry: str,
+    host: str,
+    files: Files,
+    since: Optional[int] = None,
+    read_on: Optional[Tell] = None,
+    after: Optional[float] = None,
 ) -> Manifest:
     """The manifest of an entry whose files have just been looked at. Reads every byte, and says to ``read_on`` how many
-    at a time. ``since``: when the run began that writes there now (ns).
+    at a time. ``since``: when the run began that writes there now (ns); ``after``: it is newer than what is of that
+    time, whatever the clock says.
 
     Raises:
         Unsettled: a file has changed since, or ``.metadata`` is not what torch writes.
         OSError: a file cannot be read.
     """
     found = {name: _described(folder, entry, name, files, read_on) for name in sorted(files)}
+    written = max(stamp.mtime_ns for stamp in files.values()) / 1e9
     made = {
         "schema": SCHEMA,
         "entry": entry,
         "host": host,
         "step": step_of(entry),
-        "time": iso(max(stamp.mtime_ns for stamp in files.values()) / 1e9),
+        "time": iso(written if after is None else max(written, after + 0.001)),
         "size": sum(stamp.size for stamp in files.values()),
         "files": found,
         "references": _references(folder, entry, files),

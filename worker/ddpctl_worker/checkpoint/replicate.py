@@ -68,6 +68,7 @@ class Replication:
         self._folder, self._client = folder, client
         self._before = ring_before(hosts, folder.host, replicas)
         self._after = ring_after(hosts, folder.host, replicas)
+        self.holders = 1 + len(self._after)  # on how many hosts each file is to lie
         self._server = CheckpointServer(folder, server, listener, sending_rate())
         self._peers: Dict[str, CheckpointClient] = {}
         self._places: Dict[str, Tuple[Tuple[str, int], ...]] = {}
@@ -124,7 +125,7 @@ class Replication:
         return self._read[key]
 
     def removed(self, entries: List[str]) -> None:
-        """Own entries that are gone for good."""
+        """Own entries that are gone for good; for every look, also with none."""
         self._folder.note_removed(entries)
 
     def close(self) -> None:

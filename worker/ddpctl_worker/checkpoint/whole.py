@@ -3,6 +3,9 @@
 A writer that is killed leaves a file that looks like any other. torch.save writes a zip archive, whose directory comes
 last; safetensors begins with the place of every tensor; an object of JSON ends with its bracket. Of other formats
 nothing is known.
+
+A power cut may do worse: the end of a file is on the disk, and blocks of its middle are not. A zip archive has a
+checksum of each of its files.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from typing import Optional
+import zlib
+from typing import Callable, Optional
 
 _ZIP = b"PK\x03\x04"
+_BLOCK = 1 << 20
 _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 _LONGEST_JSON = 64 << 20
@@ -26,6 +31,35 @@ def whole(path: str) -> Optional[bool]:
     if path.endswith(".safetensors"):
         return _safetensors_is_whole(path)
     return _json_is_whole(path) if path.endswith(".json") else None
+
+
+def damaged(path: str, read_on: Optional[Callable[[int], None]] = None) -> bool:
+    """Whether its bytes are not those that were written, by its own checksums; only a zip archive has any. Reads every
+    byte, and says to ``read_on`` how many at a time."""
+    with open(path, "rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for one in archive.infolist():
+                if one.CRC:  # torch can leave them out, and writes 0 then
+                    _read(archive, one, read_on)
+    except (NotImplementedError, RuntimeError):  # a compression that Python does not have; encrypted
+        return False
+    except (zipfile.BadZipFile, ValueError, EOFError, zlib.error):
+        return True
+    return False
+
+
+def _read(archive: zipfile.ZipFile, one: zipfile.ZipInfo, read_on: Optional[Callable[[int], None]]) -> None:
+    """Raises BadZipFile at its end if the checksum is another one."""
+    with archive.open(one) as member:
+        while True:
+            data = member.read(_BLOCK)
+            if not data:
+                return
+            if read_on is not None:
+                read_on(len(data))
 
 
 def _json_is_whole(path: str) -> Optional[bool]:

@@ -325,7 +325,8 @@ def _turn(
 ) -> None:
     """One look. What follows from a new manifest belongs here."""
     if keeper.look(ended):
-        keeper.tidy(order["keep"], order["outputs"], replication.elsewhere() if replication is not None else {})
-    if replication is not None and keeper.gone:
+        elsewhere, holders = ({}, 1) if replication is None else (replication.elsewhere(), replication.holders)
+        keeper.tidy(order["keep"], order["outputs"], elsewhere, holders)
+    if replication is not None:
         replication.removed(keeper.gone)
         keeper.gone = []
