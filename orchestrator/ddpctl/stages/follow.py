@@ -230,7 +230,7 @@ def follow(
 
     ``save`` gets the offsets handed on so far, after each batch. ``interrupted`` is polled; True ends the following.
     ``back`` has a host that is lost take part again, once it answers; None: it stays out.
-    ``restarts``: the run goes on without a host that has failed.
+    ``restarts``: the run continues without a host that has failed.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
 
     Raises:
