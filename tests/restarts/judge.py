@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.restarts.plan import CARRIES, ENDS, Round
+from tests.restarts.plan import CARRIES, ENDS, STAYS, Round
 from tests.restarts.train import Steps
 
 NEAR = 1e-6
@@ -108,7 +108,9 @@ def _fate(facts: Facts) -> Iterator[str]:
         return
     if facts.ended and (state != "failed" or not cause.get("message")):
         yield f"it ended as {state}, with the cause {cause}"
-    if facts.round.fate == CARRIES and (facts.ended or facts.seconds is None):
+    if (facts.round.fate == CARRIES and facts.seconds is None) or (
+        facts.round.fate in (CARRIES, STAYS) and facts.ended
+    ):
         yield f"no later attempt carries it on: {state}, {cause.get('message')}"
     if facts.round.fate == ENDS and not (facts.ended and "is broken" in str(cause.get("message"))):
         yield f"it was to end with the script's exception: {state}, {cause.get('message')}"

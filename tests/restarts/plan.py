@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 HOSTS = ("node0", "node1", "node2", "node3")
-CARRIES, ENDS, EITHER = "carries on", "ends", "either"
+CARRIES, ENDS, STAYS, EITHER = "carries on", "ends", "stays", "either"  # stays: another attempt may not be needed
 Drops = frozenset[tuple[str, str]]
 
 
@@ -108,7 +108,8 @@ def _first_alone(choose: random.Random, one: Round) -> Round:
 
 
 def _dead_link(choose: random.Random, one: Round) -> Round:
-    return replace(_pair(choose, one), seconds=None)
+    """There is a spare for either of the two."""
+    return replace(_pair(choose, one), seconds=None, fate=STAYS)
 
 
 def _cut(choose: random.Random, one: Round, drops: Drops, accused: frozenset[str]) -> Round:

@@ -219,6 +219,33 @@ def test_a_host_without_any_connection_is_told_in_a_few_words() -> None:
     }
 
 
+def test_of_two_hosts_without_a_connection_the_later_one_gives_way_to_a_spare() -> None:
+    usable = policy.connected(RULES, HOSTS, list("abcd"), _links("ab"))
+    assert choose(RULES, HOSTS, usable) == ["a", "c", "d"]
+    assert policy.connected(RULES, HOSTS, list("abcd"), _links("ad")) == list("abcd"), "the spare is not needed"
+    assert policy.connected(RULES, HOSTS, list("abc"), _links("ab")) == list("abc"), "there is no spare"
+
+
+@given(
+    cut=st.sets(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"])),
+    least=st.integers(1, 3),
+    usable=st.sets(st.sampled_from("abcd")),
+)
+def test_two_hosts_without_a_connection_are_used_together_only_where_the_run_needs_both(
+    cut: set[str], least: int, usable: set[str]
+) -> None:
+    rules, links = RULES._replace(least=least), _links(*cut)
+    left = policy.connected(rules, HOSTS, sorted(usable), links)
+    chosen = choose(rules, HOSTS, left)
+    assert set(left) <= usable
+    assert all(any(host in pair for pair in links) for host in usable - set(left))
+    assert (len(chosen) >= least) == (len(choose(rules, HOSTS, sorted(usable))) >= least)
+    for pair in links:
+        if pair <= set(chosen):
+            without = [one for one in left if one != max(pair)]
+            assert len(choose(rules, HOSTS, without)) < least
+
+
 @given(st.sets(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"])))
 def test_who_reaches_everybody_is_never_convicted(cut: set[str]) -> None:
     blamed = convict(list("abcd"), _links(*cut))

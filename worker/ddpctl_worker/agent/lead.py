@@ -174,9 +174,10 @@ class Leader:
         since = self._ended.setdefault(last["attempt"], now)
         if now < (self._next_at or since + NEAR_S):  # a new leader has not heard all of them yet
             return
-        convicted = self._convicted(near)
+        cut = self._cut_links(near)
+        convicted = convict([one for one in near if one in self._rules.hosts], cut)
         usable = [host for host in near if host not in {**value["aside"], **convicted}]
-        hosts, ports = self._with_ports(usable, last)
+        hosts, ports = self._with_ports(policy.connected(self._rules, last["hosts"], usable, cut), last)
         self._next_at = notes.boottime() + 1.0
         with caller.lock:
             if not self.voter.leads or self.voter.paper.value is not value:
@@ -199,16 +200,13 @@ class Leader:
         caller.changed.set()
         threading.Thread(target=caller.nudge, name="nudge", daemon=True).start()
 
-    def _convicted(self, near: List[str]) -> Dict[str, str]:
-        """Hosts that two others, or all others, cannot reach in either of two rounds."""
+    def _cut_links(self, near: List[str]) -> Set[FrozenSet[str]]:
+        """Pairs of hosts without a connection in either of two rounds."""
         hosts = [one for one in near if one in self._rules.hosts]
-        bad: Optional[Set[FrozenSet[str]]] = None
-        for _ in range(ROUNDS):
-            if bad == set():
-                break
-            found = self._bad_links(hosts)
-            bad = found if bad is None else bad & found
-        return convict(hosts, bad or set())
+        bad = self._bad_links(hosts)
+        for _ in range(ROUNDS - 1):
+            bad = bad & self._bad_links(hosts) if bad else bad
+        return bad
 
     def _bad_links(self, hosts: List[str]) -> Set[FrozenSet[str]]:
         found: Set[FrozenSet[str]] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, NODE_LOST, SPAWN_FAILED, SUCCEEDED
@@ -159,6 +159,21 @@ def choose(rules: Rules, before: Sequence[str], usable: Sequence[str]) -> List[s
     more = [host for host in rules.hosts if host in usable and host not in before]
     chosen = {*(stay + more)[: rules.nodes]}
     return [host for host in rules.hosts if host in chosen]
+
+
+def connected(rules: Rules, before: Sequence[str], usable: Sequence[str], cut: Collection[FrozenSet[str]]) -> List[str]:
+    """The ``usable`` hosts without one end of each link that is ``cut``, as far as enough hosts are left: no attempt
+    can run on both. Of the two the later one is left out; it is not to blame, and may be used again."""
+    left = list(usable)
+    while True:
+        hosts = set(choose(rules, before, left))
+        for pair in sorted(sorted(pair, key=rules.hosts.index) for pair in cut if pair <= hosts):
+            fewer = [one for one in left if one != pair[-1]]
+            if len(choose(rules, before, fewer)) >= rules.least:
+                left = fewer
+                break
+        else:
+            return left
 
 
 def speaker(leader: Optional[str], witness: Optional[str], last: Mapping[str, Any]) -> Optional[str]:
