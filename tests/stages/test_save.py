@@ -39,6 +39,7 @@ class Cluster:
         self, *looks: list[dict[str, Any]], deaf: bool = False, absent: int = 0, timeout: float = 20.0
     ) -> None:
         self.looks, self.deaf, self.absent, self.timeout = list(looks), deaf, absent, timeout
+        self.copies: list[list[dict[str, Any]]] = []  # what node1 has, look by look
         self.states = {"node0": ["running"], "node1": ["running"]}
         self.hosts = [DryTransport(name, self.answers()) for name in HOSTS]
         self.told: list[Event] = []
@@ -51,7 +52,7 @@ class Cluster:
     def status(self, asked: Asked) -> dict[str, Any]:
         states = self.states[asked.host]
         state = states.pop(0) if len(states) > 1 else states[0]
-        record = {"hosts": HOSTS, "checkpoint": {"signal": "SIGUSR2", "timeout": self.timeout}}
+        record = {"hosts": HOSTS, "checkpoint": {"signal": "SIGUSR2", "timeout": self.timeout, "replicas": 1}}
         names = {"run": "r1", "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0, "state": state}
         return {"runs": [{**names, "record": record}]}
 
@@ -65,12 +66,12 @@ class Cluster:
 
     def held(self, asked: Asked) -> dict[str, Any]:
         if asked.host != "node0":
-            return {"manifests": [], "unknown": []}
+            return {"manifests": self.copies.pop(0) if self.copies else [], "unknown": []}
         return {"manifests": self.looks.pop(0) if len(self.looks) > 1 else self.looks[0], "unknown": []}
 
-    def save(self) -> SavedOutcome:
+    def save(self, last: bool = False) -> SavedOutcome:
         fleet = DryFleet(self.hosts)
-        return save.save_run(fleet, find_run(fleet, "train"), self.told.append)
+        return save.save_run(fleet, find_run(fleet, "train"), self.told.append, last=last)
 
     def sent_to(self) -> list[str]:
         calls = [call for host in self.hosts for call in host.calls if call.verb == "ask_checkpoint"]
@@ -85,6 +86,26 @@ def test_the_new_one_is_waited_for() -> None:
     assert cluster.sent_to() == HOSTS
     assert [event.message for event in cluster.told if isinstance(event, Note)] == [
         "asked 2 ranks to save; waiting for the checkpoint, 20 s at most"
+    ]
+
+
+def test_before_a_kill_a_copy_on_another_host_is_waited_for() -> None:
+    old, new = manifest("node0", BEFORE, files={"": {**FILE, "sha256": "1" * 64}}), manifest("node0", AFTER)
+    cluster = Cluster([old], [new])
+    cluster.copies = [[], [], [old], [new]]
+    assert cluster.save(last=True).name == "step_7"
+    assert cluster.copies == []
+    cluster = Cluster([old], [new])
+    cluster.copies = [[], [], [new]]
+    assert cluster.save().name == "step_7"
+    assert cluster.copies == [[new]], "a run that goes on copies it later"
+
+
+def test_a_copy_that_does_not_come_is_a_warning() -> None:
+    cluster = Cluster([manifest("node0", BEFORE)], [manifest("node0", AFTER)], timeout=0.1)
+    assert cluster.save(last=True).name == "step_7"
+    assert [event.message for event in cluster.told if isinstance(event, Note) and event.level == "warning"] == [
+        "r1: not all of the save has a copy on another host yet: step_7 on node0"
     ]
 
 

@@ -60,7 +60,7 @@ def _saved(fleet: Fleet, run: RunStatus, tell: Tell) -> str | None:
     if run.terminal:
         return None
     try:
-        return save_run(fleet, run, tell).name
+        return save_run(fleet, run, tell, last=True).name
     except Interrupted:
         raise
     except DdpctlError as error:

@@ -374,6 +374,11 @@ class RunStatus:
         return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_TIMEOUT_S)
 
     @property
+    def copies(self) -> bool:
+        """Whether another host gets a copy of each checkpoint."""
+        return bool((self.record.get("checkpoint") or {}).get("replicas")) and len(self.nodes_at_work) > 1
+
+    @property
     def world_size(self) -> int:
         if len(self.own_attempts) > 1:
             return sum(len(node.ranks) for node in self.nodes_at_work)

@@ -38,8 +38,8 @@ RECIPE = (
 )
 
 
-def save_run(fleet: Fleet, run: RunStatus, tell: Tell) -> SavedOutcome:
-    """The new checkpoint.
+def save_run(fleet: Fleet, run: RunStatus, tell: Tell, *, last: bool = False) -> SavedOutcome:
+    """The new checkpoint. ``last``: nothing is copied later, so its copies are waited for too.
 
     Raises:
         NotSaved: the run is over, a rank does not handle the signal (then nothing was sent), or there was no new
@@ -56,7 +56,10 @@ def save_run(fleet: Fleet, run: RunStatus, tell: Tell) -> SavedOutcome:
     count = sum(len(answer["ranks"]) for answer in answers.values())
     tell(Note(f"asked {plural(count, 'rank')} to save; waiting for the checkpoint, {run.save_timeout:g} s at most"))
     before = {host: answer["newest"] for host, answer in answers.items()}
-    found, left = _wait(fleet, run, _Awaited(before, usual), begun + run.save_timeout)
+    awaited, until = _Awaited(before, usual), begun + run.save_timeout
+    found, left = _wait(fleet, run, awaited, until)
+    if last and run.copies:
+        _await_copies(fleet, run, awaited.new, until, tell)
     if left:
         tell(Note(f"{run.run}: not all of the save is there: {', '.join(left)}", level="warning"))
     return SavedOutcome(run.job, run.run, found.entry, found.step, found.size, found.hosts, time.monotonic() - begun)
@@ -169,6 +172,18 @@ def _wait(fleet: Fleet, run: RunStatus, awaited: _Awaited, until: float) -> tupl
                 f"{run.job}` lists what there is",
             )
         time.sleep(min(LOOK_S, max(0.0, until - now)))
+
+
+def _await_copies(fleet: Fleet, run: RunStatus, saved: Sequence[Saved], until: float, tell: Tell) -> None:
+    """Until all files of it lie on two hosts: the machine that wrote them may be switched off next."""
+    while alone := [one for one in saved if one.held < 2]:
+        if time.monotonic() >= until:
+            where = ", ".join(f"{one.entry} on {', '.join(one.hosts)}" for one in alone)
+            tell(Note(f"{run.run}: not all of the save has a copy on another host yet: {where}", level="warning"))
+            return
+        time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
+        found = {one.entry: one for one in read_checkpoints(fleet, run.job, run.hosts).saved if one.complete}
+        saved = [found.get(one.entry, one) for one in saved]
 
 
 def _require_running(run: RunStatus) -> None:

@@ -13,10 +13,9 @@ only one that outlives the loss of a host.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Set, Tuple
+from typing import Dict, Iterable, List, Set
 
 from ddpctl_worker.checkpoint.choice import partial
-from ddpctl_worker.checkpoint.complete import content
 from ddpctl_worker.checkpoint.entries import save_of, series_of
 from ddpctl_worker.checkpoint.unite import Saved
 
@@ -26,7 +25,7 @@ def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), hold
     on how many hosts each file is to lie."""
     numbered = [one for one in saved if series_of(one.entry) is not None and not _wanted(one.entry, outputs)]
     partly = partial([one for one in reversed(numbered) if one.complete])
-    missing = {save_of(one.entry) for one in numbered if one.complete and _holders(one) < holders}
+    missing = {save_of(one.entry) for one in numbered if one.complete and one.held < holders}
     left: Dict[str, int] = {}
     secured: Set[str] = set()  # series with one that stays and has all its copies
     found = []
@@ -44,15 +43,6 @@ def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), hold
         staying.add(save)
         secured.update([series] if copied else [])
     return [entry for entry in found if save_of(entry) not in staying]
-
-
-def _holders(saved: Saved) -> int:
-    """On how many hosts each of its files lies at least."""
-    hosts: Dict[Tuple[str, str], Set[str]] = {}
-    for part in saved.parts:
-        for file in content(part.manifest["files"]).items():
-            hosts.setdefault(file, set()).update(part.holders)
-    return min((len(hosts.get(file, ())) for file in content(dict(saved.files)).items()), default=1)
 
 
 def _wanted(entry: str, outputs: Iterable[str]) -> bool:

@@ -37,6 +37,15 @@ class Saved(NamedTuple):
         """Every host that has a part of it, or a copy of one, or has got the same from others before a start."""
         return tuple(sorted({host for part in self.parts for host in part.same}))
 
+    @property
+    def held(self) -> int:
+        """On how many hosts each of its files lies at least."""
+        found: Dict[Tuple[str, str], Set[str]] = {}
+        for part in self.parts:
+            for file in content(part.manifest["files"]).items():
+                found.setdefault(file, set()).update(part.holders)
+        return min((len(found.get(file, ())) for file in content(dict(self.files)).items()), default=1)
+
 
 def unite(held: Mapping[str, Iterable[Manifest]]) -> List[Saved]:
     """Every name, newest first. ``held``: the valid manifests that each host has, its own and those of copies.

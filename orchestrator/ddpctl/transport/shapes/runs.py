@@ -68,6 +68,7 @@ class RestartDict(TypedDict):
 class SaveKeysDict(TypedDict):
     signal: Annotated[str, Field(pattern="^SIG[A-Z0-9]{1,20}$")]
     timeout: Annotated[float, Field(gt=0, le=1e9)]
+    replicas: NotRequired[Count]
 
 
 class CodeDict(TypedDict):
