@@ -37,6 +37,7 @@ def eight(make_module_lab: object) -> Lab:
     return lab
 
 
+@pytest.mark.alone
 @pytest.mark.torch
 def test_healthy_hosts_ten_times(eight: Lab, ddpctl: Ddpctl, tmp_path: Path, python113: str) -> None:
     """The whole catalogue, as the installed command runs it."""
