@@ -13,8 +13,8 @@ import pytest
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import talk
-from ddpctl_worker.agent.agent import HostRecord
 from ddpctl_worker.agent.caller import Caller
+from ddpctl_worker.agent.hostrecord import HostRecord
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.notes import boottime

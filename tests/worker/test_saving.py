@@ -55,13 +55,18 @@ def kept(node: Node) -> Path:
     return node.base / "checkpoints" / "job" / node.host
 
 
-def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # noqa: F811
+def train(trio: Trio, script: str) -> None:  # noqa: F811
+    """Start it on every node; all ranks are there."""
     for rank, node in enumerate(trio.nodes):
-        node.start(SAVES, trio.record(rank, checkpoint=KEYS), gang_key=trio.key, **TOKENS)
+        node.start(script, trio.record(rank, checkpoint=KEYS), gang_key=trio.key, **TOKENS)
     trio.joined()
     trio.running()
     for node in trio.nodes:
         eventually(partial(said, node, trio.run, "here"), "the rank is there")
+
+
+def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # noqa: F811
+    train(trio, SAVES)
     begun = time.monotonic()
     os.kill(trio.nodes[2].pid(trio.run, "supervisor"), signal.SIGTERM)
     ends = trio.ended()
@@ -74,12 +79,7 @@ def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # 
 
 
 def test_a_node_that_still_writes_its_part_is_awaited(trio: Trio) -> None:  # noqa: F811
-    for rank, node in enumerate(trio.nodes):
-        node.start(PARTS, trio.record(rank, checkpoint=KEYS), gang_key=trio.key, **TOKENS)
-    trio.joined()
-    trio.running()
-    for node in trio.nodes:
-        eventually(partial(said, node, trio.run, "here"), "the rank is there")
+    train(trio, PARTS)
     os.kill(trio.nodes[2].pid(trio.run, "supervisor"), signal.SIGTERM)
     trio.ended()
     assert (kept(trio.nodes[0]) / "step_7.0").read_text() == "7"
