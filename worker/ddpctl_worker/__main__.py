@@ -30,6 +30,7 @@ VERBS = {
     "firewall": "mesh.firewall",
     "free_port": "run.ports",
     "gc": "store.gc",
+    "history": "output.history",
     "install": "store.install",
     "listen": "mesh.listener",
     "metrics": "output.metrics",
@@ -47,6 +48,7 @@ VERBS = {
     "store_has": "store.blobs",
     "store_put": "store.blobs",
     "tail": "output.tail",
+    "top": "top.stream",
 }
 # Something follows the request; they read the channel themselves.
 TAKE_A_BODY = {"echo", "restore", "spread", "store_put"}

@@ -2,6 +2,7 @@
 
     <base_dir>/runs/<run>/<host>/      one node's folder of one run (base_dir may be a home shared by all nodes)
         run.json        what was asked for; never changes
+        network.json    what preflight measured between the hosts, for a report
         state.json      what runs now: state, and the identities of guardian, supervisor and launcher
         exit.json       how it ended; written once
         claim.json      the supervisor that took the run on, or word that it came too late; written once
@@ -54,6 +55,7 @@ class RunPaths:
         self.node = node = top if attempt is None else os.path.join(top, "attempts", str(attempt))
         self.host = os.path.basename(top)
         self.run = os.path.join(node, "run.json")
+        self.network = os.path.join(top, "network.json")
         self.state = os.path.join(node, "state.json")
         self.exit = os.path.join(node, "exit.json")
         self.claim = os.path.join(node, "claim.json")

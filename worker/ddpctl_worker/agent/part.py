@@ -36,6 +36,7 @@ def attempt_record(run: Mapping[str, Any], attempt: Mapping[str, Any], host: str
         "attempt": attempt["attempt"],
         "hosts": hosts,
         "nnodes": len(hosts),
+        "host_map": ",".join("%s:%d" % (one, int(members[one]["nproc"])) for one in hosts),
         "node_rank": rank,
         "nproc": counts[rank],
         "ranks": list(range(first, first + counts[rank])),

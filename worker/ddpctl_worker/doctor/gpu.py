@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Dict, NamedTuple, Optional
 
@@ -30,26 +31,27 @@ def by_pid() -> Dict[int, Use]:
 
 def read(apps: str, use: str) -> Dict[int, Use]:
     """From the two tables. A process on several GPUs has the busiest of them, and the memory of all."""
-    percent = {row[0]: _number(row[1]) for row in _rows(use, 2)}
+    percent = {row[0]: number(row[1]) for row in rows(use, 2)}
     found: Dict[int, Use] = {}
-    for uuid, pid, memory in _rows(apps, 3):
+    for uuid, pid, memory in rows(apps, 3):
         if not pid.isdigit():
             continue
         before = found.get(int(pid), Use(None, None))
         known = [one for one in (before.percent, percent.get(uuid)) if one is not None]
-        sizes = [one for one in (before.memory_mb, _number(memory)) if one is not None]
+        sizes = [one for one in (before.memory_mb, number(memory)) if one is not None]
         found[int(pid)] = Use(max(known) if known else None, sum(sizes) if sizes else None)
     return found
 
 
-def _rows(text: str, fields: int) -> "list[list[str]]":
+def rows(text: str, fields: int) -> "list[list[str]]":
     rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
     return [row for row in rows if len(row) == fields]
 
 
-def _number(text: str) -> Optional[float]:
+def number(text: str) -> Optional[float]:
     """None for ``[N/A]`` and the like."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None

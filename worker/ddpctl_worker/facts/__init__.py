@@ -22,6 +22,7 @@ _MODULES = {
     "env": ("environment", "python", "versions"),
     "host": ("cgroup", "disk", "login", "machine", "shell"),
     "infiniband": ("infiniband",),
+    "interpreters": ("interpreters",),
     "job": ("modules", "path", "script", "tree"),
     "network": ("names", "network", "tables"),
     "nvidia": ("fabric_manager", "gpu_paths", "kernel_log", "nvidia_kernel", "nvidia_smi"),

@@ -12,6 +12,7 @@ from ddpctl_worker.fs import read_number, read_text
 _VENDOR = "0x1002"
 _CARDS = ("0x0380", "0x1200")  # display controller without a display, processing accelerator: no desktop's graphics
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
+_DRM = "/sys/class/drm"
 _LEAST_VRAM = 4 << 30  # a processor's own graphics have less; nobody trains on them
 
 
@@ -30,7 +31,7 @@ def amd_gpus(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def gpus(root: str = _NODES) -> List[Dict[str, Any]]:
+def gpus(root: str = _NODES, drm: str = _DRM) -> List[Dict[str, Any]]:
     """Every GPU of the KFD topology: ``bus``, ``gfx`` (90402 is gfx942), ``render`` node, memory in bytes."""
     found = []
     for folder in sorted(glob.glob(root + "/*"), key=lambda path: (len(path), path)):
@@ -39,7 +40,7 @@ def gpus(root: str = _NODES) -> List[Dict[str, Any]]:
         if not values.get("gfx_target_version"):
             continue  # a processor
         minor = values.get("drm_render_minor", 0)
-        device = "/sys/class/drm/renderD%d/device" % minor
+        device = "%s/renderD%d/device" % (drm, minor)
         total = read_number(device + "/mem_info_vram_total")
         if total is not None and total < _LEAST_VRAM:
             continue

@@ -26,7 +26,7 @@ from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.net import CONNECTED, LISTENING, tcp_sockets
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, ranks
-from ddpctl_worker.run.launcher import BeforeExec, environment, login_environment, make_shim
+from ddpctl_worker.run.launcher import BeforeExec, at_home, environment, login_environment, make_shim
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 MAX_S = 900.0
@@ -65,6 +65,7 @@ class _Rehearsal:
             raise WorkerError(BAD_REQUEST, "%r is not the name of a script" % (name,))
         self._paths = RunPaths(folder)
         self._request = request
+        self._argv = at_home(request["argv"])
         self._channel = channel
         self._deadline = min(float(request["deadline"]), MAX_S)
         self._umask = channel.login_umask
@@ -84,7 +85,7 @@ class _Rehearsal:
         try:
             child = self._start()
         except OSError as error:
-            raise WorkerError(SPAWN_FAILED, "%s: %s" % (self._request["argv"][0], error.strerror)) from None
+            raise WorkerError(SPAWN_FAILED, "%s: %s" % (self._argv[0], error.strerror)) from None
         status = self._follow(child, started + self._deadline)
         where = self._where(child.pid) if status is None else {}
         stopper = self._stop(child.pid)
@@ -105,10 +106,10 @@ class _Rehearsal:
         request = dict(self._request, run=run)
         env = environment(request, login_environment(), self._paths, self._paths.output, secrets.token_hex(16))
         # Without pipes of their own (0 ranks): their output comes with the launcher's. It lets the doctor see them.
-        if make_shim(self._paths, request["argv"][0], env, 0, doctor=True):
+        if make_shim(self._paths, self._argv[0], env, 0, doctor=True):
             env["PYTHON_EXEC"] = self._paths.shim
         return subprocess.Popen(
-            self._request["argv"],
+            self._argv,
             cwd=self._paths.code,
             env=env,
             stdin=subprocess.DEVNULL,

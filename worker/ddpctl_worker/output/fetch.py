@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import stat
 import tempfile
@@ -26,26 +27,33 @@ def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"file"} and {"chunk"} frames, then {"files", "bytes", "missing"}.
 
     ``outputs`` (default: those of the record) are paths or patterns below the job's working folder; ``missing`` are
-    those that match nothing on this node.
+    those that match nothing on this node. ``ranks``: of the logs only theirs. ``outputs_only``: neither records nor
+    logs. ``have``: what the other side has of earlier calls, as {name: [size, mtime_ns, SHA-256]}; a file that is
+    still so is left out, and of one that has grown the rest is sent.
     """
     paths, run = named_by(request)
+    sender = _Sender(channel, request.get("have"))
+    if not request.get("outputs_only"):
+        _send_all_but_outputs(paths, sender, request.get("ranks"))
+    for path in _walk(paths.output):
+        sender.plain(path, "output/" + os.path.relpath(path, paths.output))
     outputs = request.get("outputs")
-    sender = _Sender(channel)
+    missing = _send_outputs(paths, run.get("outputs") if outputs is None else outputs, sender)
+    return {"files": sender.files, "bytes": sender.bytes, "missing": missing}
+
+
+def _send_all_but_outputs(paths: RunPaths, sender: _Sender, ranks: Optional[List[int]]) -> None:
     for path in (paths.debug_log, paths.agreed, paths.notify_log):
         sender.plain(path, "record/" + os.path.basename(path))
     _send_record(paths, sender, "record/")
     for attempt in paths.attempts():
         _send_record(attempt, sender, "record/attempts/%d/" % (attempt.attempt or 1))
-    _send_logs(paths, sender)
+    _send_logs(paths, sender, ranks)
     newest = paths.newest()
     for attempt in [paths, *paths.attempts()]:
         folder = "metrics/" if attempt.attempt == newest.attempt else "metrics/attempts/%d/" % (attempt.attempt or 1)
         for path in _walk(attempt.metrics):
             sender.plain(path, folder + os.path.relpath(path, attempt.metrics))
-    for path in _walk(paths.output):
-        sender.plain(path, "output/" + os.path.relpath(path, paths.output))
-    missing = _send_outputs(paths, run.get("outputs") if outputs is None else outputs, sender)
-    return {"files": sender.files, "bytes": sender.bytes, "missing": missing}
 
 
 def _send_record(paths: RunPaths, sender: _Sender, folder: str) -> None:
@@ -71,10 +79,11 @@ def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any
 
 
 class _Sender:
-    """Sends files, each one once."""
+    """Sends files, each one once; of what the other side has already (``have``) what is new."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, have: Optional[Dict[str, List[Any]]] = None) -> None:
         self._channel = channel
+        self._have = have or {}
         self._sent: Set[str] = set()
         self.files = 0
         self.bytes = 0
@@ -89,20 +98,43 @@ class _Sender:
             return
         with os.fdopen(fd, "rb") as file:
             found = os.fstat(file.fileno())
-            if stat.S_ISREG(found.st_mode):
-                self.stream(file, name, found.st_size, stat.S_IMODE(found.st_mode))
+            if not stat.S_ISREG(found.st_mode):
+                return
+            known = self._have.get(_printable(name))
+            if known and known[:2] == [found.st_size, found.st_mtime_ns]:
+                self._sent.add(name)
+                return
+            offset = known[0] if known and known[0] <= found.st_size and _begins(file, known) else 0
+            file.seek(offset)
+            self.stream(file, name, found.st_size, stat.S_IMODE(found.st_mode), offset, found.st_mtime_ns)
 
-    def stream(self, file: IO[bytes], name: str, size: int, mode: int = 0o600) -> None:
-        """Exactly ``size`` bytes: a file that grows is cut there, one that shrinks is filled with zeros."""
+    def stream(
+        self, file: IO[bytes], name: str, size: int, mode: int = 0o600, offset: int = 0, mtime_ns: int = 0
+    ) -> None:
+        """Exactly ``size`` bytes, or those from ``offset`` on, where the file is: one that grows is cut there, one that
+        shrinks is filled with zeros."""
         self._sent.add(name)
-        self._channel.send({"file": {"path": _printable(name), "size": size, "mode": mode}})
-        left = size
+        info = {"path": _printable(name), "size": size, "mode": mode, "offset": offset, "mtime_ns": mtime_ns}
+        self._channel.send({"file": info})
+        left = size - offset
         while left and not self._channel.closed.is_set():
             piece = file.read(min(CHUNK, left)) or b"\0" * min(CHUNK, left)
             self._channel.send({"chunk": True}, piece)
             left -= len(piece)
         self.files += 1
-        self.bytes += size
+        self.bytes += size - offset
+
+
+def _begins(file: IO[bytes], known: List[Any]) -> bool:
+    """Whether the file begins with what the other side has of it: then it has grown, and is not another one."""
+    sha, left = hashlib.sha256(), known[0]
+    while left:
+        piece = file.read(min(CHUNK, left))
+        if not piece:
+            return False
+        sha.update(piece)
+        left -= len(piece)
+    return bool(sha.hexdigest() == known[2])
 
 
 def _printable(name: str) -> str:
@@ -110,8 +142,8 @@ def _printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _send_logs(paths: RunPaths, sender: _Sender) -> None:
-    """Every rank's output as plain text in the order it came, and the launcher's own."""
+def _send_logs(paths: RunPaths, sender: _Sender, ranks: Optional[List[int]] = None) -> None:
+    """Every rank's output as plain text in the order it came, and the launcher's own; or that of some ranks."""
     files: Dict[Optional[int], IO[bytes]] = {}
     reader = Reader(paths.logs)
     end, offset = reader.end(), 0
@@ -126,6 +158,8 @@ def _send_logs(paths: RunPaths, sender: _Sender) -> None:
                 if value is None:
                     continue
                 rank = value.get("r")
+                if ranks is not None and rank not in ranks:
+                    continue
                 if rank not in files:
                     files[rank] = _scratch(paths.node)
                 text = value["x"].encode("utf-8", "surrogateescape") + value.get("e", "\n").encode("ascii")

@@ -37,6 +37,18 @@ def decode(line: bytes) -> Optional[Dict[str, Any]]:
     return value if isinstance(value, dict) and "x" in value else None
 
 
+def decode_all(lines: List[bytes]) -> List[Optional[Dict[str, Any]]]:
+    """``decode`` of each: at once where every one is a record, which is much faster."""
+    try:
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        return [decode(line) for line in lines]
+    if len(values) == len(lines) and all(type(value) is dict and "x" in value for value in values):
+        found: List[Optional[Dict[str, Any]]] = values
+        return found
+    return [decode(line) for line in lines]
+
+
 def incomplete_tail(data: bytes) -> int:
     """How many bytes at the end of ``data`` are the beginning of a UTF-8 character that is not all there (0 to 3)."""
     for back in range(1, min(4, len(data) + 1)):

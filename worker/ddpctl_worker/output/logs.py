@@ -100,7 +100,7 @@ class Writer:
         try:
             there = segments(self._folder)
             sizes = [os.stat(one.path).st_size for one in there]
-            self._kept = [(one.start, size, one.path) for one, size in zip(there, sizes, strict=False)]
+            self._kept = [(one.start, size, one.path) for one, size in zip(there, sizes)]  # noqa: B905  (Python 3.8)
             if there:
                 self._offset = Reader(self._folder).end()
                 os.truncate(there[-1].path, self._offset - there[-1].start)

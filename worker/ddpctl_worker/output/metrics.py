@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from typing import Any, Dict, List, Tuple
+from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
 from ddpctl_worker.channel import Channel
 from ddpctl_worker.paths import RunPaths
@@ -36,7 +36,7 @@ def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     paths = named_by(request)[0].newest()
     offsets = request.get("offsets") or {}
     ranks = {}
-    files = _files(paths)
+    files = files_of(paths)
     share = max(LEAST_BYTES, CALL_BYTES // max(1, len(files)))
     for rank, path in files.items():
         offset, lines = read_from(path, int(offsets.get(rank, 0)), share)
@@ -47,7 +47,7 @@ def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 def last_values(paths: RunPaths) -> Dict[str, Values]:
     """The last value of every name, by rank ("" where the ranks of this node share a file)."""
     found = {}
-    for rank, path in _files(paths).items():
+    for rank, path in files_of(paths).items():
         values: Values = {}
         for line in read_from(path, -LAST_BYTES, LAST_BYTES)[1]:
             values.update(line)
@@ -61,15 +61,11 @@ def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
 
     A line longer than ``most`` is passed over.
     """
-    try:
-        # Looked at first: a FIFO or a device could hold up the reader.
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return max(0, offset), []
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    file = opened(path)
+    if file is None:
         return max(0, offset), []
-    with open(fd, "rb") as file:
-        size = os.fstat(fd).st_size
+    with file:
+        size = os.fstat(file.fileno()).st_size
         start = max(0, size + offset) if offset < 0 else offset if offset <= size else 0  # of another attempt
         file.seek(start)
         data = file.read(most)
@@ -80,25 +76,44 @@ def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
     return start + end, [values for values in map(_values, lines) if values]
 
 
+def opened(path: str) -> Optional[BinaryIO]:
+    """None where it is no plain file."""
+    try:
+        # Looked at first: a FIFO or a device could hold up the reader.
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except OSError:
+        return None
+
+
 def _values(line: bytes) -> Values:
     """The finite numbers of one line."""
+    return {name: value for name, value in numbers_of(line).items() if is_finite(value)}
+
+
+def numbers_of(line: bytes) -> Values:
+    """All numbers of one line, by their names; also those that are not finite."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
-    return {name: value for name, value in list(found.items())[:MOST_NAMES] if _plain(name, value)}
+    some = list(found.items())[:MOST_NAMES]
+    return {name: value for name, value in some if len(name) <= MOST_LETTERS and _is_number(value)}
 
 
-def _plain(name: str, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_finite(value: float) -> bool:
     # A whole number may be too large for any float.
-    return len(name) <= MOST_LETTERS and abs(value) < 1e300 and math.isfinite(value)
+    return abs(value) < 1e300 and math.isfinite(value)
 
 
-def _files(paths: RunPaths) -> Dict[str, str]:
+def files_of(paths: RunPaths) -> Dict[str, str]:
     """The files by rank; where the launcher could not give each rank its own, the node's one file is under ""."""
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(paths.metrics), "*.jsonl"))):

@@ -53,11 +53,13 @@ class Ending:
             self._gang.down(candidate)
 
     def obey(self, by: str) -> None:
-        """Somebody asks for the end."""
-        if self.outcome is None and (self.candidate is None or self.candidate.victim):
-            self.end_with(outcomes.killed(self._host, by))
-        elif self.outcome is None:
-            self.outcome = self.candidate  # it had failed before; a stop need not wait for the others' word
+        """Somebody asks for the end. What had failed before stands; a stop need not wait for the others' word."""
+        if self.outcome is None:
+            own = self.candidate
+            if own is None or own.victim or own.early:  # a rank that ended with 0 is no failure of its own
+                self.end_with(outcomes.killed(self._host, by))
+            else:
+                self.outcome = own
 
     def look(self, status: Optional[int], stopping: bool, overdue: Callable[[], Optional[Outcome]]) -> None:
         """See what has failed.

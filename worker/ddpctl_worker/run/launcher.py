@@ -80,6 +80,11 @@ def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
     return found if os.path.isabs(found) else os.path.join(os.path.expanduser("~"), found)
 
 
+def at_home(argv: List[str]) -> List[str]:
+    """The command line with ``~`` of its program replaced: the interpreter may be one below the home folder."""
+    return [os.path.expanduser(argv[0]), *argv[1:]]
+
+
 def environment(
     request: Dict[str, Any], login: Dict[str, str], paths: RunPaths, checkpoints: str, cookie: str
 ) -> Dict[str, str]:
@@ -107,6 +112,8 @@ def environment(
             contract.ENV_ATTEMPT: str(attempt_of(run) - 1),
         }
     )
+    if "host_map" in run:  # an attempt's own; else the plan's
+        found[contract.ENV_HOSTS] = run["host_map"]
     return found
 
 

@@ -108,7 +108,7 @@ class Roster:
         self._watch = watch
         self._ranks: Dict[int, RankProcess] = {}  # by local rank
         self._pidfds: Dict[int, int] = {}  # descriptor -> local rank
-        self._tree: List[List[int]] = []
+        self._listed: Dict[str, Any] = {"ranks": {}, "tree": []}  # as last told
         self._known: Known = {}
         self._look_at = 0.0
         self.deaths: Dict[int, Death] = {}  # by local rank
@@ -213,10 +213,12 @@ class Roster:
         """processes.json: word of every process, for a stop after this supervisor is gone, and for ``doctor``. None
         when it is as it was."""
         found = [one for one in tree(os.getpid()) if one[0] not in keep]  # with orphans: they are adopted here
-        if found == self._tree:
+        # A process may have been there before it was seen to be a rank: then only the ranks have changed.
+        ranks = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
+        if {"ranks": ranks, "tree": found} == self._listed:
             return None
-        self._tree = found
-        return {"ranks": {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}, "tree": found}
+        self._listed = {"ranks": ranks, "tree": found}
+        return dict(self._listed)
 
     def _follow(self, one: RankProcess) -> None:
         for fd in [fd for fd, local in self._pidfds.items() if local == one.local_rank]:

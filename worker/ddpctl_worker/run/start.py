@@ -140,7 +140,10 @@ def _check(request: Dict[str, Any]) -> None:
 def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> bool:
     run = request["run"]
     fs.own_folder(base, "runs", run["run"])
-    return _claim(found, run, _for_a_comeback(request) if run.get("restart") else None)
+    more = {found.network: request.get("network")}
+    if run.get("restart"):
+        more[found.launch] = _for_a_comeback(request)
+    return _claim(found, run, more)
 
 
 def _for_a_comeback(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -149,8 +152,8 @@ def _for_a_comeback(request: Dict[str, Any]) -> Dict[str, Any]:
     return dict(kept, secret_names=sorted(request.get("secrets") or ()), code_path=code_path())
 
 
-def _claim(found: RunPaths, run: Dict[str, Any], launch: Optional[Dict[str, Any]] = None) -> bool:
-    """Put a complete folder in place; False when there is one already."""
+def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
+    """Put a complete folder in place; False when there is one already. ``more``: other files with what is in them."""
     if os.path.lexists(found.node):
         fs.check_own(found.node)
         return False
@@ -169,8 +172,9 @@ def _claim(found: RunPaths, run: Dict[str, Any], launch: Optional[Dict[str, Any]
         record.make_reserve(there(found.reserve))
         record.make_reserve(there(found.stop_reserve), STOP_BYTES)
         fs.write_json(there(found.run), run)
-        if launch is not None:
-            fs.write_json(there(found.launch), launch)
+        for path, content in (more or {}).items():
+            if content is not None:
+                fs.write_json(there(path), content)
         starter = {"state": STARTING, "starter": me.to_json() if me else None, "boot": proc.boot_id()}
         fs.write_json(there(found.state), dict(starter, machine=proc.machine()))
         os.rename(aside, found.node)
@@ -205,6 +209,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     run = request["run"]
     shim, cwd, keeper = False, "/", None
     env = _environment(request, base, found, cookie)
+    argv = launcher.at_home(request["argv"])
     again = os.path.isdir(found.code)  # what lies in it may be of an attempt before
     refused = _make_folders(run, base, found, env)
     if refused is None:
@@ -214,7 +219,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         fs.discard(found.adopted)  # of an attempt before
     if refused is None and request.get("python_exec"):
-        python = env.pop("PYTHON_EXEC", None) or request["argv"][0]
+        python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
         shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number)
         if shim:
@@ -223,7 +228,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         "top": found.top,
         "attempt": found.attempt,
         "run": run,
-        "argv": request["argv"],
+        "argv": argv,
         "cwd": cwd,
         "env": env,
         "cookie": cookie,
