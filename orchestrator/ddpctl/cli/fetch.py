@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import typer
 
 from ddpctl.cli import session
-from ddpctl.errors import HostsFailed, NoSuchJob, UsageError
-from ddpctl.spec.inventory import Inventory
+from ddpctl.cli.tail import parse_ranks
+from ddpctl.code import RUNS_FOLDER
+from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
+from ddpctl.spec.event import Note, Tell
+from ddpctl.spec.inventory import Inventory, suggestion
+from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
-from ddpctl.stages.fetch import fetch_run, nowhere
+from ddpctl.stages.fetch import Brought, fetch_run, nowhere
+from ddpctl.stages.fetch import watch as watch_outputs
 from ddpctl.stages.status import find_run
+from ddpctl.transport.base import Fleet
 
 LIST = "`ddpctl checkpoints JOB` says what is there, and what is missing"
 
 
 def fetch(
     job: str = session.JobArgument,
-    dest: Path = typer.Argument(None, metavar="DEST", help="Destination folder; default: ./<run>.", show_default=False),
+    dest: Path = typer.Argument(
+        None, metavar="DEST", help="Destination folder; default: ./ddpctl-runs/<job>/<run>.", show_default=False
+    ),
+    host: str = typer.Option(None, "--host", metavar="H,...", help="Only from these hosts: node1 or node[0-3],node7."),
+    rank: str = typer.Option(
+        None,
+        "--rank",
+        metavar="R,...",
+        help="Only the logs of these ranks, and the outputs of the hosts that run them.",
+    ),
+    watch: bool = typer.Option(
+        False, "--watch", help="Bring what changes of the outputs every few seconds, until the run ends."
+    ),
     checkpoints: bool = typer.Option(
         False, "--checkpoints", help="Instead: the checkpoints that a restart would resume from, to DEST/checkpoints/."
     ),
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Copy logs, records and declared outputs of a run from every node to DEST/<host>/."""
+    ranks = parse_ranks(rank) if rank is not None else None
+    if checkpoints and (given := [name for name, value in (("host", host), ("rank", rank), ("watch", watch)) if value]):
+        raise UsageError(f"--{given[0]} has no effect with --checkpoints", hint="remove one of the two")
     inventory = session.load(None, option, job=job)
     if dest is not None:
         _check(dest)
@@ -34,15 +56,58 @@ def fetch(
         return _fetch_newest(inventory, job, dest)
     with session.at_work(inventory) as (fleet, tell):
         run = find_run(fleet, job)
-        folder = dest if dest is not None else Path(run.run)
-        outcome = fetch_run(run.run, run.hosts, folder, fleet, tell)
-    for host, fetched in outcome.results.items():
-        typer.echo(f"{folder / host}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
-    for name in nowhere(outcome):
-        session.warn(f"warning: declared output {name} was not found on any node that answered")
+        hosts = _hosts(run, host, ranks)
+        folder = dest if dest is not None else Path(RUNS_FOLDER, run.job, run.run)
+        kept: dict[str, Brought] | None = {} if watch else None
+        if kept is not None:
+            _watch(run, hosts, folder, fleet, tell, kept)
+        outcome = fetch_run(
+            run.run, hosts, folder, fleet, tell, ranks=sorted(ranks) if ranks is not None else None, kept=kept
+        )
+    for name, fetched in outcome.results.items():
+        typer.echo(f"{folder / name}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
+    for output in nowhere(outcome):
+        session.warn(f"warning: declared output {output} was not found on any node that answered")
     if outcome.errors:
-        raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(run.hosts)} hosts", outcome.errors)
+        raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(hosts)} hosts", outcome.errors)
     return 0
+
+
+def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
+    """The hosts to fetch from: those named, or those that run one of the ranks; of both, those of both.
+
+    Raises:
+        UsageError: a host that the run is not on, or nobody is left.
+    """
+    names = list(run.hosts) if text is None else session.host_names(text)
+    for name in names:
+        if name not in run.hosts:
+            raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
+    if ranks is None:
+        return names
+    chosen = [node.host for node in run.nodes if node.host in names and ranks & set(node.ranks)]
+    if not chosen:
+        where = "" if text is None else f" on {text}"
+        what = f"{run.run} has no rank {','.join(map(str, sorted(ranks)))}{where}"
+        raise UsageError(what, hint=f"its ranks are 0 to {run.world_size - 1}")
+    return chosen
+
+
+def _watch(run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: Tell, kept: dict[str, Brought]) -> None:
+    """Outputs until the run is over.
+
+    Raises:
+        Interrupted: by Ctrl-C. Every file that is here is whole, or the beginning of one that grows.
+    """
+    if not run.terminal:
+        tell(Note(f"bringing the outputs of {run.run} to {folder} until it ends; Ctrl-C stops that"))
+    try:
+        watch_outputs(run, hosts, folder, fleet, tell, kept)
+    except KeyboardInterrupt:
+        hint = f"logs and records: ddpctl fetch {run.run} {shlex.quote(str(folder))}"
+        raise Interrupted(
+            f"interrupted; {run.job} was not changed, and what is in {folder} is whole", hint=hint
+        ) from None
 
 
 def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
@@ -57,7 +122,7 @@ def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
         total = plural(len(fleet.hosts), "host")
         if not found.resumed and not found.errors:
             raise NoSuchJob(f"no complete checkpoint of {found.job} on {total}", hint=LIST)
-        folder = (dest if dest is not None else Path(found.job)) / "checkpoints"
+        folder = (dest if dest is not None else Path(RUNS_FOLDER, found.job)) / "checkpoints"
         counts = [(one, fetch_checkpoint(found.job, one, folder, fleet, tell)) for one in found.resumed]
     for one, files in counts:
         typer.echo(f"{folder / one.entry}: {plural(files, 'file')}, {one.size} bytes, hashes verified")

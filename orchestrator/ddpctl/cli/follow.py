@@ -6,15 +6,17 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
 
 from ddpctl.cli import session
 from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
 from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
-from ddpctl.render.lines import Held, JsonLines, LinePrinter
+from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.status import cause_line, status_view
-from ddpctl.spec.event import Line
+from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
@@ -67,44 +69,40 @@ def follow_run(
     Raises:
         Interrupted: see stages.follow.
     """
-    stream = sys.stderr if to_stderr else sys.stdout
-    printer = LinePrinter(stream.buffer, run.hosts, colour=has_colours(stream), world_size=run.world_size)
-
-    held = Held()
-
-    def show(line: Line) -> None:
-        if not held.takes(line):
-            printer.write(line)
-
+    printer = _printer(run, sys.stderr if to_stderr else sys.stdout)
+    noise = Held()
     selection = stage.Selection(offsets=load_positions(run.run))
-    with ProgressView(stderr_console(), on_line=show) as view, _kept_positions(run) as keep:
-
-        def save(positions: Mapping[str, int]) -> None:
-            printer.flush()  # printed before it is remembered
-            keep(positions)
-
+    with ProgressView(stderr_console()) as view, _kept_positions(run) as save:
         errors = stage.follow(
             run.run,
             hosts_with_output(run),
             fleet,
             view.tell,
+            printer.show,
             selection=selection,
+            noise=noise,
             save=save,
             interrupted=interrupted,
             back=functools.partial(rejoin, fleet, run) if run.record.get("restart") else None,
             restarts=bool(run.record.get("restart")),
         )
-    printer.flush()
-    gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
-    end = read_run(fleet, run, gone=gone)
+    end = _end(run, fleet, errors)
     open_end = end.cause is None or bool(end.record.get("restart"))  # a host's own failure is not the run's
     if not end.terminal and open_end:  # else the end is known, even if a host is out of reach or hangs
         raise_for_errors(run, errors)
     if end.state != contract.SUCCEEDED:
-        for line in held.lines:
-            printer.write(line)
-        printer.flush()
+        printer.show(noise.groups())
     return end
+
+
+def _printer(run: RunStatus, stream: TextIO, stamp: LineTime | None = None) -> LinePrinter:
+    colour = has_colours(stream)
+    return LinePrinter(stream.buffer, run.hosts, colour=colour, world_size=run.world_size, stamp=stamp)
+
+
+def _end(run: RunStatus, fleet: Fleet, errors: Mapping[str, DdpctlError]) -> RunStatus:
+    gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
+    return read_run(fleet, run, gone=gone)
 
 
 def hosts_with_output(run: RunStatus) -> list[str]:
@@ -138,25 +136,37 @@ def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
         sys.setswitchinterval(before)
 
 
-def print_lines(
-    run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: stage.Selection, *, follow: bool, as_json: bool
-) -> None:
+@dataclass(frozen=True)
+class LineLook:
+    """How a selection of a run's lines is printed."""
+
+    follow: bool = False
+    as_json: bool = False
+    folded: bool = True
+    timestamps: bool = False
+
+
+def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: stage.Selection, look: LineLook) -> None:
     """Print a selection of a run's lines, once or until it is over."""
-    printer: LinePrinter | JsonLines = JsonLines(sys.stdout)
-    if not as_json:
-        printer = LinePrinter(sys.stdout.buffer, run.hosts, colour=has_colours(sys.stdout), world_size=run.world_size)
-    with ProgressView(stderr_console(), on_line=printer.write) as view:
+    text = _printer(run, sys.stdout, LineTime() if look.timestamps else None)
+    failed = run.terminal and run.state != contract.SUCCEEDED
+    noise = None if look.as_json or failed else Held()
+    with ProgressView(stderr_console()) as view:
         errors = stage.follow(
             run.run,
             hosts,
             fleet,
             view.tell,
+            JsonLines(sys.stdout).show if look.as_json else text.show,
             selection=selection,
-            save=lambda _: printer.flush(),
-            follow=follow,
+            folded=look.folded and not look.as_json,
+            held=not look.as_json,
+            noise=noise,
+            follow=look.follow,
             restarts=bool(run.record.get("restart")),
         )
-    printer.flush()
+    if look.follow and noise is not None and noise.lines and _end(run, fleet, errors).state != contract.SUCCEEDED:
+        text.show(noise.groups())
     raise_for_errors(run, errors)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import enum
 import errno
 import gc
 import importlib
@@ -31,15 +32,18 @@ from ddpctl.render.errors import error_lines
 # In the order in which a person meets them. Each is the function of that name in the module of that name; only the
 # module of the command that is typed gets imported (an SSH library, a downloader and a resolver are not for everyone).
 COMMANDS = (
+    "init",
     "up",
     "preflight",
     "push",
     "exec",
     "ps",
+    "top",
     "status",
     "tail",
     "attach",
     "doctor",
+    "report",
     "checkpoint",
     "kill",
     "restart",
@@ -102,10 +106,18 @@ class Commands(typer.core.TyperGroup):
 
 
 def _plain_flags(params: list[Any]) -> list[Any]:
+    """No value for a flag; for the others a word that says what it is, not of which type: ``--nodes NODES``."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.metavar is None and param.param_type_name == "option" and not _is_choice(param):
+            param.metavar = max(param.opts, key=len).lstrip("-").replace("-", "_").upper()
     return params
+
+
+def _is_choice(param: Any) -> bool:
+    kind = param.type_descriptor.annotation
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
 def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -151,7 +163,7 @@ def _typed_command(argv: Sequence[str]) -> str | None:
 
 
 def _needed(argv: Sequence[str]) -> Sequence[str]:
-    """The command that is typed; all of them for help, completion and typing mistakes."""
+    """The command that is typed; all of them for help and typing mistakes."""
     word = _typed_command(argv)
     if word in COMMANDS:
         return (word,)
@@ -207,9 +219,10 @@ def _take_globals(argv: list[str]) -> list[str]:
     if "--" in argv:
         cut = argv.index("--")
         ours, theirs = argv[:cut], argv[cut:]
+    GLOBAL.command = _typed_command(ours)
     GLOBAL.debug = "--debug" in ours or bool(os.environ.get("DDPCTL_DEBUG"))
     ours = [word for word in ours if word != "--debug"]
-    if theirs is not None and _typed_command(ours) in ("up", "exec"):
+    if theirs is not None and GLOBAL.command in ("init", "up", "exec"):
         # What follows `--` is the user's own program and arguments: never parsed as ours.
         GLOBAL.script, theirs = theirs[1:], None
     return ours + (theirs or [])

@@ -8,10 +8,11 @@ import getpass
 import io
 import os
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from ddpctl.errors import UsageError
+from ddpctl.render.clean import clean
 from ddpctl.render.progress import quiet
 
 TERMINAL = "/dev/tty"
@@ -105,8 +106,29 @@ def confirm(question: str) -> bool:
     return False
 
 
+def pick(question: str, options: Sequence[str]) -> int | None:
+    """The index of one of ``options``, chosen by its number; Enter means the first. None at the end of input."""
+    show("".join(f"  {number}  {option}\n" for number, option in enumerate(options, 1)))
+    while (answer := ask(f"{question} [1]: ")) is not None:
+        if answer in ("", *(str(number) for number in range(1, len(options) + 1))):
+            return int(answer or 1) - 1
+    return None
+
+
+def show(text: str) -> None:
+    """Put text on the terminal on which the next question is asked."""
+    with contextlib.suppress(OSError), _opened() as terminal:
+        terminal.write(clean(text))
+
+
 def ask(question: str) -> str | None:
     """One line from the terminal, without blanks around it and in small letters; None at the end of input."""
+    line = ask_line(question)
+    return line.lower() if line is not None else None
+
+
+def ask_line(question: str) -> str | None:
+    """The same as it was typed."""
     try:
         with _opened() as terminal:
             terminal.write(question)
@@ -114,7 +136,7 @@ def ask(question: str) -> str | None:
             line = terminal.readline()
     except OSError:  # the terminal is gone
         return None
-    return line.strip().lower() if line else None
+    return line.strip() if line else None
 
 
 @contextlib.contextmanager

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
-from ddpctl.cli.up import DetachOption, OnInterrupt, OnInterruptOption, bring_up, follow_up
+from ddpctl.cli.up import DetachOption, OnInterrupt, OnInterruptOption, bring_up, follow_up, show_detached
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.status import status_view
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.rejoin import rejoin_all
 from ddpctl.stages.restart import launch_again
@@ -36,6 +35,5 @@ def restart(
             launch = None if back else launch_again(fleet, inventory, run, session.new_identity(), view.tell)
         run = bring_up(launch, fleet, Options(), as_json=as_json) if launch else find_run(fleet, run.run)
         if detach:
-            session.show(run, status_view, as_json=as_json)
-            return 0
+            return show_detached(run, as_json=as_json)
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)

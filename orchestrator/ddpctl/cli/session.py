@@ -26,6 +26,7 @@ from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, split
+from ddpctl.spec.values import is_name
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 
@@ -63,11 +64,35 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
     """The file that is meant: ``-i`` may follow the command (``option``) or come before it.
 
     Raises:
-        UsageError: there is none, or two are named.
+        UsageError: there is none, two are named, or it is a job's name.
     """
+    if argument is not None and not argument.is_file():
+        _refuse_job(str(argument), option)
     if argument is None or option is None:
         return find_inventory(argument or option, GLOBAL.inventory, job=job)
     return find_inventory(argument, option, job=job)
+
+
+# What is meant where a job's name stands in place of the file.
+_WITH_JOB = {"up": "up --job", "push": "push --job", "ps": "status"}
+
+
+def _refuse_job(word: str, option: Path | None) -> None:
+    """``ddpctl up train``, where train is a job of the inventory that would be used otherwise.
+
+    Raises:
+        UsageError: that is what it is.
+    """
+    meant = _WITH_JOB.get(GLOBAL.command or "")
+    if meant is None or not is_name(word):
+        return
+    try:
+        inventory = load_inventory(find_inventory(option, GLOBAL.inventory))
+    except DdpctlError:
+        return  # then the word is a file that is not there
+    if word in inventory.jobs:
+        what = f"there is no inventory {word}, but {word} is a job of {inventory.file}"
+        raise UsageError(what, hint=f"did you mean `ddpctl {meant} {word}`?")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from ddpctl.render.clean import clean
 class Globals:
     """Set once by the root command; read where errors are reported and the user's script is run."""
 
+    command: str | None = None
     debug: bool = False
     inventory: Path | None = None
     script: list[str] | None = None

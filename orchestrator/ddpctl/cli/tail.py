@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import hosts_with_output, print_lines
+from ddpctl.cli.follow import LineLook, hosts_with_output, print_lines
 from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import Selection
 from ddpctl.stages.status import find_run
+
+LINES = 50
+ALL = "all"
+_AGO = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def tail(
@@ -20,19 +28,81 @@ def tail(
     follow: bool = typer.Option(False, "-f", "--follow", help="Keep printing new lines until the run ends."),
     rank: str = typer.Option(None, "--rank", help="Only these ranks: 2 or 0,3 or 4-7."),
     host: str = typer.Option(None, "--host", help="Only these hosts: node1 or node[0-3],node7."),
-    lines: int = typer.Option(None, "-n", "--lines", min=0, help="Only the last N lines of each host; default: all."),
+    lines: str = typer.Option(
+        None,
+        "-n",
+        "--lines",
+        metavar="N",
+        help="Only the last N lines of all hosts together, or all. Default: 50; with --since, --grep or --json all.",
+    ),
+    since: str = typer.Option(
+        None, "--since", metavar="TIME", help="Only lines since then: 90s, 10m, 2h or 1d ago, or a time in ISO 8601."
+    ),
+    grep: str = typer.Option(
+        None, "--grep", metavar="PATTERN", help="Only lines in which this regular expression (Python's) is found."
+    ),
+    timestamps: bool = typer.Option(False, "--timestamps", help="Print each line's time, local, in front of it."),
+    no_fold: bool = typer.Option(False, "--no-fold", help="Print equal lines of several ranks one by one."),
     option: Path | None = session.InventoryOption,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
 ) -> int:
-    """Print the output of a run, each line with its host:rank."""
+    """Print the output of a run in the order of time, each line with its host:rank."""
     ranks = parse_ranks(rank) if rank is not None else None
+    start = parse_since(since) if since is not None else {}
+    if grep is not None:
+        check_pattern(grep)
+    whole = since is not None or grep is not None or as_json
+    selection = Selection(ranks=ranks, lines=parse_lines(lines, None if whole else LINES), grep=grep, **start)
+    look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         run = find_run(fleet, job)
-        hosts = _hosts(run, host, ranks)
-        selection = Selection(ranks=ranks, lines=lines)
-        print_lines(run, fleet, hosts, selection, follow=follow, as_json=as_json)
+        print_lines(run, fleet, _hosts(run, host, ranks), selection, look)
     return 0
+
+
+def parse_lines(text: str | None, default: int | None) -> int | None:
+    """How many; None: all.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    if text is None:
+        return default
+    if text == ALL:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise UsageError(f"--lines {text!r} is not a number of lines", hint=f"write -n 100, or -n {ALL}")
+    return int(text)
+
+
+def parse_since(text: str) -> dict[str, Any]:
+    """``{"ago": seconds}`` for ``10m``: the nodes count it back by their own clocks. ``{"since": Unix seconds}`` for a
+    time; without a zone it is local.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return {"ago": float(int(ago[1]) * _SECONDS[ago[2]])}
+    try:
+        return {"since": max(0.0, datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp())}
+    except (ValueError, OverflowError, OSError):
+        hint = "write 90s, 10m, 2h or 1d, or a time such as 2026-01-31T14:05:00"
+        raise UsageError(f"--since {text!r} is neither a duration nor a time", hint=hint) from None
+
+
+def check_pattern(text: str) -> None:
+    """Raises UsageError where it is wrong."""
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        where = getattr(error, "pos", None)
+        place = "" if where is None else f", at character {where + 1}"
+        what = getattr(error, "msg", None) or str(error)
+        hint = "it is a regular expression of Python; put a backslash before characters that stand for themselves"
+        raise UsageError(f"--grep {text!r} is no pattern: {what}{place}", hint=hint) from None
 
 
 def parse_ranks(text: str) -> frozenset[int]:

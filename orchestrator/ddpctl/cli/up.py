@@ -21,13 +21,15 @@ from ddpctl.files.inventory import load_inventory, load_script
 from ddpctl.files.records import save_run
 from ddpctl.render.console import stderr_console
 from ddpctl.render.preflight import report_view
-from ddpctl.render.progress import ProgressView
+from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.render.status import plan_view, status_view
+from ddpctl.spec.event import Event, Note
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.names import check_run_name
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
+from ddpctl.stages.joining import joining
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
@@ -78,7 +80,8 @@ def up(
 ) -> int:
     """Run preflight, send environment and code, start every node, and follow the output.
 
-    A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
+    A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3. Options alone are
+    added to the job's own arguments: ddpctl up --job train -- --lr 0.1
     """
     if skip_preflight and (
         given := [name for name, value in (("deep", deep), ("only", only), ("skip", skip)) if value]
@@ -96,8 +99,7 @@ def up(
         options = FACTS_ONLY if skip_preflight else checks
         run = bring_up(launch, fleet, options, fresh=fresh, as_json=as_json)
         if detach:
-            session.show(run, status_view, as_json=as_json)
-            return 0
+            return show_detached(run, as_json=as_json)
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
 
@@ -179,6 +181,15 @@ def _tell_warnings(report: PreflightReport) -> None:
             session.warn(f"warning: {where}{finding.message}{step}")
 
 
+def show_detached(run: RunStatus, *, as_json: bool) -> int:
+    """What `status` prints, and on stderr what to type next."""
+    session.show(run, status_view, as_json=as_json)
+    commands = {"follow it:": "attach {}", "its output:": "tail {} -n 20", "end it:": "kill {}"}
+    for what, command in commands.items():
+        stderr_console().print(f"{what:<12}ddpctl {command.format(run.run)}")
+    return 0
+
+
 def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
     """Follow to the end, or until the person at the terminal, or the sender of a signal, has had enough."""
     asked = False
@@ -187,7 +198,8 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
             if asked:
                 stderr_console().print("continuing; Ctrl-C asks again")
             try:
-                end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
+                with joining(run, fleet, _tell_beside):
+                    end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
                 return conclude(end, as_json=as_json)
             except Interrupted:
                 pass
@@ -210,6 +222,13 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
             with interrupts.raised():
                 return _kill(run, fleet, as_json=as_json)
         raise Interrupted(f"detached: {run.job} is still running", hint=how_to_go_on(run.run))
+
+
+def _tell_beside(event: Event) -> None:
+    """A note on stderr while the output is printed, from any thread."""
+    if isinstance(event, Note):
+        with quiet():
+            stderr_console().print(event.message)
 
 
 def _ask() -> str:

@@ -20,6 +20,7 @@ from ddpctl.code.listing import IGNORE_FILE, Listing, Member, list_code
 from ddpctl.errors import FileDamaged, ProvisionError, UsageError
 
 MAX_BYTES = 512 << 20
+MUCH_BYTES = 50_000_000  # more than code has: a data set or results, which travel to every node with each change
 KEEP_DAYS = 30
 _CHUNK = 1 << 20
 _ATTEMPTS = 3
@@ -140,7 +141,7 @@ def _pack(root: Path, listing: Listing, cache: Path) -> CodeArchive:
         files=sum(entry.kind != "folder" for entry in listing.entries),
         git_commit=listing.git.commit if listing.git else None,
         dirty=listing.git.dirty if listing.git else None,
-        notes=listing.notes,
+        notes=(*listing.notes, *_warning(root, listing.entries)),
         names=tuple(entry.name for entry in listing.entries if entry.kind != "folder"),
     )
 
@@ -149,16 +150,30 @@ def _check_size(root: Path, entries: Sequence[Member], limit: int) -> None:
     total = sum(entry.size for entry in entries)
     if total <= limit:
         return
+    raise ProvisionError(
+        f"the code folder {root} holds {total / 1e6:.0f} MB, more than {limit / 1e6:.0f} MB; biggest: "
+        f"{_biggest(entries)}",
+        hint=f"list what is not code in {IGNORE_FILE}",
+    )
+
+
+def _warning(root: Path, entries: Sequence[Member]) -> list[str]:
+    """What a person should know of code that is large, and sent all the same."""
+    total = sum(entry.size for entry in entries)
+    if total <= MUCH_BYTES:
+        return []
+    what = f"the code folder {root} holds {total / 1e6:.0f} MB; biggest: {_biggest(entries)}"
+    return [f"{what}; list what is not code in {IGNORE_FILE}"]
+
+
+def _biggest(entries: Sequence[Member]) -> str:
+    """``data/ (4 MB), model.bin (3 MB)``"""
     sizes: dict[str, int] = {}
     for entry in entries:
         top, slash, _ = entry.name.partition("/")
         sizes[top + slash] = sizes.get(top + slash, 0) + entry.size
     biggest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
-    shown = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in biggest)
-    raise ProvisionError(
-        f"the code folder {root} holds {total / 1e6:.0f} MB, more than {limit / 1e6:.0f} MB; biggest: {shown}",
-        hint=f"list what is not code in {IGNORE_FILE}",
-    )
+    return ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in biggest)
 
 
 def _digest(root: Path, entry: Member) -> bytes:

@@ -14,6 +14,8 @@ from ddpctl.code import git
 from ddpctl.errors import ProvisionError
 
 IGNORE_FILE = ".ddpctlignore"
+# Where `ddpctl fetch` puts what it brings: results are never code, whatever .ddpctlignore says.
+RUNS_FOLDER = "ddpctl-runs"
 # Without git: what is never code. A `!pattern` in .ddpctlignore takes one back.
 BUILTIN = (
     ".git",
@@ -69,6 +71,7 @@ def list_code(folder: Path, exclude: Iterable[Path | str] = ()) -> Listing:
     else:
         names = _walk(folder, GitIgnoreSpec.from_lines([*BUILTIN, *ignored]))
         state = None
+    names = (name for name in names if RUNS_FOLDER not in name.split("/"))
     secret = {_identity(Path(path)) for path in exclude} - {None}
     entries = (_entry(folder, name) for name in names if not _behind_link(folder, name))
     kept = [e for e in entries if e is not None and _identity(folder / e.name, follow=False) not in secret]
@@ -112,7 +115,7 @@ def _walk(folder: Path, spec: GitIgnoreSpec, prefix: str = "") -> Iterator[str]:
     for item in found:
         name = prefix + item.name
         if item.is_dir(follow_symlinks=False):
-            if not spec.match_file(name + "/"):
+            if item.name != RUNS_FOLDER and not spec.match_file(name + "/"):
                 yield from _walk(folder, spec, name + "/")
         elif not spec.match_file(name):
             yield name

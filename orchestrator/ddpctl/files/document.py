@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpctl.errors import InventoryError, UsageError
+from ddpctl.files.extends import jobs_of
 from ddpctl.files.tree import LookAlike, Node, Path, parse, plain_scalar, shown_path
 from ddpctl.spec.inventory import Environment, HostEntry, HostKeys, InventoryFile, suggestion
-from ddpctl.spec.job import Doctor, Elastic, JobKeys, Requires, Timeouts
+from ddpctl.spec.job import Checkpoint, Doctor, Elastic, JobEntry, Requires, Timeouts
 from ddpctl.spec.values import Fault, Strict
 
 _QUOTED = ("[", "{", '"', "'")
 _SECTIONS: Mapping[str, type[Strict]] = {
+    "checkpoint": Checkpoint,
     "doctor": Doctor,
     "elastic": Elastic,
     "requires": Requires,
@@ -31,7 +33,7 @@ def model_at(path: Sequence[str | int]) -> type[Strict] | None:
         case ("environment",):
             return Environment
         case ("jobs", str()):
-            return JobKeys
+            return JobEntry
         case ("jobs", str(), section):
             return _SECTIONS.get(str(section))
     return None
@@ -71,11 +73,11 @@ def apply_set(root: Node, text: str, job: str | None) -> None:
 def _set_path(root: Node, key: str, job: str | None) -> Path:
     parts = tuple(key.split("."))
     if parts[0] not in InventoryFile.model_fields:
-        if parts[0] not in JobKeys.model_fields:
-            known = [*JobKeys.model_fields, *InventoryFile.model_fields]
+        if parts[0] not in JobEntry.model_fields:
+            known = [*JobEntry.model_fields, *InventoryFile.model_fields]
             raise UsageError(f"--set {key}: unknown key {parts[0]!r}", hint=suggestion(parts[0], known))
         return ("jobs", _chosen(root, key, job), *parts)
-    jobs = _jobs(root)
+    jobs = jobs_of(root)
     if parts[0] == "jobs":  # a job's name may hold dots itself
         for count in range(len(parts), 1, -1):
             name = ".".join(parts[1:count])
@@ -85,7 +87,7 @@ def _set_path(root: Node, key: str, job: str | None) -> Path:
 
 
 def _chosen(root: Node, key: str, job: str | None) -> str:
-    jobs = _jobs(root)
+    jobs = jobs_of(root)
     if job is None and len(jobs) != 1:
         raise UsageError(
             f"--set {key}: the file has {len(jobs)} jobs", hint=f"choose one with --job, or jobs.NAME.{key}"
@@ -94,11 +96,6 @@ def _chosen(root: Node, key: str, job: str | None) -> str:
     if name not in jobs:
         raise UsageError(f"--set {key}: unknown job {name!r}", hint=suggestion(name, jobs))
     return name
-
-
-def _jobs(root: Node) -> Mapping[str, Node]:
-    jobs = root.child("jobs")
-    return jobs.value if jobs is not None and isinstance(jobs.value, dict) else {}
 
 
 def _value(origin: str, text: str, path: Path) -> Node:

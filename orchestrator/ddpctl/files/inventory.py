@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,11 +13,12 @@ from pydantic_core import ErrorDetails
 
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.document import apply_set, error_at, model_at
+from ddpctl.files.extends import extended, written_at
 from ddpctl.files.program import put_program
 from ddpctl.files.records import recorded
 from ddpctl.files.resolve import resolve
 from ddpctl.files.tree import MAX_BYTES, Node, decode, parse
-from ddpctl.spec.inventory import Inventory, InventoryFile, build, nearest, suggestion
+from ddpctl.spec.inventory import Inventory, InventoryFile, build, meant_key, nearest
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.ranges import expand
@@ -98,7 +100,8 @@ def load_script(
     job: str | None = None,
     folder: Path | None = None,
 ) -> tuple[Inventory, JobSpec]:
-    """The inventory with the job that ``-- SCRIPT ARGS`` (or ``-- -m MODULE ARGS``) stands for, and that job.
+    """The inventory with the job that ``-- SCRIPT ARGS`` (or ``-- -m MODULE ARGS``) stands for, and that job; or with
+    the job of the file that ``-- --OPTIONS`` are further arguments of.
 
     With the name of a ``job`` in the file the words replace that job's program and arguments; any other is a job of
     its own on all hosts (see put_program). ``sets`` go into this job; ``folder`` is the current one.
@@ -152,16 +155,23 @@ def _other_file(path: Path) -> str | None:
 
 
 def _validate(root: Node) -> InventoryFile:
+    complete, faults = extended(root)
+    if faults:
+        raise _report(root, faults)
     try:
-        return InventoryFile.model_validate(root.plain())
+        return InventoryFile.model_validate(complete.plain())
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
     raise _report(root, [_fault(root, detail) for detail in details])
 
 
 def _report(root: Node, faults: Sequence[Fault]) -> InventoryError:
-    """All faults, in the order of the file; but a misspelt key comes first, since others may follow from it."""
-    different = {(fault.path, fault.message): fault for fault in faults}.values()
+    """All faults, in the order of the file; but a misspelt key comes first, since others may follow from it.
+
+    One that a job inherits is a fault of the job it comes from, once.
+    """
+    placed = (replace(fault, path=written_at(root, fault.path)) for fault in faults)
+    different = {(fault.path, fault.message): fault for fault in placed}.values()
     found = [(not _is_misspelt(fault), error_at(root, fault)) for fault in different]
     first, *others = (
         one for _, one in sorted(found, key=lambda each: (each[0], each[1].line or 0, each[1].column or 0))
@@ -179,13 +189,12 @@ def _fault(root: Node, detail: ErrorDetails) -> Fault:
     path = detail["loc"]
     context: Mapping[str, Any] = detail.get("ctx", {})
     at_key = bool(path) and path[-1] == "[key]"
-    if at_key:
-        path = path[:-1]
+    path = written_at(root, path[:-1] if at_key else path)
     match detail["type"]:
         case "extra_forbidden":
             model = model_at(path[:-1])
-            known = sorted(model.model_fields) if model else []
-            return Fault(path, "is not a known key", suggestion(str(path[-1]), known), at_key=True)
+            hint = meant_key(str(path[-1]), model) if model else None
+            return Fault(path, "is not a known key", hint, at_key=True)
         case "missing":
             return Fault(path, "is missing", "add it")
         case "fault":

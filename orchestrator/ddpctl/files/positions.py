@@ -1,7 +1,8 @@
 """How far the output of a run was printed here, so that ``attach`` continues with the next line, even after a SIGKILL.
 
 One file a run, one record of 128 bytes a host: its name and two slots (number of the write, offset, checksum). A save
-overwrites the older slot with one ``pwrite`` that never crosses a page, so the newer one stays whole whatever happens.
+overwrites the older slot, so the newer one stays whole whatever happens. The records of a page (32 hosts) are written
+with one ``pwrite``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ddpctl.files.records import folder_of, run_dir
 from ddpctl.spec.values import is_name
 
 FILE = "positions"
+_PAGE = 4096
 _RECORD = 128
 _NAME = 64
 _SLOT = struct.Struct("<QQII")  # number of the write (from 1), offset in bytes, CRC-32 of name and both, zero
@@ -41,16 +43,16 @@ def load_positions(run: str) -> dict[str, int]:
 class Positions:
     """The positions of one run, held open while it is followed.
 
-    Between the printing of a batch and its place on record lies one system call: a controller killed there would print
-    the batch again.
+    Between the printing of lines and their place on record lies one system call for every 32 hosts: a controller killed
+    there would print the lines again.
     """
 
     def __init__(self, run: str) -> None:
         """Raises OSError: the folder cannot be written."""
         self._handle = os.open(folder_of(run) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._handle).st_size
-        self._known = _records(os.pread(self._handle, size, 0))
-        self._end = -(-size // _RECORD) * _RECORD
+        self._data = bytearray(os.pread(self._handle, size, 0).ljust(-(-size // _RECORD) * _RECORD, b"\0"))
+        self._known = _records(self._data)
 
     def __enter__(self) -> Positions:
         return self
@@ -60,25 +62,33 @@ class Positions:
 
     def save(self, positions: Mapping[str, int]) -> None:
         """Only hosts whose offset has changed are written."""
+        changed: dict[int, list[int]] = {}  # page -> positions of records
         for host, offset in positions.items():
             slots = self._known.get(host)
             if slots is None:
-                self._add(host, offset)
+                at = self._add(host, offset)
             elif max(slots).offset != offset or not max(slots).number:
-                self._overwrite(host, offset, max(slots), min(slots))
+                at = self._overwrite(host, offset, max(slots), min(slots))
+            else:
+                continue
+            changed.setdefault(at // _PAGE, []).append(at // _RECORD * _RECORD)
+        for records in changed.values():
+            first = min(records)
+            os.pwrite(self._handle, self._data[first : max(records) + _RECORD], first)
 
-    def _overwrite(self, host: str, offset: int, newest: _Slot, oldest: _Slot) -> None:
-        os.pwrite(self._handle, _pack(host, newest.number + 1, offset), oldest.at)
+    def _overwrite(self, host: str, offset: int, newest: _Slot, oldest: _Slot) -> int:
+        self._data[oldest.at : oldest.at + _SLOT.size] = _pack(host, newest.number + 1, offset)
         self._known[host] = (newest, _Slot(newest.number + 1, offset, oldest.at))
+        return oldest.at
 
-    def _add(self, host: str, offset: int) -> None:
+    def _add(self, host: str, offset: int) -> int:
         if not is_name(host):
             raise ValueError(f"not the name of a host: {host!r}")
         record = host.encode("ascii").ljust(_NAME, b"\0") + _pack(host, 1, offset)
-        os.pwrite(self._handle, record.ljust(_RECORD, b"\0"), self._end)
-        first = self._end + _NAME
+        first = len(self._data) + _NAME
+        self._data += record.ljust(_RECORD, b"\0")
         self._known[host] = (_Slot(1, offset, first), _Slot(0, 0, first + _SLOT.size))
-        self._end += _RECORD
+        return first
 
 
 def _pack(host: str, number: int, offset: int) -> bytes:
@@ -89,7 +99,7 @@ def _checksum(host: str, number: int, offset: int) -> int:
     return zlib.crc32(b"%s %d %d" % (host.encode("ascii"), number, offset))
 
 
-def _records(data: bytes) -> dict[str, tuple[_Slot, _Slot]]:
+def _records(data: bytes | bytearray) -> dict[str, tuple[_Slot, _Slot]]:
     """Every whole record; a slot that does not check counts as never written."""
     found: dict[str, tuple[_Slot, _Slot]] = {}
     for start in range(0, len(data) - _RECORD + 1, _RECORD):
@@ -100,7 +110,7 @@ def _records(data: bytes) -> dict[str, tuple[_Slot, _Slot]]:
     return found
 
 
-def _slot(data: bytes, name: str, at: int) -> _Slot:
+def _slot(data: bytes | bytearray, name: str, at: int) -> _Slot:
     number, offset, checksum, _ = _SLOT.unpack_from(data, at)
     whole = checksum == _checksum(name, number, offset)
     return _Slot(number, offset, at) if whole else _Slot(0, 0, at)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import ddpctl
 from ddpctl.errors import InventoryError, UsageError
+from ddpctl.files.extends import inherited, jobs_of
 from ddpctl.files.tree import Node
-from ddpctl.spec.inventory import nearest
+from ddpctl.spec.inventory import nearest, suggestion
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
-from ddpctl.spec.values import NAME_RULE, is_name
+from ddpctl.spec.values import NAME_RULE, is_name, plural
 
 MAX_SCRIPT_BYTES = 8 << 20
 
@@ -88,24 +89,30 @@ def _read(path: Path) -> str:
 ORIGIN = "--"  # what an error names instead of a file
 
 
+MODULE_OPTIONS = ("-m", "--module")
+
+
 def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path, base: Path) -> str:
     """Put the job that ``words`` (``SCRIPT ARGS`` or ``-m MODULE ARGS``) stand for into the document; returns its name.
 
-    A ``job`` that is there gets another program and arguments, the rest of it stays. Otherwise it is a new one, named
-    ``job`` or after the script, with the current folder ``here`` (or the script's, where it lies elsewhere) as its
-    code. ``base`` is the inventory's folder.
+    Words that begin with an option are further arguments of a job that is there. A ``job`` that is there gets another
+    program and arguments, the rest of it stays. Otherwise it is a new one, named ``job`` or after the script, with the
+    current folder ``here`` (or the script's, where it lies elsewhere) as its code. ``base`` is the inventory's folder.
 
     Raises:
-        UsageError: no script, or a name that is none.
+        UsageError: no script, a name that is none, or no job to add an option to.
     """
+    if words and words[0].startswith("-") and words[0] not in MODULE_OPTIONS:
+        return _add_arguments(root, words, job)
     program, module, args = _split(words)
     jobs = _jobs(root)
     old = jobs.get(job) if job is not None else None
     if old is not None and isinstance(old.value, dict):
-        script = program if module else _from_code(program, old.value.get("code"), here, base)
+        script = program if module else _from_code(program, inherited(root, str(job), "code"), here, base)
+        old.value.pop("args_extra", None)
         _put(old, {"script": None if module else script, "module": program if module else None, "args": args})
         return str(job)
-    name = job if job is not None else _job_name(program if module else Path(program).stem)
+    name = job if job is not None else job_name(program if module else Path(program).stem)
     if not is_name(name):
         raise UsageError(f"{name!r} is not a valid name for a job", hint=NAME_RULE)
     node = _node({})
@@ -118,14 +125,32 @@ def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path
     return name
 
 
+def _add_arguments(root: Node, words: Sequence[str], job: str | None) -> str:
+    """``-- --OPTION ...``: at the end of the job's own arguments; of the only job, where none is named."""
+    jobs = jobs_of(root)
+    if job is None and len(jobs) != 1:
+        what = f"{words[0]} after -- is an option of a job, but the file has {plural(len(jobs), 'job')}"
+        hint = f"choose one with --job: {', '.join(jobs)}" if jobs else "name a script before it: -- SCRIPT ARGS"
+        raise UsageError(what, hint=f"{hint}; a script whose name starts with '-': -- ./-name.py")
+    name = job if job is not None else next(iter(jobs))
+    if name not in jobs:
+        raise UsageError(f"the file has no job {name!r} to add {words[0]} to", hint=suggestion(name, jobs))
+    node = jobs[name]
+    extra = node.child("args_extra")
+    if isinstance(node.value, dict) and (extra is None or isinstance(extra.value, list)):
+        before = extra.value if extra is not None and isinstance(extra.value, list) else []
+        _put(node, {"args_extra": [*before, *(_node(word) for word in words)]})
+    return name  # what is wrong with the job itself says the reader of the file
+
+
 def _split(words: Sequence[str]) -> tuple[str, bool, list[Node]]:
     """Script or module, whether it is a module, and the arguments."""
-    module = bool(words) and words[0] in ("-m", "--module")
+    module = bool(words) and words[0] in MODULE_OPTIONS
     rest = list(words[1:] if module else words)
     if not rest or not rest[0]:
         raise UsageError("nothing follows --", hint="write -- SCRIPT ARGS")
     if rest[0].startswith("-"):
-        raise UsageError(f"{rest[0]!r} after -- is not a script", hint="write -- SCRIPT ARGS, or -- ./-name.py")
+        raise UsageError(f"{rest[0]!r} after {words[0]} is not a module", hint="write -- -m MODULE ARGS")
     return rest[0], module, [_node(word) for word in rest[1:]]
 
 
@@ -147,7 +172,7 @@ def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
     return str(typed.relative_to(folder)) if typed.is_file() and typed.is_relative_to(folder) else program
 
 
-def _job_name(text: str) -> str:
+def job_name(text: str) -> str:
     """``text`` with everything that a name cannot hold replaced."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63]
     return name if is_name(name) else "job"

@@ -35,6 +35,8 @@ MAX_DEPTH = 16
 _TAB_INDENT = re.compile(r"(?m)^ *\t")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
+_MERGE = "<<"
+
 Scalar = str | int | bool | Number | None
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -128,8 +130,8 @@ def shown_path(path: Sequence[str | int]) -> str:
     return words.removeprefix(".")
 
 
-def decode(data: bytes, file: str) -> str:
-    """The text of a file.
+def decode(data: bytes, file: str, *, tabs: bool = False) -> str:
+    """The text of a file; ``tabs``: it may be indented with them.
 
     Raises:
         InventoryError: too big, not UTF-8, or characters in it that no text file has.
@@ -146,19 +148,21 @@ def decode(data: bytes, file: str) -> str:
         (_TAB_INDENT, "is indented with a tab", "indent with spaces"),
     ):
         match = pattern.search(text)
-        if match:
+        if match and not (tabs and pattern is _TAB_INDENT):
             line, column = _place(text[: match.end() - 1])
             raise InventoryError(what, file=file, line=line, column=column, hint=hint)
     return text
 
 
-def parse(text: str, file: str, *, placed: bool = True) -> Node:
+def parse(text: str, file: str, *, placed: bool = True, foreign: bool = False) -> Node:
     """The one document in ``text``; without ``placed`` (a value from the command line) it has no lines.
+
+    ``foreign``: it is another tool's. Its scalars are text or nothing, its tags mean nothing, its aliases are followed.
 
     Raises:
         InventoryError: not YAML, or YAML that means different things to different readers.
     """
-    return _Reader(text, file, placed).document()
+    return _Reader(text, file, placed, foreign).document()
 
 
 def _joined(text: str) -> str:
@@ -179,9 +183,11 @@ def _place(before: str) -> tuple[int, int]:
 class _Reader:
     """Turns the events of one document into nodes; ``path`` is where in the document it is, for messages."""
 
-    def __init__(self, text: str, file: str, placed: bool) -> None:
+    def __init__(self, text: str, file: str, placed: bool, foreign: bool = False) -> None:
         self._file = file
         self._placed = placed
+        self._foreign = foreign
+        self._anchors: dict[str, Node] = {}  # of a foreign file, each once its value has been read
         self._events = YAML(typ="safe", pure=True).parse(text)
 
     def document(self) -> Node:
@@ -210,7 +216,22 @@ class _Reader:
         raise self._error(path, message, place)
 
     def _node(self, event: Any, path: Path) -> Node:
+        if self._foreign:
+            return self._foreign_node(event, path)
         self._refuse_references(event, path)
+        return self._value(event, path)
+
+    def _foreign_node(self, event: Any, path: Path) -> Node:
+        if isinstance(event, AliasEvent):
+            if event.anchor not in self._anchors:
+                raise self._fault(path, f"there is no value &{event.anchor} before this", event, "write the value out")
+            return self._anchors[event.anchor]
+        node = self._value(event, path)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _value(self, event: Any, path: Path) -> Node:
         node = Node(self._file, *self._at(event.start_mark))
         if isinstance(event, ScalarEvent):
             # A value below env may be a secret and is not repeated.
@@ -240,10 +261,21 @@ class _Reader:
                 raise self._fault(inner, f"is given twice{where}", event, "remove one of the two")
             key_at[key] = self._at(event.start_mark)
             items[key] = self._node(self._next(inner), inner)
+            if self._foreign and key == _MERGE:
+                self._merge(items, key_at)
         return items
 
+    def _merge(self, items: dict[str, Node], key_at: dict[str, Place]) -> None:
+        """What ``<<`` brings in, below what is written here."""
+        value = items.pop(_MERGE).value
+        del key_at[_MERGE]
+        for part in value if isinstance(value, list) else [Node(self._file, None, None, value)]:
+            for key, node in part.value.items() if isinstance(part.value, dict) else ():
+                items.setdefault(key, node)
+
     def _key(self, event: Any, path: Path) -> str:
-        self._refuse_references(event, path)
+        if not self._foreign:
+            self._refuse_references(event, path)
         if not isinstance(event, ScalarEvent):
             raise self._fault(path, "a key must be text", event)
         key = self._scalar(event, path, repeat=True)
@@ -263,6 +295,8 @@ class _Reader:
         text = _joined(event.value)
         if event.style is not None:
             return text
+        if self._foreign:
+            return None if text in _NULL else text
         try:
             return plain_scalar(text, path)
         except LookAlike as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # The page's own colours, so that a chart is light where the page is light.
@@ -24,6 +25,7 @@ _STYLE = {
     "legend_font_size": 13,
     "value_label_font_size": 12,
 }
+_SMALL = {"label_font_size": 14, "major_label_font_size": 14, "stroke_width": "2", "stroke_opacity": "1"}
 _WIDTH, _HEIGHT = 720, 360  # of the picture's own units; it grows and shrinks with the page
 
 Points = Sequence[tuple[float, float]]
@@ -55,6 +57,88 @@ def line_chart(series: Mapping[str, Points], *, x: str, y: str, ticks: Mapping[f
         chart.add(name, list(points))
     chart.add_xml_filter(_without_scripts)
     return f"<figure>{chart.render(is_unicode=True)}</figure>"
+
+
+def curve_chart(lines: Sequence[Points], *, resumed: Sequence[float] = ()) -> str:
+    """One quantity in attempts that followed each other: the newest one stands out, and a dashed line is where each of
+    the others was resumed. Small, so that two of them fit side by side and one fits a phone.
+
+    pygal gets places from 0 to 1, and labels with them: its own labels never end for numbers that are very large, very
+    small or very close to each other.
+    """
+    across = Axis.of([x for points in lines for x, _ in points])
+    upward = Axis.of([y for points in lines for _, y in points], rooted=True)
+    pygal = _pygal()
+    colors = ("var(--soft)",) * (len(resumed) + len(lines) - 1) + ("var(--info)",)
+    chart = pygal.XY(
+        style=pygal.style.Style(**{**_STYLE, **_SMALL, "colors": colors}),
+        js=[],
+        disable_xml_declaration=True,
+        width=480,
+        height=250,
+        margin=6,
+        margin_right=22,  # half of the last label
+        show_legend=False,
+        truncate_label=-1,
+        show_x_guides=False,
+        show_y_guides=True,
+        range=(0, 1),
+        xrange=(0, 1),
+    )
+    chart.x_labels = across.labels(short)
+    chart.y_labels = upward.labels(lambda value: short(value, thousands=1e3))
+    for x in resumed:
+        place = across.place(x)
+        chart.add(None, [(place, 0), (place, 1)], show_dots=False, stroke_style={"dasharray": "4, 4"})
+    for points in lines:
+        placed = [(across.place(x), upward.place(y)) for x, y in points]
+        chart.add(None, placed, show_dots=len(points) == 1)
+    chart.add_xml_filter(_without_scripts)
+    return str(chart.render(is_unicode=True))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From ``low`` to ``high``; a value's place on it is between 0 and 1."""
+
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float], *, rooted: bool = False) -> Axis:
+        """``rooted``: from 0 where that costs little of the picture, else with some room."""
+        low, high = float(min(values)), float(max(values))
+        if high == low:
+            room = abs(low) / 10 or 1.0
+            return Axis(low - room, high + room)
+        room = (high - low) / 20 if rooted else 0.0
+        return Axis(0.0 if rooted and 0 <= low < high / 2 else low - room, high + room)
+
+    def place(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low)
+
+    def labels(self, text: Callable[[float], str]) -> list[dict[str, Any]]:
+        """Up to five round numbers on it, each with its place; none that reads as the one before."""
+        found = {text(value): self.place(value) for value in reversed(self._round_numbers())}
+        return [{"value": place, "label": label} for label, place in reversed(found.items())]
+
+    def _round_numbers(self) -> list[float]:
+        rough = (self.high - self.low) / 4
+        power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 0.0
+        step = next((size * power for size in (1, 2, 5) if size * power >= rough), 10 * power)
+        if not step:
+            return [self.low, self.high]
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [number * step for number in range(first, last + 1)]
+
+
+def short(value: float, *, thousands: float = 1e4) -> str:
+    """Four digits at most: ``0.0312``, ``5120``, ``12.5k``, ``3.2M``, ``1e-05``. ``thousands``: from where on there is
+    a ``k``."""
+    for unit, size, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, thousands)):
+        if least <= abs(value) < 1e12:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.4g}"
 
 
 def _pygal() -> Any:

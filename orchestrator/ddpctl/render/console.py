@@ -51,8 +51,26 @@ class Whole:
         self.table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = Measurement.get(console, options.update(max_width=_WIDEST), self.table).maximum
+        width = own_width(self.table, console, options)
         yield from console.render(self.table, options.update(width=width, max_width=width))
+
+
+class Fitted:
+    """A table in its own width; on a narrower terminal another one, shortened to that width but not below ``least``."""
+
+    def __init__(self, table: Table, narrow: Table, least: int) -> None:
+        self.table, self.narrow, self.least = table, narrow, least
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not console.is_terminal or own_width(self.table, console, options) <= options.max_width:
+            yield Whole(self.table)
+        else:
+            yield from console.render(self.narrow, options.update(max_width=max(options.max_width, self.least)))
+
+
+def own_width(table: Table, console: Console, options: ConsoleOptions) -> int:
+    """How wide a table is that has all the room it wants."""
+    return Measurement.get(console, options.update(max_width=_WIDEST), table).maximum
 
 
 def columns(*names: str, overflow: OverflowMethod = "ellipsis") -> Table:

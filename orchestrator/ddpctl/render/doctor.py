@@ -25,7 +25,7 @@ def consultation_view(found: Consultation, *, stacks: bool = False) -> Renderabl
     if diagnosis.evidence:
         parts += [Text(""), *(Text(line) for line in diagnosis.evidence)]
     if stacks:
-        parts += [Text(line) for look in found.looks for line in _stack(look)]
+        parts += [Text(line) for look in found.looks for line in stack_lines(look)]
     parts += [Text(slow_line(one), style="yellow") for one in found.slow]
     parts += [Text(f"not known: {line}", style="yellow") for line in diagnosis.missing]
     return Group(*parts)
@@ -56,7 +56,7 @@ def _ranks(found: Consultation) -> Any:
     return table
 
 
-def _stack(look: Mapping[str, Any]) -> list[str]:
+def stack_lines(look: Mapping[str, Any]) -> list[str]:
     lines = [f"rank {look['rank']} on {look['host']}:"]
     stack = look.get("stack")
     if not stack:

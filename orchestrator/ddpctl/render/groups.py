@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
 from ddpctl.spec.fold import by, named, one_line, together
-from ddpctl.spec.mesh import OK, Link, Mesh
+from ddpctl.spec.mesh import OK, Link, Mesh, worst_hosts
+from ddpctl.spec.network import Network
 from ddpctl.spec.values import plural
 
 PROBLEMS = (Severity.ERROR, Severity.WARNING)
@@ -180,26 +181,18 @@ class Matrix:
     median_rtt: float | None = None
 
 
-def matrix(mesh: Mesh, most: int = MATRIX_HOSTS) -> Matrix:
+def matrix(mesh: Mesh | Network, most: int = MATRIX_HOSTS) -> Matrix:
     """The mesh as a table; of a big one the hosts with broken or slow links first."""
     links = {(link.dialer, link.peer): link for link in mesh.links()}
     rates = sorted(link.mbit for link in links.values() if link.mbit is not None)
     trips = sorted(link.rtt_ms for link in links.values() if link.rtt_ms is not None)
-    bad = [pair for pair, link in links.items() if link.status != OK]
-    shown = mesh.hosts
-    if len(shown) > most:
-        worst = dict.fromkeys(host for pair in bad for host in pair)
-        slow = sorted((p for p in links if links[p].mbit is not None), key=lambda p: links[p].mbit or 0.0)
-        for pair in slow:
-            worst.update(dict.fromkeys(pair))
-        chosen = set(list(worst)[:most]) or set(shown[:most])
-        shown = tuple(host for host in mesh.hosts if host in chosen)
+    shown = worst_hosts(mesh.hosts, links.values(), most)
     return Matrix(
         hosts=shown,
         links=links,
-        left_out=len(mesh.hosts) - len(shown),
+        left_out=len(mesh.hosts) - len(shown) + mesh.left_out,
         total=len(links),
-        broken=len(bad),
+        broken=sum(link.status != OK for link in links.values()),
         median_mbit=rates[len(rates) // 2] if rates else None,
         median_rtt=trips[len(trips) // 2] if trips else None,
     )

@@ -105,18 +105,23 @@ def _subject(
 
 
 def _mesh(mesh: Mesh) -> str:
-    shown = groups.matrix(mesh, HEAT_HOSTS)
     note = f'<p class="soft">{escape(mesh.note)}</p>' if mesh.note else ""
+    return f"<section><h2>Mesh</h2>{note}{heat_map(groups.matrix(mesh, HEAT_HOSTS))}</section>"
+
+
+def heat_map(shown: Matrix) -> str:
+    """The summary, the legend and the table."""
+    note = ""
     if shown.left_out:
-        note += f'<p class="soft">{shown.left_out} more hosts, whose links are no worse, are not shown.</p>'
+        note = f'<p class="soft">{shown.left_out} more hosts, whose links are no worse, are not shown.</p>'
     head = "".join(f'<th scope="col"><span>{escape(host)}</span></th>' for host in shown.hosts)
     rows = "".join(_heat_row(row, shown) for row in shown.hosts)
     small = " small" if len(shown.hosts) > WORDY_HOSTS else ""
     summary = escape(groups.matrix_summary(shown))
     return (
-        f"<section><h2>Mesh</h2><p>{summary}. Rows dial columns; a cell is the speed of that direction.</p>"
+        f"<p>{summary}. Rows dial columns; a cell is the speed of that direction.</p>"
         f'{note}{_legend(shown)}<div class="wide"><table class="heat{small}"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 

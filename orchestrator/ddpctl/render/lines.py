@@ -1,132 +1,142 @@
 """The merged output of all processes: ``host:rank | text``, a colour a host, nothing interpreted. From a run's second
-attempt on it is ``host:rank#2 | text``."""
+attempt on it is ``host:rank#2 | text``, and equal lines of several ranks are ``node[0-1]:0-7 | text``."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone, tzinfo
 from typing import Any, BinaryIO, TextIO
 
 from ddpctl.spec.event import Line
-
-_NOTICE = re.compile(r"torch/distributed/launch\.py:\d+: FutureWarning: The module torch\.distributed\.launch")
-_NOTICE_MORE = re.compile(
-    r"and will be removed in future|Note that --use[-_]env is set by default|If your script expects `--local[-_]rank`|"
-    r"change it to read from `os\.environ|https://pytorch\.org/docs/|further instructions|  main\(\)|"
-    r"  warnings\.warn\(|\s*$"
-)
-_BARRIER = re.compile(r"elastic/agent/server/api\.py:\d+\]")
-_STORE_GONE = re.compile(r"TCPStore\.cpp:\d+\] \[c10d\] recvValue\w* failed on .*(was likely closed|got 0 bytes)")
-_STORE_MORE = re.compile(r"^(Exception raised from |frame #\d+: |<omitting python frames>|\s*$)")
-
-
-@dataclass
-class Held:
-    """What torch's launcher prints on every healthy run and nobody needs to read: held back while a run is followed,
-    shown when it does not succeed, and always in the log.
-
-    Two blocks only, both from the launcher itself, never from a rank: the deprecation notice of
-    torch.distributed.launch (ddpctl knows what it calls), and the complaint of an agent whose store was closed by
-    node 0 a moment before it left the exit barrier.
-    """
-
-    lines: list[Line] = field(default_factory=list)
-    _inside: dict[str, re.Pattern[str]] = field(default_factory=dict)  # host -> the block that it is in the middle of
-
-    def takes(self, line: Line) -> bool:
-        """Whether the line is noise; it is kept then."""
-        if line.rank is not None or line.stream != "stderr":
-            return False
-        if self._is_noise(line):
-            self.lines.append(line)
-            return True
-        return False
-
-    def _is_noise(self, line: Line) -> bool:
-        if _NOTICE.search(line.text):
-            self._inside[line.host] = _NOTICE_MORE
-            return True
-        if _STORE_GONE.search(line.text):
-            self._inside[line.host] = _STORE_MORE
-            return True
-        if _BARRIER.search(line.text) and self._is_barrier(line):
-            return True
-        more = self._inside.get(line.host)
-        if more is not None and more.match(line.text):
-            return True
-        self._inside.pop(line.host, None)
-        return False
-
-    def _is_barrier(self, line: Line) -> bool:
-        """The first line of the block names the barrier; the rest bears the same prefix."""
-        if "Error waiting on exit barrier" in line.text:
-            self._inside[line.host] = _BARRIER
-            return True
-        return self._inside.get(line.host) is _BARRIER
-
+from ddpctl.spec.lines import Group
+from ddpctl.spec.ranges import fold
+from ddpctl_worker.doctor.words import numbers
 
 # ANSI foreground colours that read well on dark and light backgrounds; red is left for errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # A progress bar redraws itself many times a second; as lines, one a second is enough. Every update is in the log.
 _BAR_EVERY_S = 1.0
 
+_PREFIXES = 10_000  # that are remembered
+
+_Who = tuple[str, int | None]  # host, rank
+
 
 class LinePrinter:
     """Writes lines to a binary stream, byte for byte as the process wrote them.
 
-    Progress bars (pieces ended by ``\\r``) become a line a second at most. Lines are collected until ``flush``, which
-    hands them to the system in one call: what is killed in the middle of a batch has printed all of it or none.
+    Progress bars (pieces ended by ``\\r``) become a line a second at most. All lines of one call are handed to the
+    system in one piece: what is killed in the middle of it has printed all of them or none. ``stamp`` makes the words
+    in front of each line from its time.
     """
 
-    def __init__(self, stream: BinaryIO, hosts: Sequence[str], *, colour: bool, world_size: int | None = None) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        hosts: Sequence[str],
+        *,
+        colour: bool,
+        world_size: int | None = None,
+        stamp: Callable[[float], str] | None = None,
+    ) -> None:
         self._stream = stream
         self._colour = {host: _COLOURS[i % len(_COLOURS)] for i, host in enumerate(hosts)} if colour else {}
         digits = len(str(max(0, (world_size or 1) - 1)))
         self._width = max((len(host) for host in hosts), default=0) + 1 + digits
-        self._bars: dict[tuple[str, int | None, str], datetime] = {}
-        self._waiting: list[bytes] = []
+        self._bars: dict[tuple[str, int | None, str], float] = {}
+        self._prefixes: dict[tuple[frozenset[_Who], int], str] = {}
+        self._own: dict[tuple[str, int | None, int], str] = {}
+        self._stamp = stamp
 
-    def write(self, line: Line) -> None:
-        """One line; an empty redraw of a bar is passed over."""
-        if line.end == "\r" and (not line.text or not self._is_due(line)):
-            return
-        where = f"{line.host}:{'-' if line.rank is None else line.rank}"
-        where = (where if line.attempt == 1 else f"{where}#{line.attempt}").ljust(self._width)
-        code = self._colour.get(line.host)
-        prefix = f"\x1b[{code}m{where} |\x1b[0m " if code else f"{where} | "
-        self._waiting.append(_bytes(f"{prefix}{line.text}\n"))
-
-    def flush(self) -> None:
-        """Write what was collected."""
-        self._stream.write(b"".join(self._waiting))
-        self._waiting.clear()
+    def show(self, groups: Iterable[Group]) -> None:
+        """Each group of equal lines as one; an empty redraw of a bar is passed over."""
+        out: list[str] = []
+        for group in groups:
+            line = group[0]
+            host, rank, _, time, text, end, _, attempt = line
+            if end == "\r" and (not text or not self._is_due(line)):
+                continue
+            prefix = self._own.get((host, rank, attempt)) if len(group) == 1 else None
+            if prefix is None:
+                prefix = self._prefix(group)
+            stamp = "" if self._stamp is None else f"{self._stamp(time)} "
+            out.append(f"{stamp}{prefix}{text}\n")
+        self._stream.write(_bytes(out))
         self._stream.flush()
+
+    def _prefix(self, group: Group) -> str:
+        attempt = group[0].attempt
+        who = frozenset((line.host, line.rank) for line in group)
+        known = self._prefixes.get((who, attempt))
+        if known is None:
+            if len(self._prefixes) >= _PREFIXES:
+                self._prefixes.clear()
+            known = self._prefixes[who, attempt] = self._of(who, attempt)
+            if len(group) == 1:
+                self._own[group[0].host, group[0].rank, attempt] = known
+        return known
+
+    def _of(self, who: frozenset[_Who], attempt: int) -> str:
+        hosts = {host for host, _ in who}
+        whose = _where(who, attempt).ljust(self._width)
+        code = self._colour.get(min(hosts)) if len(hosts) == 1 else None
+        return f"\x1b[{code}m{whose} |\x1b[0m " if code else f"{whose} | "
 
     def _is_due(self, line: Line) -> bool:
         """By the time the line was written, not read: the same log always prints the same."""
         key = (line.host, line.rank, line.stream)
-        now = datetime.fromisoformat(line.time.replace("Z", "+00:00"))
         last = self._bars.get(key)
-        if last is not None and (now - last).total_seconds() < _BAR_EVERY_S:
+        if last is not None and line.time - last < _BAR_EVERY_S:
             return False
-        self._bars[key] = now
+        self._bars[key] = line.time
         return True
 
 
-def _bytes(text: str) -> bytes:
+def where(group: Group) -> str:
+    """Whose line it is: ``node0:3``, from the second attempt on ``node0:3#2``, of several ranks ``node[0-1]:0-7``."""
+    return _where(frozenset((line.host, line.rank) for line in group), group[0].attempt)
+
+
+def _where(who: frozenset[_Who], attempt: int) -> str:
+    ranks = [rank for _, rank in who if rank is not None]
+    words = f"{fold(sorted({host for host, _ in who}), least=2)}:{numbers(ranks).replace(' ', '') or '-'}"
+    return words if attempt == 1 else f"{words}#{attempt}"
+
+
+def _bytes(texts: list[str]) -> bytes:
     """The bytes the process wrote: what was not UTF-8 travelled as surrogates (PEP 383) and turns back into bytes."""
     try:
-        return text.encode("utf-8", "surrogateescape")
+        return "".join(texts).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # a lone surrogate of another kind has no bytes
-        return text.encode("utf-8", "backslashreplace")
+        if len(texts) > 1:
+            return b"".join(_bytes([text]) for text in texts)
+        return texts[0].encode("utf-8", "backslashreplace")
+
+
+class LineTime:
+    """A time as ISO 8601 with milliseconds, in ``zone`` (None: that of this machine)."""
+
+    def __init__(self, zone: tzinfo | None = None) -> None:
+        self._zone = zone
+        self._second = -1
+        self._words = ("", "")
+
+    def __call__(self, time: float) -> str:
+        second, micro = divmod(round(time * 1e6), 1_000_000)
+        if second != self._second:
+            moment = datetime.fromtimestamp(second, timezone.utc).astimezone(self._zone)
+            words = moment.isoformat(timespec="milliseconds")
+            self._second, self._words = second, (words[:20], words[23:])
+        return f"{self._words[0]}{micro // 1000:03d}{self._words[1]}"
+
+
+_UTC = LineTime(timezone.utc)
 
 
 def line_json(line: Line) -> dict[str, Any]:
     """As the contract fixes it for ``tail --json``."""
-    words = {"host": line.host, "rank": line.rank, "stream": line.stream, "time": line.time, "text": line.text}
+    words = {"host": line.host, "rank": line.rank, "stream": line.stream, "time": _UTC(line.time), "text": line.text}
     return words if line.attempt == 1 else {**words, "attempt": line.attempt}
 
 
@@ -136,8 +146,6 @@ class JsonLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, line: Line) -> None:
-        self._stream.write(json.dumps(line_json(line)) + "\n")
-
-    def flush(self) -> None:
+    def show(self, groups: Iterable[Group]) -> None:
+        self._stream.write("".join([json.dumps(line_json(line)) + "\n" for group in groups for line in group]))
         self._stream.flush()

@@ -84,13 +84,13 @@ summary { cursor: pointer; }
 """
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """A whole document around these parts, which are markup already; the title is escaped here."""
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """A whole document around these parts, which are markup already; the title is escaped here. ``style``: more CSS."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(clean(title))}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(clean(title))}</title>\n<style>{CSS}{style}</style>\n</head>\n<body>\n<main>\n"
         + clean("\n".join(parts))
         + "\n</main>\n</body>\n</html>\n"
     )

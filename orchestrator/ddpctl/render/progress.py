@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ddpctl.spec.event import Event, Line, Note, StageEnded, StageStarted
+from ddpctl.spec.event import Event, Note, StageEnded, StageStarted
 from ddpctl.spec.event import Progress as Step
 
 MOST_BARS = 16
@@ -65,12 +65,11 @@ _TITLES = {"mesh": "network mesh"}  # where a stage's name does not say it all
 class ProgressView:
     """``tell`` for the stages before and after a run: one line a stage, with a bar while it works on a terminal.
 
-    A context manager; lines of a job's output are handed on to ``on_line``.
+    A context manager.
     """
 
-    def __init__(self, console: Console, *, on_line: Callable[[Line], None] | None = None) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._on_line = on_line
         self._live = console.is_terminal
         self._progress = Progress(
             SpinnerColumn(),
@@ -95,10 +94,7 @@ class ProgressView:
 
     def tell(self, event: Event) -> None:
         """Draw one event."""
-        if isinstance(event, Line):
-            if self._on_line is not None:
-                self._on_line(event)
-        elif isinstance(event, StageStarted):
+        if isinstance(event, StageStarted):
             self._start(event)
         elif isinstance(event, Step):
             self._step(event)
@@ -127,7 +123,12 @@ class ProgressView:
         if event.host is not None and event.stage in self._bytes:
             self._step_of_host(event, event.host)
         elif event.host is None or event.total is None or event.total > 0:
-            self._progress.update(task, completed=event.done, note=event.host or event.note)
+            self._progress.update(task, completed=event.done, note=self._note(event))
+
+    def _note(self, event: Step) -> str:
+        """``3 of 4  node2``"""
+        count = f"{event.done} of {event.total}" if event.total and event.stage not in self._bytes else ""
+        return "  ".join(part for part in (count, event.host or event.note) if part)
 
     def _step_of_host(self, event: Step, host: str) -> None:
         """Bytes arrive on every node at its own pace: a bar each, as many as fit."""

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.errors import ConnectError
-from ddpctl.render.console import Whole, columns
+from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
@@ -33,6 +33,13 @@ _STYLE = {
     contract.UNREACHABLE: "bold red",
     contract.STALE: "yellow",
 }
+
+
+_PS = ("JOB", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
+# For a narrow terminal: not the cluster, which is the same in every row of nearly every inventory; nor the user if so.
+_NARROW = _PS[:-1]
+_LEAST = 76
+_LONG_USER = 8
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -76,12 +83,12 @@ def state_text(state: str) -> Text:
 
 def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     """One run, with a row a node and, where it failed, the cause; ``candidates``: also what else it may have been."""
-    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  cluster {run.cluster}")
-    head.append(f"  world size {run.world_size}")
+    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  world size {run.world_size}")
+    head.append(f"\ncluster {run.cluster}")
     if run.started:
         head.append(f"  started {ago(run.started)}")
     if run.ended:
-        head.append(f"  ended {ago(run.ended)}")
+        head.append(f"  ended {ago(run.ended)}, after {lasted(run.started, run.ended, live=False)}")
     table = columns("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT")
     for node in run.nodes_at_work:
         table.add_row(
@@ -123,12 +130,22 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
 
 def attempt_line(attempt: Attempt, after: Attempt | None = None) -> str:
     """``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: node1 (...)``."""
-    grew = after is not None and len(after.hosts) > len(attempt.hosts)
-    ended = f"stopped to continue on {plural(len(after.hosts), 'host')}" if after and grew else "ended"
-    why = cause_line(attempt.cause) if attempt.cause else ended
-    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {why}"
-    aside = ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
+    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt, after)}"
+    aside = aside_text(attempt)
     return f"{line}; set aside: {aside}" if aside else line
+
+
+def attempt_end(attempt: Attempt, after: Attempt | None) -> str:
+    """Why an attempt that another one followed has ended."""
+    if attempt.cause:
+        return cause_line(attempt.cause)
+    grew = after is not None and len(after.hosts) > len(attempt.hosts)
+    return f"stopped to continue on {plural(len(after.hosts), 'host')}" if after and grew else "ended"
+
+
+def aside_text(attempt: Attempt) -> str:
+    """``node1 (nothing was heard from it)``: the hosts that the next attempt does without."""
+    return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
 
 
 def witness_line(node: NodeStatus) -> str:
@@ -168,6 +185,19 @@ def cause_line(cause: Cause) -> str:
     return f"{cause.host}{rank}: {cause.reason}: {' '.join(cause.message.split())}"
 
 
+def lasted(start: str | None, end: str | None, *, live: bool, now: datetime | None = None) -> str:
+    """``3m07s`` from start to end, or until now for what is ``live``; ``-`` where a record does not say."""
+    first = _moment(start)
+    last = (now or datetime.now(timezone.utc)) if live else _moment(end)
+    if first is None or last is None:
+        return "-"
+    seconds = max(0, round((last - first).total_seconds()))
+    for unit, length, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}{seconds % length // part:02}{below}"
+    return f"{seconds}s"
+
+
 def fold_ranks(ranks: Sequence[int]) -> str:
     """``0-3`` for (0, 1, 2, 3); a node's ranks are always next to each other."""
     if not ranks:
@@ -177,13 +207,17 @@ def fold_ranks(ranks: Sequence[int]) -> str:
 
 def ago(time: str | None, now: datetime | None = None) -> str:
     """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none, or where a record is damaged."""
+    then = _moment(time)
+    return "-" if then is None else _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
+
+
+def _moment(time: str | None) -> datetime | None:
+    """A time of a record; None for none, or where it is damaged."""
     try:
         then = datetime.fromisoformat((time or "").replace("Z", "+00:00"))
     except ValueError:
-        return "-"
-    if then.tzinfo is None:
-        return "-"
-    return _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
+        return None
+    return then if then.tzinfo is not None else None
 
 
 def _age(seconds: float) -> str:
@@ -194,20 +228,43 @@ def _age(seconds: float) -> str:
 
 
 def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
-    """``ddpctl ps``: newest first."""
-    table = columns("JOB", "RUN", "CLUSTER", "STATE", "HOSTS", "STARTED", "USER")
-    for run in sorted(runs, key=lambda one: one.run, reverse=True):
-        table.add_row(
-            Text(run.job),
-            Text(run.run),
-            Text(run.cluster),
-            state_text(run.state),
-            Text(fold(run.hosts)),
-            ago(run.started),
-            Text(str(run.record.get("user", "-"))),
-        )
+    """``ddpctl ps``: newest first. A narrow terminal gets shorter names of jobs and hosts, and all of a run id."""
+    rows = [(run, _cells(run)) for run in sorted(runs, key=lambda one: one.run, reverse=True)]
+    several = len({row["USER"].plain for _, row in rows}) > 1
+    wide, narrow = columns(*_PS), columns(*(name for name in _NARROW if name != "USER" or several))
+    for column in narrow.columns:
+        column.no_wrap = column.header != "JOB"  # rich takes room from the others first
+    for run, row in rows:
+        wide.add_row(*row.values())
+        short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
+        narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
     stuck = [Text(f"{run.job}: {stuck_line(run.diagnosis)}", style="bold yellow") for run in runs if run.diagnosis]
-    return Group(Whole(table), *stuck) if stuck else Whole(table)
+    return Group(Fitted(wide, narrow, _LEAST), *stuck)
+
+
+def _cells(run: RunStatus) -> dict[str, Text]:
+    """A run's row, by column."""
+    return {
+        "JOB": Text(run.job),
+        "RUN": Text(run.run),
+        "STATE": state_text(run.state),
+        "STARTED": Text(ago(run.started)),
+        "TIME": Text(lasted(run.started, run.ended, live=not run.terminal)),
+        "HOSTS": Text(fold(run.hosts)),
+        "USER": Text(str(run.record.get("user", "-"))),
+        "CLUSTER": Text(run.cluster),
+    }
+
+
+def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Text]:
+    """The row for a narrow terminal: the job's name is cut off where its column ends, and a list of hosts of more than
+    ``few`` letters becomes their number."""
+    job, hosts, user = (row[name].copy() for name in ("JOB", "HOSTS", "USER"))
+    job.no_wrap, job.overflow = True, "ellipsis"
+    if len(hosts.plain) > few:
+        hosts = Text(count)
+    user.truncate(_LONG_USER, overflow="ellipsis")
+    return {**row, "JOB": job, "HOSTS": hosts, "USER": user}
 
 
 def kill_view(outcome: KillOutcome) -> RenderableType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddpctl.errors import DdpctlError
 
@@ -48,9 +49,8 @@ class Note:
     host: str | None = None
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line that a process of the job wrote.
+class Line(NamedTuple):
+    """One line that a process of the job wrote; ``time`` in Unix seconds, by the clock of its host.
 
     ``end`` is what ended it: ``\\n``, ``\\r`` (a progress bar) or nothing (the process has not ended the line yet).
     ``offset`` is the position after this line in the host's log, to go on from; ``attempt`` counts from 1.
@@ -59,14 +59,14 @@ class Line:
     host: str
     rank: int | None
     stream: str
-    time: str
+    time: float
     text: str
     end: str = "\n"
     offset: int = 0
     attempt: int = 1
 
 
-Event = StageStarted | Progress | StageEnded | Note | Line
+Event = StageStarted | Progress | StageEnded | Note
 Tell = Callable[[Event], None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,8 @@ from ddpctl.spec.values import (
 
 DEFAULT_BASE_DIR = "~/.local/state/ddpctl"
 DEFAULT_PYTHON = "python3"
+
+_DESTINATION = re.compile(r"((?P<user>[^\s@:/'\"]+)@)?(?P<host>[A-Za-z0-9\[][A-Za-z0-9._,\[\]-]*)(:(?P<port>\d{1,5}))?")
 
 Connection = Literal["ssh", "local"]
 RangeText = Annotated[Filled, WithJsonSchema({"type": "string", "pattern": r"^[A-Za-z0-9\[][A-Za-z0-9._,/\[\]-]*$"})]
@@ -97,7 +100,7 @@ def expand_hosts(defaults: HostKeys, entries: tuple[HostEntry, ...]) -> tuple[li
         try:
             expanded = list(_expand_entry(defaults, entry))
         except RangeFault as error:
-            faults.append(Fault(where, str(error)))
+            faults.append(Fault(where, str(error), _written_out(entry.name)))
             continue
         for host in expanded:
             if host.name in first_at:
@@ -108,6 +111,16 @@ def expand_hosts(defaults: HostKeys, entries: tuple[HostEntry, ...]) -> tuple[li
         if len(hosts) > MAX_HOSTS:
             return hosts, [*faults, Fault(where, f"more than {MAX_HOSTS} hosts")]
     return hosts, faults
+
+
+def _written_out(name: str) -> str | None:
+    """What to write in place of ``alice@gpu1:2201``, as ssh and scp take it; None where it is nothing like that."""
+    match = _DESTINATION.fullmatch(name)
+    if match is None or (match["user"] is None and match["port"] is None):
+        return None
+    host = f"'{match['host']}'" if is_range(name) else match["host"]
+    keys = [f"{key}: {match[key]}" for key in ("user", "port") if match[key] is not None]
+    return f"write {{name: {host}, {', '.join(keys)}}}"
 
 
 def _expand_entry(defaults: HostKeys, entry: HostEntry) -> Iterator[Host]:

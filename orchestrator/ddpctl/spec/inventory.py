@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
-from ddpctl.spec.job import JobKeys, JobSpec
+from ddpctl.spec.job import JobEntry, JobKeys, JobSpec
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import (
     NAME_PATTERN,
@@ -52,6 +52,30 @@ def suggestion(word: str, words: Iterable[str]) -> str | None:
         return None
     more = f", ... ({len(known)} in all)" if len(known) > 12 else ""
     return f"valid: {', '.join(known[:12])}{more}"
+
+
+# What people call a key of ours that they know by another name.
+_SLOTS = "did you mean slots? It is how many processes the host runs; default: one for each GPU"
+_NPROC = "did you mean nproc_per_node? It is how many processes each node runs; default: the host's slots"
+_HOST_KEYS = {
+    **dict.fromkeys(("gpus", "num_gpus", "gpu_count", "nproc_per_node"), _SLOTS),
+    **dict.fromkeys(("hostname", "host", "ip"), "did you mean address? It is where SSH goes; default: the name"),
+    **dict.fromkeys(("key", "ssh_key", "key_file"), "did you mean identity_file?"),
+    **dict.fromkeys(("proxy_jump", "proxyjump", "bastion"), "did you mean jump?"),
+    "username": "did you mean user?",
+}
+_JOB_KEYS = {
+    **dict.fromkeys(("gpus", "num_gpus", "gpus_per_node", "slots"), _NPROC),
+    **dict.fromkeys(("nnodes", "num_nodes", "hosts"), "did you mean nodes?"),
+    **dict.fromkeys(("command", "entrypoint"), "did you mean script? It is a Python file; its arguments go to args"),
+    "max_restarts": "did you mean restarts?",
+}
+
+
+def meant_key(word: str, model: type[Strict]) -> str | None:
+    """A next step for a key that ``model`` does not have."""
+    others = _HOST_KEYS if issubclass(model, HostKeys) else _JOB_KEYS if issubclass(model, JobKeys) else {}
+    return others.get(word.lower()) or suggestion(word, sorted(model.model_fields))
 
 
 Mode = Literal["existing", "managed"]
@@ -148,7 +172,7 @@ class _OrName:
 Entry = Annotated[HostEntry, BeforeValidator(_host_entry), _OrName()]
 # Not Field(min_length=1): pydantic counts valid items only, and would call a list of one bad item empty.
 Entries = Annotated[tuple[Entry, ...], AsTuple, AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})]
-Jobs = Annotated[Mapping[Name, JobKeys], KeyPattern(NAME_PATTERN)]
+Jobs = Annotated[Mapping[Name, JobEntry], KeyPattern(NAME_PATTERN)]
 
 
 class InventoryFile(Strict):
@@ -215,7 +239,7 @@ class Inventory(Strict):
 def build(document: InventoryFile, file: str) -> tuple[Inventory | None, list[Fault]]:
     """The inventory that a file describes, or everything that does not fit together in it."""
     hosts, faults = expand_hosts(document.defaults, document.hosts)
-    jobs = {name: JobSpec(name=name, **dict(keys)) for name, keys in document.jobs.items()}
+    jobs = {name: _spec(name, entry) for name, entry in document.jobs.items()}
     if not faults:
         known = tuple(host.name for host in hosts)
         faults = [fault for job in jobs.values() for fault in _job_faults(job, known)]
@@ -231,6 +255,10 @@ def build(document: InventoryFile, file: str) -> tuple[Inventory | None, list[Fa
         file=file,
     )
     return inventory, []
+
+
+def _spec(name: str, entry: JobEntry) -> JobSpec:
+    return JobSpec(name=name, **{key: getattr(entry, key) for key in JobKeys.model_fields})
 
 
 def _job_faults(job: JobSpec, known: tuple[str, ...]) -> Iterable[Fault]:
@@ -360,6 +388,7 @@ __all__ = [
     "JobSpec",
     "build",
     "job_hosts",
+    "meant_key",
     "nearest",
     "select",
     "spare_hosts",

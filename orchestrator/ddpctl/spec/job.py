@@ -261,6 +261,15 @@ class JobKeys(Strict):
         return self
 
 
+class JobEntry(JobKeys):
+    """A job as the file has it: it may extend another one. ``files/extends.py`` makes it complete."""
+
+    extends: Name | None = Field(
+        default=None, description="Another job of this file: every key that is not given here is as there."
+    )
+    args_extra: LiteralTexts = Field(default=(), description="Added to args, own or inherited.")
+
+
 class JobSpec(JobKeys):
     """One job, complete. In a loaded inventory ``code`` and ``env_file`` are absolute paths of this machine."""
 

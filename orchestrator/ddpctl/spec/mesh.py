@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -118,6 +118,7 @@ class Mesh:
     scheduled: frozenset[Pair] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
+    left_out = 0  # of the hosts: it is whole
 
     def without(self, hosts: Collection[str]) -> Mesh:
         """What the others saw of each other."""
@@ -173,6 +174,18 @@ def _bulk(status: str, speed: Speed | None) -> str:
 def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
     speed = speeds.get(pair)
     return speed.rtt_ms if speed else None
+
+
+def worst_hosts(hosts: Sequence[str], links: Iterable[Link], most: int) -> tuple[str, ...]:
+    """As many hosts as ``most``, in their order: first those with broken links, then those with the slowest ones."""
+    if len(hosts) <= most:
+        return tuple(hosts)
+    known = list(links)
+    broken = [link for link in known if link.status != OK]
+    slow = sorted((link for link in known if link.mbit is not None), key=lambda link: link.mbit or 0.0)
+    worst = [host for link in (*broken, *slow) for host in (link.dialer, link.peer)]
+    chosen = set(list(dict.fromkeys((*worst, *hosts)))[:most])
+    return tuple(host for host in hosts if host in chosen)
 
 
 # --- links that are slow, late, or swallow big packets ---------------------------------------------------------------

@@ -19,10 +19,11 @@ COMM_SHARE = "comm_share"  # the share of the time in communication, 0 to 1
 def of_job(ranks: Sequence[Values]) -> dict[str, float]:
     """The job's values from those of the ranks that wrote any, one mapping a rank."""
     names = dict.fromkeys(name for values in ranks for name in values)
-    return {name: _together(name, [values[name] for values in ranks if name in values]) for name in names}
+    return {name: together(name, [values[name] for values in ranks if name in values]) for name in names}
 
 
-def _together(name: str, values: Sequence[float]) -> float:
+def together(name: str, values: Sequence[float]) -> float:
+    """One value of the job from those of its ranks."""
     if len(values) == 1:
         return values[0]
     if name.endswith(RATE):

@@ -189,6 +189,8 @@ class Plan:
             "hosts": [member.host for member in self.members],
             "nproc": node.nproc,
             "ranks": list(node.ranks),
+            "argv": list(node.command.argv),
+            "cwd": node.command.cwd,
             "user": self.user,
             "controller": self.controller,
             "created": self.created,

@@ -63,6 +63,7 @@ def make_plan(
         master_addr=_address(store, facts.node(store.name), alone=list(hosts) == [store]),
         master_port=port,
         launcher=launcher,
+        host_map=",".join(f"{host.name}:{counts[host.name] or AUTO}" for host in hosts[: len(hosts) - spares]),
         local_rank_arg=local_rank_arg,
         secret_names=tuple(secret_names),
     )
@@ -117,6 +118,7 @@ class _Shared:
     master_addr: str
     master_port: int | None
     launcher: str
+    host_map: str
     local_rank_arg: str | None
     secret_names: tuple[str, ...]
 
@@ -319,6 +321,7 @@ def _environment(
     env[contract.ENV_JOB] = shared.job.name
     env[contract.ENV_RUN] = shared.run
     env[contract.ENV_HOST] = host.name
+    env[contract.ENV_HOSTS] = shared.host_map
     env[contract.ENV_ATTEMPT] = "0"
     folders = {
         contract.ENV_RUN_DIR: contract.RUN_DIR_TOKEN,

@@ -11,13 +11,15 @@ from pydantic import TypeAdapter
 from ddpctl.errors import ConnectError, PreflightFailed
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Fabric, Mesh
+from ddpctl.spec.network import Network
 from ddpctl.spec.plan import Facts
 from ddpctl_worker.contract import SCHEMA
 
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """``findings`` worst first; ``mesh`` is None where no mesh was measured; ``facts`` is what a plan needs to know.
+    """``findings`` worst first; ``mesh`` is None where no mesh was measured, and ``network`` what a run's
+    record keeps of it; ``facts`` is what a plan needs to know.
 
     ``unreachable`` are the hosts that could not be asked at all: nothing else is said of them.
     """
@@ -27,6 +29,7 @@ class PreflightReport:
     findings: tuple[Finding, ...]
     duration_s: float
     mesh: Mesh | None = None
+    network: Network | None = None
     facts: Facts = field(default_factory=Facts)
     fabric: Mapping[str, Fabric] = field(default_factory=dict)
     open_ports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -76,10 +76,11 @@ def _check_size(text: str) -> None:
             raise RangeFault(f"more than {MAX_HOSTS} hosts in one range")
 
 
-def fold(names: Iterable[str]) -> str:
-    """The shortest way to write these names: ``node[0-2,7]`` for node0 node1 node2 node7."""
+def fold(names: Iterable[str], least: int = 3) -> str:
+    """The shortest way to write these names: ``node[0-2,7]`` for node0 node1 node2 node7. Fewer than ``least`` are only
+    listed."""
     listed = list(dict.fromkeys(names))
-    if len(listed) < 3:
+    if len(listed) < least:
         return ",".join(listed)
     try:
         return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))

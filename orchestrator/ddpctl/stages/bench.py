@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ddpctl.errors import HostsFailed, JobFailed, Survivors
 from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
-from ddpctl.spec.event import Event, Line, Note, Tell
+from ddpctl.spec.event import Event, Note, Tell
+from ddpctl.spec.lines import Group
 from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
@@ -95,14 +96,11 @@ def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tu
     """
     lines: list[str] = []
 
-    def take(event: Event) -> None:
-        if not isinstance(event, Line):
-            tell(event)
-        elif event.rank == 0 and event.stream == "stdout":
-            lines.append(event.text)
+    def take(groups: Sequence[Group]) -> None:
+        lines.extend(line.text for (line,) in groups if line.rank == 0 and line.stream == "stdout")
 
     with running(launch, fleet, tell, by) as run:
-        follow(run.run, run.hosts, fleet, take)
+        follow(run.run, run.hosts, fleet, tell, take, folded=False)
         end = read_run(fleet, run)
     _raise_for(end)
     return run, lines

@@ -1,22 +1,67 @@
-"""Bring a run's logs, records and declared outputs from every node."""
+"""Bring a run's logs, records and declared outputs from every node, once or for as long as it is live.
+
+A file appears under its name only when it is whole. One that grows on the node grows here, in place: TensorBoard keeps
+its event files open, and would never see one that takes their place.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
+import stat
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
-from ddpctl.errors import DdpctlError
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.ranges import fold
+from ddpctl.spec.values import plural
+from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 
 FETCH_TIMEOUT_S = 24 * 3600.0
+WATCH_S = 5.0  # between two looks for what has changed
+LEAVE_S = 2.0  # after Ctrl-C, for files that are not whole to be removed
+MOST_KNOWN = 20_000  # files whose state one message may tell
+
+
+@dataclass(frozen=True)
+class Known:
+    """A file as it came last: so far the node need not send it again."""
+
+    size: int
+    mtime_ns: int
+    digest: Any  # of hashlib; it can be continued
+
+
+class Brought:
+    """What came from one host to ``folder``, from call to call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Known] = {}
+
+    def told(self) -> dict[str, list[int | str]]:
+        """For the node: what is still here."""
+        here = {name: one for name, one in self.files.items() if self._is_here(name, one)}
+        newest = sorted(here.items(), key=lambda item: item[1].mtime_ns)[-MOST_KNOWN:]
+        return {name: [one.size, one.mtime_ns, one.digest.hexdigest()] for name, one in newest}
+
+    def _is_here(self, name: str, known: Known) -> bool:
+        try:
+            found = (self.folder / name).lstat()
+        except OSError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size >= known.size
 
 
 @dataclass
@@ -34,15 +79,35 @@ def nowhere(outcome: FleetOutcome[Fetched]) -> tuple[str, ...]:
     return tuple(name for name in answers[0].missing if all(name in one.missing for one in answers)) if answers else ()
 
 
-def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Tell) -> FleetOutcome[Fetched]:
-    """Write every host's files to ``dest/<host>/``; each file appears under its name only when it is whole."""
+def fetch_run(
+    run: str,
+    hosts: Sequence[str],
+    dest: Path,
+    fleet: Fleet,
+    tell: Tell,
+    *,
+    ranks: Sequence[int] | None = None,
+    outputs_only: bool = False,
+    kept: dict[str, Brought] | None = None,
+) -> FleetOutcome[Fetched]:
+    """Write every host's files to ``dest/<host>/``; each file appears under its name only when it is whole.
+
+    ``ranks``: of the logs only theirs. ``kept``: what earlier calls brought, by host; only what is new travels then.
+    """
     tell(StageStarted("fetch", len(hosts)))
+    request = {"run": run, "outputs_only": outputs_only, "ranks": None if ranks is None else list(ranks)}
+    receivers: list[Receiver] = []
 
     def fetch(transport: Transport) -> Fetched:
         host = transport.host
-        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)))
+        known = kept.setdefault(host, Brought(dest / host)) if kept is not None else None
+        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)), known)
+        receivers.append(receiver)
+        have = known.told() if known is not None else {}
         try:
-            result = transport.call("fetch", {"run": run}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S)
+            result = transport.call(
+                "fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S
+            )
             receiver.end()
             receiver.fetched.missing = tuple(result["missing"])
         except OSError as error:  # of a file here: the transport has errors of its own
@@ -52,9 +117,50 @@ def fetch_run(run: str, hosts: Sequence[str], dest: Path, fleet: Fleet, tell: Te
             receiver.close()
         return receiver.fetched
 
-    outcome = fleet.map(fetch, hosts)
+    try:
+        outcome = fleet.map(fetch, hosts)
+    except KeyboardInterrupt:
+        deadline = time.monotonic() + LEAVE_S
+        for receiver in receivers:
+            receiver.closed.wait(max(0.0, deadline - time.monotonic()))
+        raise
     tell(StageEnded("fetch", outcome.ok))
     return outcome
+
+
+def watch(
+    run: RunStatus,
+    hosts: Sequence[str],
+    dest: Path,
+    fleet: Fleet,
+    tell: Tell,
+    kept: dict[str, Brought],
+    pause: float = WATCH_S,
+) -> None:
+    """Until the run is over, bring what has changed of its outputs. A host that does not answer is asked again."""
+    silent: set[str] = set()
+    while not run.terminal:
+        outcome = fetch_run(run.run, hosts, dest, fleet, _nothing, outputs_only=True, kept=kept)
+        _tell_news(outcome, tell, silent)
+        time.sleep(pause)
+        with suppress(HostsFailed):  # nobody answers: the next look tries again
+            run = read_run(fleet, run)
+
+
+def _nothing(event: Event) -> None:
+    """Who watches hears what came, not about every look."""
+
+
+def _tell_news(outcome: FleetOutcome[Fetched], tell: Tell, silent: set[str]) -> None:
+    came = {host: one for host, one in outcome.results.items() if one.files}
+    if came:
+        files = plural(sum(len(one.files) for one in came.values()), "file")
+        tell(Note(f"{files}, {sum(one.bytes for one in came.values())} bytes from {fold(came)}"))
+    for host, error in outcome.errors.items():
+        if host not in silent:
+            tell(Note(f"{error}; trying again", "warning", host))
+    silent.clear()
+    silent.update(outcome.errors)
 
 
 class Receiver:
@@ -64,8 +170,10 @@ class Receiver:
     no symlink that lies there.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[int], None]) -> None:
+    def __init__(self, folder: Path, tell: Callable[[int], None], kept: Brought | None = None) -> None:
         self.fetched = Fetched()
+        self.closed = threading.Event()
+        self._kept = kept
         self.place = folder  # what is being written, for a person
         self._folder = folder
         self._tell = tell
@@ -73,16 +181,21 @@ class Receiver:
         self._parent = -1  # its folder
         self._part = self._name = ""
         self._left = self._mode = 0
+        self._known = Known(0, 0, hashlib.sha256())  # the file as it is going to be
 
     def frame(self, frame: Frame) -> None:
         if "file" in frame.data:
             self.end()
             info = frame.data["file"]
-            self._open(info["path"], info["size"], info.get("mode", 0o600))
+            self._open(info["path"], info["size"], info.get("offset", 0))
+            self._mode = info.get("mode", 0o600)
+            self._known = Known(info["size"], info.get("mtime_ns", 0), self._known.digest)
         elif self._file is None or len(frame.raw) > self._left:
             raise garbled("more bytes of a file than were announced")
         else:
             self._file.write(frame.raw)
+            if self._kept is not None:
+                self._known.digest.update(frame.raw)
             self._left -= len(frame.raw)
             self.fetched.bytes += len(frame.raw)
         if self._left == 0:
@@ -93,26 +206,42 @@ class Receiver:
         if self._file is not None:
             raise garbled(f"{self._left} bytes less of {self.place.name} than were announced")
 
-    def _open(self, name: str, size: int, mode: int) -> None:
+    def _open(self, name: str, size: int, offset: int) -> None:
+        before = self._kept.files.get(name) if self._kept is not None and offset else None
+        if offset and (before is None or before.size != offset or size < offset):
+            raise garbled("a file continues where it did not end")
         parts = PurePosixPath(name).parts
         self.place = self._folder.joinpath(*parts)
         self._parent = _folder_below(self._folder, parts[:-1])
         free = os.fstatvfs(self._parent)
-        if size > free.f_bavail * free.f_frsize:
-            raise OSError(errno.ENOSPC, f"{size} bytes are needed, {free.f_bavail * free.f_frsize} are free")
-        self._name, self._part = parts[-1], f".{secrets.token_hex(8)}.part"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        if size - offset > free.f_bavail * free.f_frsize:
+            raise OSError(errno.ENOSPC, f"{size - offset} bytes are needed, {free.f_bavail * free.f_frsize} are free")
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._name, self._part, self._left = parts[-1], "", size - offset
+        if before is not None:  # it grows where it is
+            self._file = os.fdopen(os.open(self._name, flags | os.O_NONBLOCK, dir_fd=self._parent), "wb")
+            self._file.seek(offset)
+            self._known = Known(0, 0, before.digest.copy())
+            return
+        self._part = f".{secrets.token_hex(8)}.part"
+        flags |= os.O_CREAT | os.O_EXCL
         self._file = os.fdopen(os.open(self._part, flags, 0o600, dir_fd=self._parent), "wb")
-        self._left, self._mode = size, mode
+        self._known = Known(0, 0, hashlib.sha256())
 
     def _finish(self) -> None:
         assert self._file is not None
         os.fchmod(self._file.fileno(), self._mode & 0o700 | 0o600)
+        if not self._part:
+            self._file.truncate()  # what an interrupted call left beyond
         self._file.close()
-        os.rename(self._part, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        if self._part:
+            os.rename(self._part, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         self._file = None
         self._let_go()
-        self.fetched.files.append(str(self.place.relative_to(self._folder)))
+        name = str(self.place.relative_to(self._folder))
+        self.fetched.files.append(name)
+        if self._kept is not None:
+            self._kept.files[name] = self._known
         self._tell(len(self.fetched.files))
 
     def close(self) -> None:
@@ -121,9 +250,11 @@ class Receiver:
             with suppress(OSError):  # what could not be written cannot be flushed
                 self._file.close()
             self._file = None
-            with suppress(OSError):
-                os.unlink(self._part, dir_fd=self._parent)
+            if self._part:
+                with suppress(OSError):
+                    os.unlink(self._part, dir_fd=self._parent)
         self._let_go()
+        self.closed.set()
 
     def _let_go(self) -> None:
         if self._parent >= 0:

@@ -1,11 +1,13 @@
 """Follow a run's output on all its nodes until it is over.
 
-One thread a host reads the worker's stream from an absolute offset; one loop hands the lines on in order of arrival.
-A broken connection is opened again at the offset that was handed on last, so no line is lost or doubled.
+One thread a host reads the worker's stream from an absolute offset; one loop hands the lines on in the order of time
+(spec/flow.py). A broken connection is opened again at the offset that came last, so no line is lost or doubled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -25,6 +27,9 @@ from ddpctl.errors import (
     as_fault,
 )
 from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.spec.flow import FULL, MOST, Flow, Out
+from ddpctl.spec.lines import Group
+from ddpctl.spec.noise import Held
 from ddpctl.stages.rejoin import TAKES_PART, cannot
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport import limits
@@ -39,9 +44,14 @@ GIVE_UP_S = 30.0
 GIVE_UP_FAILED_S = 2.0
 BACK_MOST_S = 60.0  # between two times that a host takes part again
 BACK_TRIES = 6  # ... twice as long each time
+IDLE_S, TURN_S = 0.2, 0.02  # between two looks of the loop: at nothing, at lines that wait
+ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still wanted
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
+NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
+
+Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
 Back = Callable[[str], bool]  # have a host take part again: whether it does
 
@@ -49,7 +59,12 @@ Back = Callable[[str], bool]  # have a host take part again: whether it does
 @dataclass(frozen=True)
 class _Batch:
     host: str
-    lines: tuple[Line, ...]
+    lines: list[Line]
+    more: bool  # another one is on the way
+
+    @property
+    def size(self) -> int:
+        return FULL if self.more else 1
 
 
 @dataclass(frozen=True)
@@ -103,13 +118,64 @@ class _Ended:
 _Item = _Batch | _Cut | _Stale | _Well | _Word | _Ended
 
 
+class _Inbox:
+    """From the readers to the loop. A reader waits while enough of its host is in here or held by the loop."""
+
+    def __init__(self, hosts: Sequence[str], cancelled: threading.Event) -> None:
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._sizes = dict.fromkeys(hosts, 0)  # of what is in here
+        self._full = dict.fromkeys(hosts, False)  # as the loop says
+        self._cancelled = cancelled
+
+    def put(self, item: _Item) -> None:
+        if isinstance(item, _Batch):
+            with self._room:
+                while (self._full[item.host] or self._sizes[item.host] >= MOST) and not self._cancelled.is_set():
+                    self._room.wait(ROOM_S)
+                self._sizes[item.host] += item.size
+        self._items.put(item)
+
+    def get(self, timeout: float) -> list[_Item]:
+        """All that is there; empty when nothing came."""
+        found: list[_Item] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._items.get(timeout=timeout))
+            while True:
+                found.append(self._items.get_nowait())
+        return found
+
+    def taken(self, items: Sequence[_Item], flow: Flow) -> None:
+        """These are the loop's now: how much of each host it holds decides who may send."""
+        with self._room:
+            for item in items:
+                if isinstance(item, _Batch):
+                    self._sizes[item.host] -= item.size
+            self._full = {host: flow.full(host) for host in self._full}
+            self._room.notify_all()
+
+
 @dataclass
 class Selection:
-    """Which lines: of which ranks (None: all), starting where (``offsets``, or the last ``lines`` of each host)."""
+    """Which lines: of which ranks (None: all), with which pattern in them, starting where: ``offsets``, or the last
+    ``lines`` of all hosts together, the time ``since`` (Unix seconds), ``ago`` seconds before now."""
 
     ranks: frozenset[int] | None = None
     lines: int | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
+    since: float | None = None
+    ago: float | None = None
+    grep: str | None = None
+
+    def of(self, host: str) -> dict[str, Any]:
+        """What the host is asked for at first."""
+        lines = self.lines and self.lines + NOISE_LINES
+        return {"offset": self.offsets.get(host), "lines": lines, "since": self.since, "ago": self.ago, **self.always}
+
+    @property
+    def always(self) -> dict[str, Any]:
+        """... and also after a broken connection."""
+        return {"ranks": None if self.ranks is None else sorted(self.ranks), "grep": self.grep}
 
 
 @dataclass
@@ -121,7 +187,7 @@ class _Stream:
     run: str
     selection: Selection
     follow: bool
-    out: queue.Queue[_Item]
+    out: _Inbox
     cancelled: threading.Event
     offset: int | None = None
     warned: bool = False  # of a broken connection, since the last one that was whole
@@ -187,11 +253,11 @@ class _Stream:
 
     def _call(self) -> str:
         """Read to the end; returns the state that the node's part of the run is in then."""
-        request: dict[str, Any] = {"run": self.run, "follow": self.follow, "offset": self.offset}
+        request: dict[str, Any] = {"run": self.run, "follow": self.follow}
         if self.offset is None:
-            request["lines"] = self.selection.lines
-        if self.selection.ranks is not None:
-            request["ranks"] = sorted(self.selection.ranks)
+            request |= self.selection.of(self.host)
+        else:
+            request |= {"offset": self.offset, **self.selection.always}
         timeout = None if self.follow else 600.0
         transport = self.fleet.transport(self.host)
         answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
@@ -205,12 +271,18 @@ class _Stream:
             self.out.put(_Well(self.host))
         if "stuck" in frame.data:
             self.out.put(_Word(self.host, _about(frame.data["stuck"])))
-        data = frame.data.get("lines")
-        if not data:
-            return
-        lines = tuple(Line(self.host, **one) for one in data)
-        self.offset = lines[-1].offset
-        self.out.put(_Batch(self.host, lines))
+        if "lines" in frame.data:
+            self.out.put(_Batch(self.host, lines_of(self.host, frame), frame.data["more"]))
+            self.offset = frame.data["offset"]
+
+
+def lines_of(host: str, frame: Frame) -> list[Line]:
+    """The lines that a frame brings; none where it brings something else."""
+    columns = frame.data.get("lines")
+    if columns is None:
+        return []
+    names = ("rank", "stream", "time", "text", "end", "offset", "attempt")
+    return list(map(Line._make, zip(itertools.repeat(host), *(columns[name] for name in names), strict=False)))
 
 
 def follow(
@@ -218,17 +290,23 @@ def follow(
     hosts: Sequence[str],
     fleet: Fleet,
     tell: Tell,
+    show: Show,
     *,
     selection: Selection | None = None,
+    folded: bool = True,
+    held: bool = True,
+    noise: Held | None = None,
     save: Save | None = None,
     follow: bool = True,
     interrupted: Callable[[], bool] | None = None,
     back: Back | None = None,
     restarts: bool = False,
 ) -> dict[str, DdpctlError]:
-    """Hand on every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
+    """Show every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
 
-    ``save`` gets the offsets handed on so far, after each batch. ``interrupted`` is polled; True ends the following.
+    ``show`` prints lines in the order of time, equal ones of several ranks together if ``folded``; after that ``save``
+    gets the offsets up to which everything has been shown. ``held``: new lines wait a moment for those of other hosts.
+    ``noise`` takes the lines that are not shown. ``interrupted`` is polled; True ends the following.
     ``back`` has a host that is lost take part again, once it answers; None: it stays out.
     ``restarts``: the run continues without a host that has failed.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
@@ -237,8 +315,10 @@ def follow(
         Interrupted: ``interrupted`` said so, or Ctrl-C; nothing on the nodes was touched.
     """
     selection = selection or Selection()
-    out: queue.Queue[_Item] = queue.Queue(maxsize=1000)
     cancelled = threading.Event()
+    out = _Inbox(hosts, cancelled)
+    last = selection.lines or None  # of no lines each host begins with the next one
+    flow = Flow(hosts, time.monotonic(), live=follow, folded=folded, last=last, held=held)
     streams = [_Stream(fleet, host, run, selection, follow, out, cancelled, back=back) for host in hosts]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
     for thread in threads:
@@ -246,18 +326,29 @@ def follow(
     try:
         patience = GIVE_UP_S if restarts else GIVE_UP_FAILED_S
         offsets = dict(selection.offsets)
-        return _drain(out, set(hosts), offsets, tell, save, interrupted, follow=follow, when_failed=patience)
+
+        def give(out: Out | None) -> None:
+            if out is not None:
+                show(out.groups)
+                offsets.update(out.offsets)
+                if save is not None:
+                    save(offsets)
+
+        errors = _drain(out, flow, set(hosts), tell, give, noise, interrupted, follow=follow, when_failed=patience)
+        give(flow.rest(time.monotonic()))
+        return errors
     finally:
         cancelled.set()
-        _join(threads, out)
+        _join(threads)
 
 
 def _drain(
-    out: queue.Queue[_Item],
+    out: _Inbox,
+    flow: Flow,
     waiting: set[str],
-    offsets: dict[str, int],
     tell: Tell,
-    save: Save | None,
+    give: Callable[[Out | None], None],
+    noise: Held | None,
     interrupted: Callable[[], bool] | None,
     *,
     follow: bool,
@@ -271,39 +362,43 @@ def _drain(
     while waiting:
         if interrupted is not None and interrupted():
             raise Interrupted("following was interrupted")
-        try:
-            item = out.get(timeout=0.2)
-        except queue.Empty:
+        items = out.get(TURN_S if flow.waits else IDLE_S)
+        if not items:
             # Every host that is left is out of reach or hangs, the others are over: do not wait for ever.
             left = waiting <= set(broken) and (
                 len(waiting) < total or any(isinstance(broken[host], _Cut) for host in waiting)
             )
             if left and time.monotonic() - last_news > patience:
                 return errors | {host: _unreachable(broken[host]) for host in waiting}
-            continue
-        last_news = time.monotonic()
-        if isinstance(item, (_Cut, _Stale)):
-            broken[item.host] = item
-            tell(item.note)
-        elif isinstance(item, _Word):
-            tell(item.note)
-        elif isinstance(item, _Well):
-            broken.pop(item.host, None)
-        elif isinstance(item, _Ended):
-            waiting.discard(item.host)
-            patience = when_failed if item.failed else patience
-            if item.error is not None:
-                errors[item.host] = item.error
-                if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
-                    tell(Note(f"{item.error}; its output is no longer followed", "warning", item.host))
         else:
-            broken.pop(item.host, None)
-            for line in item.lines:
-                tell(line)
-            offsets[item.host] = item.lines[-1].offset
-            if save is not None:
-                save(offsets)
+            last_news = time.monotonic()
+        for item in items:
+            if isinstance(item, (_Cut, _Stale)):
+                broken[item.host] = item
+                flow.skip(item.host)
+                tell(item.note)
+            elif isinstance(item, _Word):
+                tell(item.note)
+            elif isinstance(item, _Well):
+                broken.pop(item.host, None)
+            elif isinstance(item, _Ended):
+                waiting.discard(item.host)
+                flow.skip(item.host)
+                patience = when_failed if item.failed else patience
+                if item.error is not None:
+                    errors[item.host] = item.error
+                    if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
+                        tell(Note(f"{item.error}; its output is no longer followed", "warning", item.host))
+            else:
+                broken.pop(item.host, None)
+                flow.add(item.host, _without(noise, item.lines), item.more, time.monotonic())
+        give(flow.take(time.monotonic()))
+        out.taken(items, flow)
     return errors
+
+
+def _without(noise: Held | None, lines: list[Line]) -> list[Line]:
+    return lines if noise is None else [line for line in lines if line.rank is not None or not noise.takes(line)]
 
 
 def _about(diagnosis: Mapping[str, Any] | None) -> Note:
@@ -321,13 +416,7 @@ def _unreachable(broken: _Cut | _Stale) -> DdpctlError:
     return Unreachable(broken.error.message, hint=broken.error.hint, host=broken.host)
 
 
-def _join(threads: Sequence[threading.Thread], out: queue.Queue[_Item]) -> None:
-    """Let the readers go: empty the queue so that none is stuck on it."""
+def _join(threads: Sequence[threading.Thread]) -> None:
     deadline = time.monotonic() + JOIN_S
     for thread in threads:
-        while thread.is_alive() and time.monotonic() < deadline:
-            try:
-                while True:
-                    out.get_nowait()
-            except queue.Empty:
-                thread.join(0.05)
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -27,6 +27,7 @@ from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import OK, Fabric, Mesh
+from ddpctl.spec.network import Network
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.question import Question
@@ -134,6 +135,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
         findings=sorted_findings(findings, names),
         duration_s=time.monotonic() - begin,
         mesh=view.mesh,
+        network=Network.of(view.mesh) if view.mesh is not None else None,
         facts=facts,
         fabric=fabric,
         open_ports=_open_ports(view.mesh),

@@ -14,10 +14,11 @@ from typing import Any
 from ddpctl.errors import DdpctlError, HostsFailed, NotSaved
 from ddpctl.spec.checkpoints import JobCheckpoints
 from ddpctl.spec.done import SavedOutcome
-from ddpctl.spec.event import Note, Tell
+from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import read_checkpoints
+from ddpctl.stages.follow import lines_of
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.checkpoint.complete import moment
@@ -208,13 +209,13 @@ def _why(fleet: Fleet, run: RunStatus, errors: Mapping[str, DdpctlError]) -> str
 
 
 def _last_line(fleet: Fleet, run: RunStatus, host: str) -> list[str]:
-    found: list[Mapping[str, Any]] = []
+    found: list[Line] = []
 
     def keep(frame: Frame) -> None:
-        found.extend(frame.data.get("lines", ()))
+        found.extend(lines_of(host, frame))
 
     try:
         fleet.transport(host).call("tail", {"run": run.run, "lines": 1}, on_frame=keep, timeout=ASK_TIMEOUT_S)
     except DdpctlError as error:
         return [f"{host}: {error.message}"]
-    return [f"{host}:{'' if one['rank'] is None else one['rank']} said last: {one['text'][:200]}" for one in found[-1:]]
+    return [f"{host}:{'' if one.rank is None else one.rank} said last: {one.text[:200]}" for one in found[-1:]]

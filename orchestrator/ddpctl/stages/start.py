@@ -11,6 +11,7 @@ from ddpctl.errors import DdpctlError, HostsFailed, RemoteError
 from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.merge import merge_runs
 from ddpctl.spec.names import name_taken
+from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
@@ -28,6 +29,7 @@ def start(
     py_spy: Mapping[str, Mapping[str, str]] | None = None,
     notify: Sequence[Mapping[str, Any]] = (),
     *,
+    network: Network | None = None,
     alone: bool = False,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
@@ -36,8 +38,9 @@ def start(
 
     ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down. ``py_spy``
     says for each host that has py-spy which file it is (``as_tool``). ``notify`` are the job's notifiers, resolved: as
-    secret as the secrets. ``alone``: no other run of that name may be live on any of the nodes. The first one is then
-    asked before the others, so that of two launches at once one is started.
+    secret as the secrets. ``network`` is what preflight measured, for the record. ``alone``: no other run of that name
+    may be live on any of the nodes. The first one is then asked before the others, so that of two launches at once one
+    is started.
 
     Raises:
         UsageError: another run of that name is live, and may not be.
@@ -52,7 +55,11 @@ def start(
         own = (py_spy or {}).get(transport.host)
         request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own, notify)
         of_job = plan.witness is None or transport.host != plan.witness.host
-        more = {"alone": alone, "copying": copying if of_job else None}
+        more = {
+            "alone": alone,
+            "copying": copying if of_job else None,
+            "network": network.to_json() if network is not None else None,
+        }
         return transport.call("start", {**request, **more}, timeout=START_TIMEOUT_S)
 
     on_done = counting("launch", len(members), tell)

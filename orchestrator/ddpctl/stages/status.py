@@ -50,7 +50,7 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     Without ``everything``: those that are not over, and the newest of every job.
     """
     outcome = ask_runs(fleet, everything=everything)
-    runs = [_settled(run) for run in merged(outcome)]
+    runs = [settled(run) for run in merged(outcome)]
     return runs if everything else current(runs), outcome
 
 
@@ -63,20 +63,20 @@ def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> Ru
         NoSuchJob: every host answered and none knows it.
         HostsFailed: no reachable host knows it, and some could not be asked.
     """
-    return _settled(max(_named(fleet, job, hosts), key=lambda run: run.run))  # run ids sort by time
+    return settled(max(_named(fleet, job, hosts), key=lambda run: run.run))  # run ids sort by time
 
 
 def live_runs(fleet: Fleet, job: str) -> list[RunStatus]:
     """Every run that ``job`` may mean and that may still run on a host of the fleet, oldest first; where there is none,
     the newest. Raises as ``find_run``."""
-    runs = [_settled(run) for run in _named(fleet, job)]
+    runs = [settled(run) for run in _named(fleet, job)]
     return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
 
 
 def live_runs_named(fleet: Fleet, name: str) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
     """The runs of this very name that are live on hosts that answered, and the hosts that did not."""
     outcome = ask_runs(fleet, name)
-    runs = [_settled(run) for run in merged(outcome) if run.job == name]
+    runs = [settled(run) for run in merged(outcome) if run.job == name]
     return [run for run in runs if _lives(run, outcome.results)], outcome.errors
 
 
@@ -116,7 +116,7 @@ def is_no_such_run(error: DdpctlError) -> bool:
     return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
 
 
-def _settled(run: RunStatus) -> RunStatus:
+def settled(run: RunStatus) -> RunStatus:
     """The run with the end that was seen before, where its nodes cannot all report it now."""
     if run.end is not None:
         with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know

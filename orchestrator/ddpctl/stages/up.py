@@ -179,7 +179,16 @@ class Up:
             set_aside(plan.job, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)
         self.plan = plan
         launch = self._launch
-        return start(plan, self._fleet, self._tell, launch.secrets, self._py_spy, launch.notify, alone=launch.alone)
+        return start(
+            plan,
+            self._fleet,
+            self._tell,
+            launch.secrets,
+            self._py_spy,
+            launch.notify,
+            network=self.report.network if self.report is not None else None,
+            alone=launch.alone,
+        )
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:
         if errors:

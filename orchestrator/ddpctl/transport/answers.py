@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ddpctl.transport.base import Frame
 from ddpctl.transport.pipe import garbled
-from ddpctl.transport.shapes import checkpoints, doctor, environment, preflight, runs
+from ddpctl.transport.shapes import checkpoints, doctor, environment, history, preflight, runs, top
 from ddpctl.transport.shapes.words import adapter, first_fault
 
 RESULTS: Mapping[str, Any] = {
@@ -27,7 +27,9 @@ RESULTS: Mapping[str, Any] = {
     "stop": runs.StoppedDict,
     "remove": runs.RemovedDict,
     "metrics": runs.MetricsDict,
+    "history": history.HistoryDict,
     "tail": runs.TailedDict,
+    "top": environment.NothingDict,
     "fetch": runs.FetchedDict,
     "fetch_checkpoint": environment.NothingDict,
     "checkpoints": checkpoints.HeldDict,
@@ -53,6 +55,7 @@ RESULTS: Mapping[str, Any] = {
 FRAMES: Mapping[str, Mapping[str, Any]] = {
     "echo": {"n": dict[str, Any]},
     "tail": {"lines": runs.LinesDict, "state": runs.StandingDict, "stuck": runs.StuckDict},
+    "top": {"run": top.RunFrameDict, "pulse": top.PulseFrameDict},
     "fetch": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
     "fetch_checkpoint": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
     "store_get": {"chunk": runs.ChunkDict},

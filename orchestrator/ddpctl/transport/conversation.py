@@ -33,7 +33,9 @@ DIED = "died"
 _NOTHING_STAYS = frozenset({"stop", "rehearse"})
 # Verbs after which nothing more is asked of that worker; a tail lives as long as its run, in no more than one process.
 _LAST = _NOTHING_STAYS | {"tail"}
-_READS = frozenset({"echo", "probe", "status", "metrics", "tail", "fetch", "store_has", "free_port", "firewall"})
+_READS = frozenset(
+    {"echo", "probe", "status", "metrics", "history", "tail", "fetch", "store_has", "free_port", "firewall"}
+)
 
 
 class Worker:

@@ -163,6 +163,15 @@ def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text
     return hops
 
 
+def config_names() -> tuple[str, ...]:
+    """The names of the Host lines in the user's ssh_config, those without wildcards.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return ssh_config.load(USER_CONFIG).names
+
+
 def with_jumps(hop: Hop) -> list[Hop]:
     """A hop and every jump host before it."""
     chain = [hop]

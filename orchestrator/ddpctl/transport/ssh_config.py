@@ -11,6 +11,7 @@ from __future__ import annotations
 import getpass
 import glob
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, no
 _WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, kept apart by line ends
 _COMMANDS = frozenset({"proxycommand", "proxyjump", "knownhostscommand", "localcommand", "remotecommand"})
 _MAX_DEPTH = 16
+_PATTERN = re.compile(r"[*?!]")
 
 Options = dict[str, list[str]]
 ReadInclude = Callable[[str], Iterable[tuple[str, str]]]
@@ -72,9 +74,17 @@ class Block:
 class SSHConfig:
     """A parsed configuration; where there are several files, the user's first."""
 
-    def __init__(self, blocks: Sequence[Block] = (), *, final: bool = False, unknown: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Block] = (),
+        *,
+        final: bool = False,
+        unknown: Sequence[str] = (),
+        names: Sequence[str] = (),
+    ) -> None:
         self._blocks = tuple(blocks)
         self._final = final
+        self.names = tuple(dict.fromkeys(names))  # of the Host lines, those without wildcards
         self.unknown = tuple(unknown)  # criteria of Match that are never true here
 
     def __add__(self, other: SSHConfig) -> SSHConfig:
@@ -82,6 +92,7 @@ class SSHConfig:
             self._blocks + other._blocks,
             final=self._final or other._final,
             unknown=(*self.unknown, *other.unknown),
+            names=(*self.names, *other.names),
         )
 
     def lookup(self, *names: str, given: Mapping[str, str] | None = None) -> Options:
@@ -162,7 +173,8 @@ def parse(text: str, source: str, read: ReadInclude) -> SSHConfig:
     """
     parser = _Parser(read)
     blocks = parser.blocks(text, source, 0)
-    return SSHConfig(blocks, final=parser.final, unknown=tuple(dict.fromkeys(parser.unknown)))
+    unknown = tuple(dict.fromkeys(parser.unknown))
+    return SSHConfig(blocks, final=parser.final, unknown=unknown, names=parser.names)
 
 
 class _Parser:
@@ -170,6 +182,7 @@ class _Parser:
         self._read = read
         self.final = False
         self.unknown: list[str] = []
+        self.names: list[str] = []
 
     def blocks(self, text: str, source: str, depth: int) -> list[Block]:
         if depth > _MAX_DEPTH:
@@ -196,6 +209,7 @@ class _Parser:
             raise UsageError(f"{where}: {error}") from None
         if key == "host":
             found.append(Block(_host(arguments)))
+            self.names += [word for word in arguments if not _PATTERN.search(word)]
         elif key == "match":
             found.append(Block(self._match(arguments, where)))
         elif key == "include":

@@ -116,6 +116,18 @@ class PythonDict(TypedDict):
     kernel: Short
 
 
+class InterpreterDict(TypedDict):
+    path: Annotated[str, Field(pattern=r"^(~/|/)[^\x00-\x1f]{1,4000}$")]
+    version: Annotated[str, Field(pattern=r"^3\.[0-9]{1,3}$")]
+    torch: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")] | None
+    default: bool
+
+
+class InterpretersDict(TypedDict):
+    pythons: Annotated[list[InterpreterDict], Field(max_length=64)]
+    modules: bool
+
+
 class DriverDict(TypedDict):
     """What CUDA's or HIP's own library sees."""
 
@@ -179,6 +191,7 @@ class AmdGpusDict(TypedDict):
 FACTS: Mapping[str, Any] = {
     "network": NetworkDict,
     "versions": VersionsDict,
+    "interpreters": InterpretersDict,
     "script": ScriptDict,
     "python": PythonDict,
     "torch_import": ImportedDict,

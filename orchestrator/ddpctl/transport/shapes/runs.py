@@ -262,18 +262,28 @@ class MetricsDict(TypedDict):
     ranks: dict[Digits, RankMetricsDict]
 
 
-class LineDict(TypedDict):
-    rank: Small | None
-    stream: Literal["stdout", "stderr"]
-    time: Moment
-    text: Text
-    end: Literal["\n", "\r", ""]
-    offset: Count
-    attempt: NotRequired[Small]
+class ColumnsDict(TypedDict):
+    """Lines by their fields."""
+
+    rank: list[Small | None]
+    stream: list[Literal["stdout", "stderr"]]
+    time: list[Annotated[float, Field(ge=0, le=1e10)]]
+    text: list[Text]
+    end: list[Literal["\n", "\r", ""]]
+    offset: list[Count]
+    attempt: list[Small]
+
+
+def _of_one_length(columns: ColumnsDict) -> ColumnsDict:
+    if len({len(column) for column in columns.values()}) != 1:  # type: ignore[arg-type]
+        raise ValueError("its columns have different lengths")
+    return columns
 
 
 class LinesDict(TypedDict):
-    lines: list[LineDict]
+    lines: Annotated[ColumnsDict, AfterValidator(_of_one_length)]
+    offset: Count
+    more: bool
 
 
 class StandingDict(TypedDict):
@@ -294,6 +304,8 @@ class FileInfoDict(TypedDict):
     path: Place
     size: Count
     mode: NotRequired[Annotated[int, Field(ge=0, le=0o7777)]]
+    offset: NotRequired[Count]
+    mtime_ns: NotRequired[Whole]
 
 
 class FileFrameDict(TypedDict):

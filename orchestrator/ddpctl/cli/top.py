@@ -1,0 +1,193 @@
+"""``ddpctl top``: hosts, GPUs, runs and ranks as they are now, live."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ddpctl.cli import session
+from ddpctl.cli.follow import hosts_with_output
+from ddpctl.cli.kill import require_proof
+from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.render.console import is_plain
+from ddpctl.render.doctor import consultation_view, stack_lines
+from ddpctl.render.errors import error_lines
+from ddpctl.render.status import kill_view
+from ddpctl.render.top import overview_view, run_view
+from ddpctl.spec.event import Event
+from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.lines import Group as Lines
+from ddpctl.spec.noise import Held
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.stages.doctor import consult
+from ddpctl.stages.follow import Selection, follow
+from ddpctl.stages.status import find_run
+from ddpctl.stages.stop import stop_run
+from ddpctl.stages.top import HostWatch, look
+from ddpctl.transport.base import Fleet
+from ddpctl.transport.fleet import open_fleet
+from ddpctl.transport.prompts import Prompter
+from ddpctl_worker import contract
+
+if TYPE_CHECKING:
+    from ddpctl.screen.app import TopApp
+
+CONNECT_S = 3.0  # for the hosts that are quick, before the screen takes the terminal
+LAST_LINES = 200  # of its output, where a run is opened
+
+
+def top(
+    job: str = typer.Argument(None, metavar="JOB", help="Begin inside this run.", show_default=False),
+    readonly: bool = typer.Option(False, "--readonly", help="Only look: without the key that kills."),
+    option: Path | None = session.InventoryOption,
+) -> int:
+    """Watch hosts, GPUs, runs and ranks live. Without a terminal: print them once."""
+    inventory = session.load(None, option, job=job)
+    if is_plain(sys.stdout) or not (sys.stdin.isatty() and sys.stderr.isatty()):  # textual draws on stderr
+        with session.fleet_of(inventory) as fleet:
+            _once(fleet, job)
+        return 0
+    with _fleet(inventory) as (fleet, hush):
+        run = find_run(fleet, job).run if job is not None else None
+        _connect(fleet)
+        hush()
+        with screen(fleet, run, readonly=readonly) as app:
+            app.run()
+    return 0
+
+
+def _once(fleet: Fleet, job: str | None) -> None:
+    """One page.
+
+    Raises:
+        HostsFailed: a host did not answer; the others are printed.
+    """
+    found = find_run(fleet, job) if job is not None else None
+    seen, outcome = look(fleet)
+    page = overview_view(seen) if found is None else run_view(seen, seen.run(found.run) or found)
+    session.print_view(page)
+    asked = fleet.hosts if found is None else found.hosts
+    errors = {host: error for host, error in outcome.errors.items() if host in asked}
+    if errors:
+        raise HostsFailed(f"{len(errors)} of {len(asked)} hosts did not answer", errors)
+
+
+@contextlib.contextmanager
+def screen(fleet: Fleet, run: str | None = None, *, readonly: bool = False) -> Iterator[TopApp]:
+    """The live screen, over hosts that are watched meanwhile."""
+    from ddpctl.screen.app import Actions, TopApp  # textual takes a while: not for a pipe
+
+    watch = HostWatch(fleet)
+    actions = Actions(
+        watch.overview,
+        doctor=lambda name: consultation_view(consult(fleet, name)),
+        stacks=lambda name, rank: _stacks(fleet, name, rank),
+        log=functools.partial(_log, fleet),
+        kill=None if readonly else lambda one: _kill(fleet, one),
+    )
+    watch.start()
+    try:
+        yield TopApp(actions, run)
+    finally:
+        watch.stop()
+
+
+def _stacks(fleet: Fleet, run: str, rank: int) -> RenderableType:
+    found = consult(fleet, run)
+    lines = [line for one in found.looks if one["rank"] == rank for line in stack_lines(one)]
+    return Text("\n".join(lines or [f"nothing is known of rank {rank}: its host did not answer, or it has ended"]))
+
+
+def _log(
+    fleet: Fleet,
+    run: RunStatus,
+    tell: Callable[[Event], None],
+    show: Callable[[Sequence[Lines]], None],
+    stop: Callable[[], bool],
+) -> None:
+    """What `ddpctl tail -f` prints."""
+    follow(
+        run.run,
+        [host for host in hosts_with_output(run) if host in fleet.hosts],
+        fleet,
+        tell,
+        show,
+        selection=Selection(lines=LAST_LINES),
+        noise=Held() if not run.terminal or run.state == contract.SUCCEEDED else None,
+        interrupted=stop,
+        restarts=bool(run.record.get("restart")),
+    )
+
+
+def _kill(fleet: Fleet, run: RunStatus) -> RenderableType:
+    """What `ddpctl kill` prints, with its error where there is no proof."""
+    outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
+    try:
+        require_proof(outcome)
+    except DdpctlError as error:
+        return Group(kill_view(outcome), Text("\n".join(error_lines(error)), "bold red"))
+    return Group(kill_view(outcome), Text("nothing of it is left", "green"))
+
+
+# --- before the screen, the transport may ask and warn; under it nobody would see that ------------------------------
+@contextlib.contextmanager
+def _fleet(inventory: Inventory) -> Iterator[tuple[Fleet, Callable[[], None]]]:
+    """The fleet, and what silences it."""
+    person = session.prompter()
+    asked = _Asked(person) if person is not None else None
+    shown = threading.Event()
+
+    def say(text: str) -> None:
+        if not shown.is_set():
+            session.warn(text)
+
+    def hush() -> None:
+        shown.set()
+        if asked is not None:
+            asked.hush()
+
+    fleet = open_fleet(inventory, prompter=asked, say=say)
+    try:
+        yield fleet, hush
+    finally:
+        fleet.close()
+
+
+class _Asked:
+    """A person who can be asked until the screen is there."""
+
+    def __init__(self, person: Prompter) -> None:
+        self._person = person
+        self._lock = threading.Lock()  # held while a question is open
+        self._hushed = False
+
+    def passphrase(self, path: str) -> str | None:
+        return self._ask(lambda: self._person.passphrase(path))
+
+    def password(self, account: str, same_as: str) -> str | None:
+        return self._ask(lambda: self._person.password(account, same_as))
+
+    def hush(self) -> None:
+        """Waits for the answer to a question that is open."""
+        with self._lock:
+            self._hushed = True
+
+    def _ask(self, question: Callable[[], str | None]) -> str | None:
+        with self._lock:
+            return None if self._hushed else question()
+
+
+def _connect(fleet: Fleet) -> None:
+    """Connect to all hosts; who is slow is waited for by the screen."""
+    thread = threading.Thread(target=fleet.map, args=(lambda transport: None,), name="top-connect", daemon=True)
+    thread.start()
+    thread.join(CONNECT_S)

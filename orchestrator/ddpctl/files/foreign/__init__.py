@@ -1,0 +1,1 @@
+"""Files in which people have their hosts already: hostfiles, Ansible inventories, accelerate's configuration."""

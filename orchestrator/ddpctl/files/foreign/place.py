@@ -1,0 +1,69 @@
+"""Where something stands in a file of another tool, and the error that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.errors import InventoryError
+from ddpctl.spec.draft import HostFault, host_entry
+from ddpctl.spec.host import HostEntry
+from ddpctl.spec.values import MAX_COUNT
+
+
+@dataclass(frozen=True)
+class Word:
+    """A piece of text and where it begins (1-based)."""
+
+    text: str
+    file: str
+    line: int
+    column: int
+
+    def part(self, start: int, end: int | None = None) -> Word:
+        return Word(self.text[start:end], self.file, self.line, self.column + start)
+
+    def strip(self) -> Word:
+        """Without the blanks around it."""
+        return self.part(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()) or None)
+
+    def split(self, mark: str) -> tuple[Word, Word | None]:
+        """What is before the first ``mark``, and what follows it."""
+        cut = self.text.find(mark)
+        return (self, None) if cut < 0 else (self.part(0, cut), self.part(cut + len(mark)))
+
+    def fault(self, message: str, hint: str | None = None) -> InventoryError:
+        return InventoryError(message, file=self.file, line=self.line, column=self.column, hint=hint)
+
+    def number(self, what: str, most: int, least: int = 1) -> int:
+        """Raises InventoryError: it is no whole number within these bounds."""
+        text = self.text
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+            raise self.fault(f"{what} {text[:40]!r} is not a number from {least} to {most}")
+        return int(text)
+
+    def slots(self) -> int:
+        return self.number("slots", MAX_COUNT)
+
+    def port(self) -> int:
+        return self.number("port", 65535)
+
+    def host(self, name: str | None = None, **keys: Any) -> HostEntry:
+        """The host of that name, or of this word.
+
+        Raises:
+            InventoryError: there can be no such host.
+        """
+        try:
+            return host_entry(self.text if name is None else name, **keys)
+        except HostFault as error:
+            raise self.fault(str(error), error.hint) from None
+
+
+def rows(text: str, file: str, comments: str) -> Iterator[Word]:
+    """The lines that are neither blank nor a comment, from their first letter to their last."""
+    for number, line in enumerate(text.split("\n"), 1):
+        stripped = line.strip()
+        if stripped and stripped[0] not in comments:
+            yield Word(stripped, file, number, len(line) - len(line.lstrip()) + 1)

@@ -1,0 +1,93 @@
+"""Reads a file in which people have their hosts; what kind of file it is, its content says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ddpctl.errors import InventoryError
+from ddpctl.files.foreign.ansible_ini import read_ini
+from ddpctl.files.foreign.documents import read_document
+from ddpctl.files.foreign.hostfile import read_hostfile
+from ddpctl.files.foreign.place import Word, rows
+from ddpctl.files.tree import MAX_BYTES, decode
+from ddpctl.spec.draft import HostFault, Imported, host_entry, selected
+
+_EXPECTED = (
+    "expected: a hostfile (node1 slots=8), an Ansible inventory (INI or YAML), or what `accelerate config` writes"
+)
+_KEY = re.compile(r"(?:[A-Za-z_][\w.-]*|\"[^\"]*\"|'[^']*'|[\w.-]+)\s*:(?:\s.*)?")
+_SECTION = re.compile(r"\[[^\]\s]*\](\s*#.*)?")
+_ANSIBLE = re.compile(r"\sansible_\w+\s*=|^[^\s=]*\[[^\]]*:[^\]]*\]")
+_SLOTS = re.compile(r"\s(slots|max[-_]slots|slots[-_]max)\s*=")
+
+
+def read_foreign(path: Path) -> Imported:
+    """The hosts in a file of another tool.
+
+    Raises:
+        InventoryError: the file cannot be read, is of no known kind, or of two, or has a fault.
+    """
+    file = str(path)
+    found = read_text(decode(_read(path, file), file, tabs=True), file)
+    return with_hostfile(found, path.parent)
+
+
+def with_hostfile(found: Imported, folder: Path) -> Imported:
+    """``found`` with the hosts of the hostfile that it names, and of them those that it includes.
+
+    Raises:
+        InventoryError: that file cannot be read or has a fault; a filter that names other hosts.
+    """
+    hosts = found.hosts
+    if found.hostfile is not None:
+        path = folder / Path(found.hostfile).expanduser()
+        hosts = read_hostfile(decode(_read(path, str(path)), str(path), tabs=True), str(path)).hosts
+    found = replace(found, hosts=hosts, hostfile=None)
+    if not (found.include or found.exclude):
+        return found
+    try:
+        if not hosts and found.include:
+            hosts = tuple(host_entry(part.partition(":")[0]) for part in found.include.split("@") if part)
+        chosen = selected(hosts, found.include, found.exclude)
+    except HostFault as error:
+        raise InventoryError(str(error), file=found.kind, hint=error.hint) from None
+    if not chosen:
+        raise InventoryError("--include and --exclude leave no host", file=found.kind)
+    return replace(found, hosts=chosen, include=None, exclude=None)
+
+
+def read_text(text: str, file: str) -> Imported:
+    """As :func:`read_foreign`, for the text of a file; the hostfile that it may name is not opened."""
+    lines = list(rows(text, file, "#;"))
+    if not lines:
+        raise Word("", file, 1, 1).fault("there is nothing in it", _EXPECTED)
+    first = lines[0]
+    if text.startswith("#!"):
+        raise Word("", file, 1, 1).fault("is a program", "give the file that it writes, or the hosts with --host")
+    if _SECTION.fullmatch(first.text) or any(_SECTION.fullmatch(line.text) for line in lines[1:]):
+        return read_ini(text, file)
+    if first.text.startswith(("---", "{", "- ", "%")) or _KEY.fullmatch(first.text):
+        # Only a YAML reader minds tabs.
+        return read_document(decode(text.encode("utf-8", "surrogatepass"), file), file)
+    ansible = next((line for line in lines if _ANSIBLE.search(line.text)), None)
+    slots = next((line for line in lines if _SLOTS.search(line.text)), None)
+    if ansible and slots:
+        second = max(ansible, slots, key=lambda line: line.line)
+        raise second.fault(
+            f"this line is of {'an Ansible inventory' if second is ansible else 'a hostfile'}, and line "
+            f"{min(ansible.line, slots.line)} is not",
+            "write all hosts in one of the two ways",
+        )
+    if ansible:
+        return read_ini(text, file)
+    return read_hostfile(text, file)
+
+
+def _read(path: Path, file: str) -> bytes:
+    try:
+        with path.expanduser().open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InventoryError(f"cannot be read: {error.strerror}", file=file, hint="check the path") from None

@@ -1,0 +1,103 @@
+"""The names of hosts and jobs in an inventory, at a glance: for completion, since the real reader takes too long.
+
+Whatever this cannot read is left out; nothing but what is offered to a person depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+MOST_HOSTS = 4096
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.,_\[\]-]*")
+_TOP = re.compile(r"(?m)^(\w+)[ \t]*:")
+_KEY = re.compile(r"(?m)^( +)[\"']?([A-Za-z0-9][\w.-]*)[\"']?[ \t]*:")
+_HOST = r"[\"']?([A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?)[\"']?[ \t]*"
+_ITEM = re.compile(rf"(?m)^[ \t]*-[ \t]+{_HOST}$")
+_NAME = re.compile(rf"(?m)(?:^[ \t]*(?:-[ \t]+)?|[{{,][ \t]*)[\"']?name[\"']?[ \t]*:[ \t]*{_HOST}")
+_FLOW = re.compile(rf"{_HOST}(?:,|$)")
+_FLOW_KEY = re.compile(r"[\"']?([A-Za-z0-9][\w.-]*)[\"']?\s*:")
+_RANGE = re.compile(r"([^\[\]]*)\[([\d,-]+)\]([^\[\]]*)")
+
+
+class Names(NamedTuple):
+    """What an inventory calls its hosts and its jobs."""
+
+    hosts: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+
+
+def names_in(text: str) -> Names:
+    """The names in the text of an inventory, as far as they are plain to see. Some shells evaluate what completion
+    offers, so nothing is in them that means something to a shell."""
+    found = _seen_in(text)
+    return Names(*(tuple(name for name in dict.fromkeys(names) if _SAFE.fullmatch(name)) for names in found))
+
+
+def _seen_in(text: str) -> Names:
+    if text.lstrip().startswith("{"):
+        return _of_json(text)
+    text = re.sub(r"(?m)(^|[ \t])#.*$", "", text)
+    sections = {match[1]: text[match.end() : _next_top(text, match.end())] for match in _TOP.finditer(text)}
+    hosts = [name for entry in _hosts(sections.get("hosts", "")) for name in _expanded(entry)]
+    return Names(tuple(hosts), tuple(_jobs(sections.get("jobs", ""))))
+
+
+def _next_top(text: str, start: int) -> int:
+    following = _TOP.search(text, start)
+    return following.start() if following else len(text)
+
+
+def _hosts(section: str) -> list[str]:
+    line, _, rest = section.partition("\n")
+    if line.strip().startswith("["):
+        flow = section.strip()[1:].rpartition("]")[0]
+        return _NAME.findall(flow) if "{" in flow else _FLOW.findall(flow.replace("\n", " ").strip())
+    found = (*_ITEM.finditer(rest), *_NAME.finditer(rest))
+    return [match[1] for match in sorted(found, key=lambda match: match.start(1))]
+
+
+def _jobs(section: str) -> list[str]:
+    line = section.strip()
+    if line.startswith("{"):
+        return _FLOW_KEY.findall(_shallow(line[1:]))
+    keys = list(_KEY.finditer(section))
+    least = min((len(match[1]) for match in keys), default=0)
+    return [match[2] for match in keys if len(match[1]) == least]
+
+
+def _shallow(flow: str) -> str:
+    """A mapping in flow style without what is in brackets or braces."""
+    depth, kept = 0, []
+    for letter in flow:
+        depth += (letter in "{[") - (letter in "}]")
+        kept.append(letter if depth == 0 else "")
+    return "".join(kept)
+
+
+def _expanded(entry: str) -> list[str]:
+    """``node[01-03]`` as three names; what is less plain as it is."""
+    match = _RANGE.fullmatch(entry)
+    if match is None:
+        return [entry]
+    found: list[str] = []
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit() or len(found) > MOST_HOSTS:
+            return [entry]
+        if int(last or first) - int(first) > MOST_HOSTS:
+            return [entry]
+        numbers = range(int(first), int(last or first) + 1)
+        found += [f"{match[1]}{number:0{len(first)}}{match[3]}" for number in numbers]
+    return found
+
+
+def _of_json(text: str) -> Names:
+    try:
+        data: Any = json.loads(text)
+        entries = [one if isinstance(one, str) else one["name"] for one in data.get("hosts") or ()]
+        hosts = [name for entry in entries for name in _expanded(entry)]
+        return Names(tuple(hosts), tuple(data.get("jobs") or ()))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Names()

@@ -1,0 +1,58 @@
+"""The training scripts in a folder: programs that join a process group, or what people call such programs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddpctl.spec.script import imported_modules, read_script
+
+USUAL = ("train.py", "main.py")
+MOST_FILES, MOST_FOLDERS = 400, 200
+MOST_BYTES = 1 << 20
+MOST_DEPTH = 2  # folders below the first one
+_SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "build", "dist", "tests", "test", "docs"})
+
+
+def find_scripts(folder: Path) -> list[str]:
+    """Paths relative to ``folder``, the likeliest first. Where none joins a process group: train.py, main.py."""
+    texts = _texts(folder)
+    joins = {name for name, text in texts.items() if read_script(text).initialises}
+    modules = {Path(name).stem for name in joins}
+    users = [name for name, text in texts.items() if name in joins or imported_modules(text) & modules]
+    found = [name for name in users if "__main__" in texts[name] or Path(name).name in USUAL]
+    found = found or users or [name for name in texts if name in USUAL]
+    return sorted(found, key=lambda name: (name.count("/"), Path(name).name not in USUAL, name))
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """Python files by their path, the nearest first; what cannot be read is left out."""
+    found: dict[str, str] = {}
+    level = [folder]
+    for _ in range(MOST_DEPTH + 1):
+        below: list[Path] = []
+        for place in level:
+            try:
+                entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name in _SKIPPED or len(found) >= MOST_FILES:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    if not Path(entry.path, "pyvenv.cfg").exists():
+                        below.append(Path(entry.path))
+                elif entry.name.endswith(".py") and entry.is_file():
+                    text = _read(Path(entry.path))
+                    if text is not None:
+                        found[str(Path(entry.path).relative_to(folder))] = text
+        level = below[:MOST_FOLDERS]
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None

@@ -1,0 +1,156 @@
+"""A report about a run for the terminal: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddpctl.render.chart import short
+from ddpctl.render.console import Whole, columns
+from ddpctl.render.groups import matrix, matrix_summary
+from ddpctl.render.push import size
+from ddpctl.render.status import aside_text, attempt_end, cause_view, slow_line, state_text, stuck_line
+from ddpctl.spec.command import display
+from ddpctl.spec.curves import Curve
+from ddpctl.spec.metrics import COUNTERS
+from ddpctl.spec.outcome import Attempt
+from ddpctl.spec.ranges import fold
+from ddpctl.spec.report import RunReport, elapsed, lasting
+from ddpctl.spec.values import plural
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 24  # of a curve in a line
+
+
+def report_view(report: RunReport) -> RenderableType:
+    """What became of the run, its attempts, its metrics, and what ran."""
+    run = report.run
+    head = Text.assemble(f"{run.job}  ", state_text(run.state), report.headline.removeprefix(run.state))
+    head.append(f"  run {run.run}  cluster {run.cluster}")
+    parts: list[RenderableType] = [head]
+    if run.diagnosis:
+        parts.append(Text(stuck_line(run.diagnosis, report.made), style="bold yellow"))
+    parts += [Text(slow_line(one), style="yellow") for one in run.slow]
+    if run.cause:
+        parts.append(cause_view(run.cause))
+    parts += [Text(f"not in this report: {host}: {why}", "yellow") for host, why in report.missing.items()]
+    parts += [Text(""), Whole(_attempts(report))]
+    if shown := shown_curves(report.curves):
+        parts += [Text(""), Whole(_metrics(shown))]
+    return Group(*parts, Text(""), *map(Text, _facts(report)))
+
+
+def shown_curves(curves: Sequence[Curve]) -> list[Curve]:
+    """Those that a person looks at: how far a rank had come is an axis, and no curve."""
+    return [one for one in curves if one.name not in COUNTERS and (one.lines or one.not_finite)]
+
+
+def _attempts(report: RunReport) -> Table:
+    table = columns("ATTEMPT", "HOSTS", "TOOK", "END")
+    for one, end in attempt_ends(report):
+        end += f"; set aside: {aside_text(one)}" if one.set_aside else ""
+        table.add_row(str(one.number), Text(fold(one.hosts)), attempt_took(one, report), Text(end))
+    return table
+
+
+def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
+    """Each attempt with how it ended; the last one as the run."""
+    attempts = report.run.attempts
+    for one, after in zip(attempts, [*attempts[1:], None], strict=True):
+        yield one, attempt_end(one, after) if after is not None else report.run.state
+
+
+def attempt_took(attempt: Attempt, report: RunReport) -> str:
+    took = elapsed(attempt.started, attempt.ended or report.run.ended or report.made.isoformat())
+    return "-" if took is None else lasting(max(0.0, took))
+
+
+def _metrics(curves: Sequence[Curve]) -> Table:
+    table = columns("METRIC", "FIRST", "LAST", "LOWEST", "HIGHEST", "")
+    for one in curves:
+        values = [y for _, y in one.points]
+        if not values:
+            table.add_row(Text(one.name), "-", "-", "-", "-", Text(not_finite_text(one), "red"))
+            continue
+        figures = map(short, (values[0], values[-1], min(values), max(values)))
+        table.add_row(Text(one.name), *figures, Text.assemble(sparkline(values), (f"  {not_finite_text(one)}", "red")))
+    return table
+
+
+def not_finite_text(curve: Curve) -> str:
+    """``10 values from step 2990 on are not finite``; empty where all are."""
+    if not curve.not_finite:
+        return ""
+    at = "" if curve.not_finite_at is None else f" from {curve.axis} {short(curve.not_finite_at)} on"
+    return f"{plural(curve.not_finite, 'value')}{at} {'is' if curve.not_finite == 1 else 'are'} not finite"
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """``█▆▃▂▁``: a letter for each stretch, as high as its mean."""
+    count = min(width, len(values))
+    parts = [values[len(values) * at // count : len(values) * (at + 1) // count] for at in range(count)]
+    means = [sum(value / len(part) for value in part) for part in parts]
+    low, high = min(means), max(means)
+    if high == low:
+        return _BARS[0] * count
+    return "".join(_BARS[int((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(_BARS) - 1))] for mean in means)
+
+
+def _facts(report: RunReport) -> Iterator[str]:
+    run = report.run
+    yield f"started  {who_and_when(report)}"
+    if report.code:
+        yield f"code     {code_text(report)}"
+    if versions := environments(report):
+        yield f"torch    {'; '.join(versions)}"
+    if report.command:
+        yield f"command  {display(list(report.command))}"
+    if run.continues:
+        yield f"continues run {run.continues}"
+    if report.checkpoints:
+        newest = report.checkpoints[0]
+        count = plural(len(report.checkpoints), "checkpoint")
+        yield f"saved    {count}, the newest one {newest.entry} ({size(newest.size)})"
+    if len(run.hosts) > 1:
+        yield f"network  {network_text(report)}"
+
+
+def network_text(report: RunReport) -> str:
+    return matrix_summary(matrix(report.network)) if report.network else "not measured: preflight was skipped"
+
+
+def who_and_when(report: RunReport) -> str:
+    """``2026-11-24 03:10:25 UTC by anna on desk``."""
+    controller = next((one["controller"] for one in report.launches.values() if one.get("controller")), None)
+    user = report.run.record.get("user")
+    who = f" by {user}" if user else ""
+    return f"{clock(report.run.started)}{who}{f' on {controller}' if controller else ''}"
+
+
+def clock(time: str | None) -> str:
+    """``2026-11-24 03:10:25 UTC``: an ISO 8601 time for a person; ``-`` for none."""
+    if not time:
+        return "-"
+    day, _, rest = time.partition("T")
+    return f"{day} {rest[:8]} UTC" if rest.endswith(("Z", "+00:00")) else time
+
+
+def code_text(report: RunReport) -> str:
+    """``commit 3f2c91a0b2c4, with changes that were not committed``."""
+    commit, dirty = report.code.get("git_commit"), report.code.get("dirty")
+    if not commit:
+        return f"no git commit; the archive sent was {report.code['hash'][:12]}"
+    return f"commit {commit[:12]}{', with changes that were not committed' if dirty else ''}"
+
+
+def environments(report: RunReport) -> list[str]:
+    """``2.13.0 in environment 1f0c92ab4d5e``, with the hosts where they differ."""
+    found: dict[str, list[str]] = {}
+    for host, one in report.launches.items():
+        if one.get("torch"):
+            where = f" in environment {one['environment'][:12]}" if one.get("environment") else ""
+            found.setdefault(f"{one['torch']}{where}", []).append(host)
+    return list(found) if len(found) < 2 else [f"{text} on {fold(hosts)}" for text, hosts in found.items()]

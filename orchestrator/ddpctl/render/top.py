@@ -1,0 +1,278 @@
+"""The rows of ``ddpctl top``: pure functions from what the hosts said to the cells of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ddpctl.render.clean import clean
+from ddpctl.render.console import Whole, columns
+from ddpctl.render.status import ago, attempt_line, cause_line, slow_line, state_text, stuck_line
+from ddpctl.spec.metrics import COUNTERS, SAMPLES, of_job
+from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.ranges import fold
+from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
+from ddpctl.spec.values import plural
+from ddpctl_worker import contract
+
+HOST_COLUMNS = ("HOST", "LOAD", "CPU", "MEMORY", "GPU", "GPU MEM", "TEMP", "POWER", "IN USE BY")
+RUN_COLUMNS = ("JOB", "STATE", "NODES", "STEP", "SAMPLES/S", "STARTED", "RUN", "NOTE")
+RANK_COLUMNS = ("RANK", "HOST", "PID", "STATE", "CPU", "RSS", "GPU", "STEP", "SAMPLES/S", "OUTPUT", "NOTE")
+UNFOLDED = 16  # GPUs; of more, those of a host that is opened have rows
+UNKNOWN = "unknown"
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class TopRow:
+    """``key``: what it is about, the same from one moment to the next."""
+
+    key: str
+    cells: tuple[Text, ...]
+
+    def has(self, word: str) -> bool:
+        """Whether a cell has this in it, whatever the case."""
+        return any(word.lower() in cell.plain.lower() for cell in self.cells)
+
+
+def _row(key: str, *cells: str | Text) -> TopRow:
+    """No character of a cell steers the terminal, or begins another line."""
+    texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
+    return TopRow(key, tuple(Text(clean(" ".join(text.plain.split("\n"))), text.style) for text in texts))
+
+
+def host_rows(seen: Overview, opened: Collection[str] = ()) -> list[TopRow]:
+    """A row a host, and below it one for each of its GPUs where there are few, or it is ``opened``."""
+    unfold = sum(len(view.pulse.gpus or ()) for view in seen.hosts if view.pulse) <= UNFOLDED
+    rows = []
+    for view in seen.hosts:
+        rows.append(_host_row(seen, view))
+        if view.pulse is not None and (unfold or view.host in opened):
+            rows += [_gpu_row(view.host, gpu) for gpu in view.pulse.gpus or ()]
+    return rows
+
+
+def _host_row(seen: Overview, view: HostView) -> TopRow:
+    pulse = view.pulse
+    if pulse is None:
+        return _row(view.host, view.host, *["-"] * (len(HOST_COLUMNS) - 2), Text(view.error or "", "yellow"))
+    gpus = pulse.gpus or ()
+    return _row(
+        view.host,
+        view.host,
+        _number(pulse.load, "{:.1f}"),
+        _number(pulse.cpu, "{:.0f}%"),
+        _of(pulse.memory, pulse.memory_total),
+        UNKNOWN if pulse.gpus is None else _uses(gpus),
+        _of(_sum([gpu.memory for gpu in gpus]), _sum([gpu.memory_total for gpu in gpus])),
+        _number(max((gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None), "{:.0f}C"),
+        _number(_sum([gpu.power_w for gpu in gpus]), "{:.0f}W"),
+        Text("; ".join(_used_by(seen, pulse)), "yellow" if pulse.late or pulse.gpu_error else ""),
+    )
+
+
+def _uses(gpus: Sequence[GpuPulse]) -> str:
+    """``8: 97%``, the mean of those that say."""
+    known = [gpu.use for gpu in gpus if gpu.use is not None]
+    if not gpus:
+        return "-"
+    return f"{len(gpus)}: {sum(known) / len(known):.0f}%" if known else f"{len(gpus)}: {UNKNOWN}"
+
+
+def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
+    """The live runs here, others who hold GPUs, then what is wrong with the host."""
+    here = {run.run: run.job for run in seen.runs if run.run in pulse.runs and not run.terminal}
+    yield from here.values()
+    holders = [holder for gpu in pulse.gpus or () for holder in gpu.holders if holder.run not in here]
+    yield from dict.fromkeys(_who(holder, ranks=False) for holder in holders)
+    for what, seconds in pulse.late.items():
+        yield f"{'the disk' if what == 'runs' else 'the GPU driver'} has not answered for {seconds:.0f} s"
+    if pulse.gpu_error:
+        yield pulse.gpu_error
+
+
+def _gpu_row(host: str, gpu: GpuPulse) -> TopRow:
+    watts = _number(gpu.power_w, "{:.0f}W")
+    limit = "" if gpu.power_limit_w is None else f"/{gpu.power_limit_w:.0f}"
+    return _row(
+        f"{host}/{gpu.index}",
+        f"  gpu{gpu.index} {gpu.name.removeprefix('NVIDIA ')}",
+        "",
+        "",
+        "",
+        UNKNOWN if gpu.use is None else f"{gpu.use:.0f}%",
+        _of(gpu.memory, gpu.memory_total),
+        _number(gpu.temperature, "{:.0f}C"),
+        f"{watts}{limit}",
+        Text(gpu.error, "bold red") if gpu.error else "; ".join(_who(holder) for holder in gpu.holders) or "free",
+    )
+
+
+def _who(holder: Holder, *, ranks: bool = True) -> str:
+    """``train rank 3``, ``ada: python serve.py (pid 4021)``, or what is known of a process of another container."""
+    if holder.run is not None:
+        rank = f" rank {holder.rank}" if ranks and holder.rank is not None else ""
+        return f"{holder.job or holder.run}{rank}"
+    if holder.user is None:
+        return f"pid {holder.pid}, not seen from here"
+    return f"{holder.user}: {holder.command} (pid {holder.pid})"
+
+
+def run_rows(seen: Overview) -> list[TopRow]:
+    """A row a run."""
+    return [_run_row(seen, run) for run in seen.runs]
+
+
+def _run_row(seen: Overview, run: RunStatus) -> TopRow:
+    values = of_job(seen.metrics(run.run))
+    return _row(
+        run.run,
+        run.job,
+        state_text(run.state),
+        joined(run),
+        _number(values.get("step"), "{:.0f}"),
+        _rate(values.get(SAMPLES)),
+        ago(run.started),
+        run.run,
+        Text("; ".join(notes(run)), "yellow"),
+    )
+
+
+def joined(run: RunStatus) -> str:
+    """``4``, or ``1 of 4`` while the others have not joined yet."""
+    nodes = run.nodes_at_work
+    there = sum(node.state == contract.RUNNING for node in nodes)
+    return f"{there} of {len(nodes)}" if run.state in (contract.PENDING, contract.STARTING) else str(len(nodes))
+
+
+def notes(run: RunStatus) -> list[str]:
+    """What a person should know of a run: why it failed or is stuck, who is slow, which host does not answer."""
+    found = [cause_line(run.cause)] if run.cause and run.terminal else []
+    if run.diagnosis and not run.terminal:
+        found.append(stuck_line(run.diagnosis))
+    if not run.terminal:
+        found += [slow_line(one) for one in run.slow]
+        found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_WORD]
+        pairs = zip(run.attempts, run.attempts[1:], strict=False)
+        found += [attempt_line(one, after) for one, after in pairs][-1:]
+    return found
+
+
+_NO_WORD = (contract.UNREACHABLE, contract.STALE)
+
+
+def run_head(seen: Overview, run: RunStatus) -> Text:
+    """The lines above the ranks of a run."""
+    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  ")
+    head.append(f"{plural(len(run.nodes_at_work), 'node')}  world size {run.world_size}")
+    if run.state in (contract.PENDING, contract.STARTING):
+        head.append(f"  {joined(run)} nodes have joined")
+    if run.started:
+        head.append("\n" + "  ".join((f"started {ago(run.started)}", *_measured(seen, run))))
+    for line in notes(run):
+        head.append(f"\n{clean(' '.join(line.split()))}", "yellow")
+    return head
+
+
+def _measured(seen: Overview, run: RunStatus) -> Iterator[str]:
+    for name, value in of_job(seen.metrics(run.run)).items():
+        yield f"{name} {value:.0f}" if name in COUNTERS else f"{name} {_rate(value)}"
+
+
+def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
+    """A row a rank, by rank."""
+    rows = {rank: _rank_row(seen, run, node, rank) for node in run.nodes_at_work for rank in node.ranks}
+    return [rows[rank] for rank in sorted(rows)]
+
+
+def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> TopRow:
+    host = seen.pulse(node.host)
+    of_run = host.runs.get(run.run, {}) if host is not None else {}
+    one = of_run.get(str(rank), RankPulse())
+    slow = [slow for slow in run.slow if slow["rank"] == rank and not run.terminal]
+    suspects = [who for who in (run.diagnosis or {}).get("suspects", ()) if who["rank"] == rank and not run.terminal]
+    note = [f"slow: last in {100 * lag['last_share']:.0f}% of steps, {lag['lag_ms']} ms" for lag in slow]
+    note += ["the others wait for it" for _ in suspects]
+    gpus = host.gpus if host is not None else None
+    held = [gpu for gpu in gpus or () if any(who.run == run.run and who.rank == rank for who in gpu.holders)]
+    return _row(
+        str(rank),
+        str(rank),
+        node.host,
+        _number(one.pid, "{}"),
+        _rank_state(node, one, host),
+        _number(one.cpu, "{:.0f}%"),
+        _number(one.rss_mb, "{:.0f}MB"),
+        ", ".join(f"{gpu.index}: {_number(gpu.use, '{:.0f}%')}" for gpu in held) or "-",
+        _number(one.metrics.get("step"), "{:.0f}"),
+        _rate(one.metrics.get(SAMPLES)),
+        "-" if one.output_age_s is None else f"{one.output_age_s:.0f}s",
+        Text("; ".join(note), "yellow"),
+    )
+
+
+def _rank_state(node: NodeStatus, one: RankPulse, host: Pulse | None) -> str | Text:
+    """Of its process; that of the node where there is none to be seen."""
+    if node.state in contract.TERMINAL or one.state is None:
+        return state_text(node.state)
+    return Text(UNKNOWN, "yellow") if host is None or "runs" in host.late else one.state
+
+
+def summary(seen: Overview) -> Text:
+    """``4 hosts, 1 without an answer (node3)  32 GPUs, 97% in use  2 runs live``."""
+    silent = [view.host for view in seen.hosts if view.pulse is None]
+    gpus = [gpu for view in seen.hosts if view.pulse for gpu in view.pulse.gpus or ()]
+    live = sum(not run.terminal for run in seen.runs)
+    text = Text(plural(len(seen.hosts), "host"))
+    if silent:
+        text.append(f", {len(silent)} without an answer ({fold(silent)})", "yellow")
+    if gpus:
+        known = [gpu.use for gpu in gpus if gpu.use is not None]
+        mean = f"{sum(known) / len(known):.0f}%" if known else UNKNOWN
+        text.append(f"  {plural(len(gpus), 'GPU')}, {mean} in use")
+    return text.append(f"  {plural(live, 'live run')}")
+
+
+def overview_view(seen: Overview) -> RenderableType:
+    """All of it as one page: for a pipe."""
+    hosts = [view.host for view in seen.hosts]
+    parts: list[RenderableType] = [summary(seen), Text(""), _table(HOST_COLUMNS, host_rows(seen, hosts))]
+    if seen.runs:
+        parts += [Text(""), _table(RUN_COLUMNS, run_rows(seen))]
+    return Group(*parts)
+
+
+def run_view(seen: Overview, run: RunStatus) -> RenderableType:
+    """One run as a page."""
+    return Group(run_head(seen, run), Text(""), _table(RANK_COLUMNS, rank_rows(seen, run)))
+
+
+def _table(names: Sequence[str], rows: Sequence[TopRow]) -> RenderableType:
+    table = columns(*names)
+    for row in rows:
+        table.add_row(*row.cells)
+    return Whole(table)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _rate(value: float | None) -> str:
+    """No more digits than can be read."""
+    return _number(value, "{:.0f}" if value is not None and abs(value) >= 100 else "{:.3g}")
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _of(used: float | None, total: float | None) -> str:
+    """``31/64G``; a decimal where there is little."""
+    if used is None or not total:
+        return "-"
+    return f"{used / _GB:.{int(total < 10 * _GB)}f}/{total / _GB:.{int(total < 10 * _GB)}f}G"

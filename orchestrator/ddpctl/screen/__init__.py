@@ -1,0 +1,1 @@
+"""The live screen of ``ddpctl top``: imported only where that is typed, at a terminal."""

@@ -1,0 +1,140 @@
+"""What a job measured of itself, over its whole run: curves, made of what each rank wrote. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from ddpctl.spec.metrics import RATE, together
+from ddpctl_worker.output.thinned import Thinned
+
+MOST_POINTS = 500  # of a line
+_MOST_READ = 500_000  # points of a grid times ranks: more are not put together
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class CurveLine:
+    """A curve in one attempt, as far as its x only grows."""
+
+    attempt: int
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One name over all attempts. ``axis``: what x is (step, epoch, line). ``not_finite``: how many values were no
+    number (NaN, infinite) and are in no line, and the x of the first one. ``sampled``: a file was too long to be read
+    as a whole."""
+
+    name: str
+    axis: str
+    lines: tuple[CurveLine, ...]
+    count: int
+    not_finite: int = 0
+    not_finite_at: float | None = None
+    sampled: bool = False
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """Of all lines, in their order."""
+        return tuple(point for line in self.lines for point in line.points)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "axis": self.axis,
+            "lines": [{"attempt": one.attempt, "points": [list(point) for point in one.points]} for one in self.lines],
+            "count": self.count,
+            "not_finite": self.not_finite,
+            "not_finite_at": self.not_finite_at,
+            "sampled": self.sampled,
+        }
+
+
+def curves(attempts: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[Curve, ...]:
+    """``attempts``: of each host, attempt -> rank -> what the worker's ``history`` says of it; loss first."""
+    ranks: dict[int, list[Mapping[str, Any]]] = {}
+    for host in attempts:
+        for attempt, told in host.items():
+            ranks.setdefault(int(attempt), []).extend(told[rank] for rank in sorted(told, key=_number))
+    names = dict.fromkeys(name for attempt in sorted(ranks) for rank in ranks[attempt] for name in rank["series"])
+    return tuple(_curve(name, ranks) for name in sorted(names, key=_place))
+
+
+def _number(rank: str) -> int:
+    return int(rank or -1)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """What a person looks at first: the loss, then how good it is, then how fast."""
+    if "loss" in name:
+        return 0, name
+    return (2, name) if name.endswith(RATE) else (1 if "acc" in name else 3, name)
+
+
+def _curve(name: str, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
+    lines: list[CurveLine] = []
+    for attempt in sorted(ranks):
+        told = [rank["series"][name]["points"] for rank in ranks[attempt] if name in rank["series"]]
+        lines += [CurveLine(attempt, tuple(points)) for points in _of_job(name, [points for points in told if points])]
+    having = [rank for attempt in ranks.values() for rank in attempt if name in rank["series"]]
+    every = [rank["series"][name] for rank in having]
+    return Curve(
+        name,
+        axis=next((rank["axis"] for rank in having), "line"),
+        lines=tuple(lines),
+        count=sum(one["count"] for one in every),
+        not_finite=sum(one["not_finite"] for one in every),
+        not_finite_at=min((one["not_finite_at"] for one in every if one["not_finite_at"] is not None), default=None),
+        sampled=any(rank["sampled"] for rank in having),
+    )
+
+
+def _of_job(name: str, ranks: Sequence[Points]) -> Iterator[Points]:
+    """The lines of one attempt: one rank's are the job's, those of several are put together."""
+    if len(ranks) == 1:
+        yield from growing(ranks[0])
+        return
+    for parts in zip_longest(*(list(growing(points)) for points in ranks)):
+        yield combined(name, [part for part in parts if part])
+
+
+def growing(points: Points) -> Iterator[Points]:
+    """Cut where x goes back: there a rank went on from an earlier checkpoint."""
+    cuts = [place for place, (before, after) in enumerate(pairwise(points), 1) if after[0] < before[0]]
+    for begin, end in pairwise([0, *cuts, len(points)]):
+        if begin < end:
+            yield [(x, y) for x, y in points[begin:end]]
+
+
+def combined(name: str, ranks: Sequence[Points]) -> Points:
+    """The curve of the job: at every x that some rank has, the values of all; between two of its points a rank is on
+    the line between them, and before and after them where it was."""
+    if len(ranks) == 1:
+        return ranks[0]
+    grid = sorted({x for points in ranks for x, _ in points})
+    grid = grid[:: 1 + len(grid) * len(ranks) // _MOST_READ]
+    columns = zip(*(list(_at(points, grid)) for points in ranks), strict=True)
+    return thinned([(x, together(name, values)) for x, values in zip(grid, columns, strict=True)], MOST_POINTS)
+
+
+def thinned(points: Points, most: int) -> Points:
+    """As many of them as ``most``: the ends, and the extremes of every stretch."""
+    kept = Thinned(most)
+    for x, y in points:
+        kept.add(x, y)
+    return [(x, y) for x, y in kept.points(most)]
+
+
+def _at(points: Points, grid: Sequence[float]) -> Iterator[float]:
+    """The values at all places of ``grid``, which only grows, as the x of the points do."""
+    place = 0
+    for x in grid:
+        while place + 1 < len(points) and points[place + 1][0] <= x:
+            place += 1
+        (x0, y0), (x1, y1) = points[place], points[min(place + 1, len(points) - 1)]
+        yield y0 if x <= x0 or x1 <= x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)

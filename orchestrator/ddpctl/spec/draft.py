@@ -1,0 +1,291 @@
+"""What `ddpctl init` knows of an inventory before it is written: the hosts, the job, and what another tool's file says.
+
+Everything here is pure. files/foreign reads the files of other tools into ``Imported``; render/inventory.py writes a
+``Draft`` as text.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any
+
+from pydantic import ValidationError
+
+from ddpctl.spec.host import HostEntry
+from ddpctl.spec.inventory import Environment
+from ddpctl.spec.job import Elastic
+from ddpctl.spec.ranges import RangeFault, expand
+from ddpctl.spec.values import NAME_RULE, is_name
+
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+_TYPED = re.compile(r"[^\s,\[\]]*(?:\[[^\[\]]*\][^\s,\[\]]*)*")
+_PARTS = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<host>\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]|[^:]*)(?::(?P<port>.*))?")
+_NUMBERS = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+
+
+class HostFault(ValueError):
+    """A host that cannot be one; the message says why, ``offset`` where in the text, ``hint`` what to write."""
+
+    def __init__(self, message: str, offset: int = 0, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.offset, self.hint = offset, hint
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a file or a command line of another tool says; None and empty where it says nothing.
+
+    ``master`` is the address of the main host, where the others are not named. ``nodes``: how many hosts there are.
+    ``hostfile``: another file, which lists them; ``include`` and ``exclude``: which of them, as DeepSpeed writes it.
+    """
+
+    kind: str
+    hosts: tuple[HostEntry, ...] = ()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    master: str | None = None
+    port: int | None = None
+    nodes: int | None = None
+    nproc: int | None = None
+    elastic: Elastic | None = None
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    hostfile: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobDraft:
+    """The job of a draft. ``code`` is None where that is the inventory's own folder."""
+
+    name: str
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    code: str | None = None
+    nodes: int | None = None
+    nproc: int | None = None
+    master: str | None = None
+    port: int | None = None
+    elastic: Elastic | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An inventory as far as it is known. Each host has a name of its own: no ranges."""
+
+    cluster: str
+    hosts: tuple[HostEntry, ...]
+    environment: Environment = field(default_factory=Environment)
+    job: JobDraft | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+    def without(self, names: Sequence[str]) -> Draft:
+        """The same without these hosts."""
+        left = tuple(host for host in self.hosts if host.name not in names)
+        job = self.job
+        if job is not None:
+            nodes = job.nodes if job.nodes is not None and job.nodes < len(left) else None
+            job = replace(job, nodes=nodes, master=None if job.master in names else job.master)
+        return replace(self, hosts=left, job=job)
+
+    def with_hosts(self, key: str, values: Mapping[str, Any]) -> Draft:
+        """The same with this key of the hosts that are named."""
+        hosts = (
+            host.model_copy(update={key: values[host.name]}) if host.name in values else host for host in self.hosts
+        )
+        return replace(self, hosts=tuple(hosts))
+
+
+def host_entry(name: str, **keys: Any) -> HostEntry:
+    """A host by its name or address. An address that is no name gets one; this machine needs no SSH.
+
+    Raises:
+        HostFault: there can be no such host.
+    """
+    if name in _HERE:
+        name, keys = "localhost", {**keys, "connection": "local"}
+    elif _is_ipv6(name):
+        keys.setdefault("address", name)
+        name = re.sub(r"[^0-9A-Za-z]+", "-", name).strip("-")
+    if not is_name(name):
+        raise HostFault(f"{name!r} is not a valid host name: {NAME_RULE}")
+    try:
+        return HostEntry(name=name, **{key: value for key, value in keys.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        context = first.get("ctx", {})
+        raise HostFault(f"{first['loc'][0]} {first['msg']}", hint=context.get("hint")) from None
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
+def typed_hosts(text: str) -> tuple[HostEntry, ...]:
+    """The hosts that a person types: ``gpu1 gpu[2-4] alice@gpu5 gpu6:2201``, with blanks or commas between them.
+
+    Raises:
+        HostFault: one of them cannot be a host, or is typed twice.
+    """
+    found: list[HostEntry] = []
+    for offset, word in typed_words(text):
+        found += _typed(word, offset, found)
+    return tuple(found)
+
+
+def typed_words(text: str) -> list[tuple[int, str]]:
+    """(offset, word) of every word; a comma inside brackets is none between words."""
+    words, position = [], 0
+    while position < len(text):
+        if text[position].isspace() or text[position] == ",":
+            position += 1
+            continue
+        match = _TYPED.match(text, position)
+        end = match.end() if match else position
+        if end == position or (end < len(text) and text[end] in "[]"):
+            raise HostFault("the brackets do not match", end, "write node[1-3]")
+        words.append((position, text[position:end]))
+        position = end
+    return words
+
+
+def _typed(word: str, offset: int, before: Sequence[HostEntry]) -> list[HostEntry]:
+    parts = _PARTS.fullmatch(word)
+    if parts is None or not parts["host"] or parts["user"] == "":
+        raise HostFault(f"{word!r} is not a host", offset, "write host, user@host or host:port")
+    port = parts["port"]
+    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise HostFault(f"{port!r} is not a port", offset + parts.start("port"), "a port is a number from 1 to 65535")
+    host = parts["host"]
+    names = (host[1:-1],) if host.startswith("[") and ":" in host else _expanded(host, offset + parts.start("host"))
+    known = {entry.name for entry in before}
+    found = []
+    for name in names:
+        try:
+            entry = host_entry(name, user=parts["user"], port=int(port) if port else None)
+        except HostFault as error:
+            raise HostFault(str(error), offset, error.hint) from None
+        if entry.name in known:
+            raise HostFault(f"{entry.name} is there already", offset, "name each host once")
+        known.add(entry.name)
+        found.append(entry)
+    return found
+
+
+def _expanded(name: str, offset: int) -> tuple[str, ...]:
+    try:
+        return expand(name)
+    except RangeFault as error:
+        raise HostFault(str(error), offset) from None
+
+
+def picked_hosts(answer: str, listed: Sequence[str]) -> tuple[HostEntry, ...]:
+    """The hosts that an answer chooses: numbers and ranges of a numbered list (``1 3-5``), or hosts as they are typed.
+
+    Raises:
+        HostFault: a number that is not in the list, or what cannot be a host.
+    """
+    chosen: list[str] = []
+    for offset, word in typed_words(answer):
+        match = _NUMBERS.fullmatch(word) if listed else None
+        if match is None:
+            chosen.append(word)
+            continue
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last <= len(listed):
+            raise HostFault(f"{word} is not in the list", offset, f"numbers from 1 to {len(listed)}")
+        chosen += listed[first - 1 : last]
+    return typed_hosts(" ".join(dict.fromkeys(chosen)))
+
+
+def merged(file: Imported, line: Imported) -> Imported:
+    """A file and a command line together: what the line says counts, the hosts come from where they are listed."""
+    mine = {name: value for name, value in vars(file).items() if value}
+    theirs = {name: value for name, value in vars(line).items() if value}
+    kind = f"{line.kind} line" if line.kind else file.kind
+    return Imported(**{**mine, **theirs, "kind": file.kind if file.hosts else kind, "notes": file.notes + line.notes})
+
+
+def with_master(source: Imported, typed: Sequence[HostEntry]) -> tuple[HostEntry, ...]:
+    """The hosts with the main one in front, where that is not among them and one is lacking.
+
+    Where as many are typed as there are, the main host's address is another one of theirs: of a faster network, say.
+
+    Raises:
+        HostFault: no host can be called so.
+    """
+    known = {name for one in typed for name in (one.name, one.address)}
+    enough = bool(typed) and (source.nodes is None or len(typed) >= source.nodes)
+    if source.master is None or source.master in known or enough:
+        return tuple(typed)
+    return (host_entry(source.master), *typed)
+
+
+def cluster_name(hosts: Sequence[str]) -> str:
+    """What the names have in common, without the number: ``gpu`` for gpu1 and gpu2."""
+    letters = [set(column) for column in zip(*(name.split(".")[0] for name in hosts), strict=False)]
+    common = "".join(column.pop() for column in takewhile(lambda column: len(column) == 1, letters))
+    common = re.sub(r"[\d._-]+$", "", common)
+    return common if len(common) > 1 and is_name(common) else "cluster"
+
+
+def selected(hosts: Sequence[HostEntry], include: str | None, exclude: str | None) -> tuple[HostEntry, ...]:
+    """The hosts that DeepSpeed's ``--include`` or ``--exclude`` leaves: ``worker-1@worker-2:0,2``.
+
+    Where GPUs of a host are named, it runs as many processes, and sees these GPUs alone.
+
+    Raises:
+        HostFault: both are given, a host that there is not, or a GPU that is no number.
+    """
+    if include and exclude:
+        raise HostFault("--include and --exclude are both given", hint="give one of the two")
+    wanted = _filter(include or exclude or "", [host.name for host in hosts])
+    if include:
+        by_name = {host.name: host for host in hosts}
+        return tuple(_only(by_name[name], gpus) for name, gpus in wanted.items())
+    found = []
+    for host in hosts:
+        if host.name not in wanted:
+            found.append(host)
+        elif wanted[host.name]:
+            if not isinstance(host.slots, int):
+                raise HostFault(f"--exclude names GPUs of {host.name}, and its slots are not known")
+            left = [number for number in range(host.slots) if number not in wanted[host.name]]
+            found += [_only(host, left)] if left else []
+    return tuple(found)
+
+
+def _filter(text: str, known: Sequence[str]) -> dict[str, list[int]]:
+    """host -> its GPUs; none: all of them."""
+    found: dict[str, list[int]] = {}
+    for part in filter(None, text.split("@")):
+        name, colon, numbers = part.partition(":")
+        gpus = numbers.split(",") if colon else []
+        if name not in known:
+            raise HostFault(f"{name!r} is none of the hosts", hint=f"the hosts are: {', '.join(known[:8]) or 'none'}")
+        if not all(number.isascii() and number.isdigit() and len(number) < 4 for number in gpus):
+            raise HostFault(f"{numbers!r} are no GPUs", hint="write worker-1:0,1")
+        found[name] = [int(number) for number in gpus]
+    return found
+
+
+def _only(host: HostEntry, gpus: Sequence[int]) -> HostEntry:
+    if not gpus:
+        return host
+    env = {**host.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    return host.model_copy(update={"slots": len(gpus), "env": env})

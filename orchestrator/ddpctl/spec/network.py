@@ -1,0 +1,49 @@
+"""What preflight measured between the hosts of a run, as the run's record keeps it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.spec.mesh import Link, Mesh, worst_hosts
+
+MOST_HOSTS = 64
+
+
+@dataclass(frozen=True)
+class Network:
+    """The directions that were tried among ``hosts``. Of a bigger network these are the hosts with the worst links:
+    ``left_out`` counts the others."""
+
+    hosts: tuple[str, ...]
+    tried: tuple[Link, ...]
+    left_out: int = 0
+
+    def links(self) -> tuple[Link, ...]:
+        return self.tried
+
+    @staticmethod
+    def of(mesh: Mesh) -> Network:
+        links = mesh.links()
+        hosts = worst_hosts(mesh.hosts, links, MOST_HOSTS)
+        kept = tuple(link for link in links if link.dialer in hosts and link.peer in hosts)
+        return Network(hosts, kept, len(mesh.hosts) - len(hosts))
+
+    def to_json(self) -> dict[str, Any]:
+        """Short: a row a direction, with the hosts' places in the list."""
+        place = {host: index for index, host in enumerate(self.hosts)}
+        rows = [
+            [place[one.dialer], place[one.peer], one.status, _short(one.rtt_ms), _short(one.mbit)] for one in self.tried
+        ]
+        return {"hosts": list(self.hosts), "links": rows, "left_out": self.left_out}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Network:
+        hosts = tuple(data["hosts"])
+        links = (Link(hosts[dialer], hosts[peer], *rest) for dialer, peer, *rest in data["links"])
+        return Network(hosts, tuple(links), data["left_out"])
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,149 @@
+"""What ``ddpctl report`` says of a run, as one value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ddpctl.spec.command import REDACTED
+from ddpctl.spec.curves import Curve
+from ddpctl.spec.metrics import Values
+from ddpctl.spec.network import Network
+from ddpctl.spec.outcome import SLOW, Attempt, RunStatus
+from ddpctl.spec.values import plural
+from ddpctl_worker import contract
+from ddpctl_worker.checkpoint.unite import Saved
+
+_SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run as its nodes have recorded it, at the time ``made``. ``launches``: by host, what was started there.
+    ``missing``: the hosts whose part is not in it, and why."""
+
+    run: RunStatus
+    made: datetime
+    launches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+    network: Network | None = None
+    checkpoints: tuple[Saved, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def duration_s(self) -> float | None:
+        """From the start to the end, or to this report."""
+        took = elapsed(self.run.started, self.run.ended or self.made.isoformat())
+        return None if took is None else max(0.0, took)  # the clocks of two hosts may differ
+
+    @property
+    def command(self) -> Sequence[str]:
+        """The launcher's, on the first node that says."""
+        return next((one["argv"] for one in self.launches.values() if one.get("argv")), ())
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        return self.run.record.get("code") or {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The job's keys where they differ from the defaults. A page may be sent to others, so a variable whose name is
+        that of a secret has no value here, wherever it should have been."""
+        keys = dict((self.run.record.get("settings") or {}).get("keys") or {})
+        if isinstance(env := keys.get("env"), Mapping):
+            keys["env"] = {name: REDACTED if _SECRET.search(name) else value for name, value in env.items()}
+        return keys
+
+    @property
+    def failures(self) -> tuple[Attempt, ...]:
+        """The attempts after which it carried on."""
+        return tuple(one for one in self.run.attempts[:-1] if one.cause is not None)
+
+    @property
+    def headline(self) -> str:
+        """``succeeded after 12 min, in attempt 3 after 2 failures``."""
+        run, took, number = self.run, self.duration_s, self.run.attempts[-1].number
+        word = "after" if run.terminal else "for"
+        text = run.state if took is None else f"{run.state} {word} {lasting(took)}"
+        text += f", in attempt {number}" if number > 1 else ""
+        return f"{text} after {plural(len(self.failures), 'failure')}" if self.failures else text
+
+    @property
+    def ranks(self) -> list[tuple[str, int, Values]]:
+        """The last values of every rank that wrote some of its own: host, rank, values."""
+        found = [
+            (node.host, int(rank), values)
+            for node in self.run.nodes_at_work
+            for rank, values in node.metrics.items()
+            if rank
+        ]
+        return sorted(found, key=lambda one: one[1])
+
+    def to_json(self) -> dict[str, Any]:
+        run = self.run
+        cause = run.cause
+        return {
+            "schema": contract.SCHEMA,
+            "job": run.job,
+            "run": run.run,
+            "cluster": run.cluster,
+            "state": run.state,
+            "verdict": self.headline,
+            "made": self.made.isoformat(timespec="seconds"),
+            "started": run.started,
+            "ended": run.ended,
+            "duration_s": self.duration_s,
+            "user": run.record.get("user"),
+            "controller": next((one.get("controller") for one in self.launches.values()), None),
+            "world_size": run.world_size,
+            "code": dict(self.code) or None,
+            "command": list(self.command),
+            "settings": self.settings,
+            "nodes": [self._node(node.host) | node.to_json() for node in run.nodes],
+            "continues": run.continues,
+            "attempts": [one.to_json() for one in run.attempts],
+            "cause": asdict(cause) if cause else None,
+            "candidates": [asdict(one) for one in run.candidates],
+            "diagnosis": dict(run.diagnosis) if run.diagnosis else None,
+            "slow": [{name: one[name] for name in SLOW} for one in run.slow],
+            "metrics": [one.to_json() for one in self.curves],
+            "ranks": [{"host": host, "rank": rank, "metrics": dict(values)} for host, rank, values in self.ranks],
+            "network": self.network.to_json() if self.network else None,
+            "checkpoints": [
+                {"name": one.entry, "step": one.step, "time": one.time, "size": one.size, "complete": one.complete}
+                for one in self.checkpoints
+            ],
+            "missing": [{"host": host, "error": error} for host, error in self.missing.items()],
+        }
+
+    def _node(self, host: str) -> dict[str, Any]:
+        told = self.launches.get(host, {})
+        return {"torch": told.get("torch"), "environment": told.get("environment")}
+
+
+def elapsed(begin: str | None, end: str | None) -> float | None:
+    """Seconds between two times of a record; None where one is missing or damaged."""
+    try:
+        first, last = (datetime.fromisoformat((time or "").replace("Z", "+00:00")) for time in (begin, end))
+        return (last - first).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+def lasting(took: float) -> str:
+    """``8.3 s``, ``3 min 12 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if took < 59.95:
+        return f"{took:.1f} s" if took < 10 else f"{took:.0f} s"
+    whole = round(took)
+    for (one, length), (below, part) in (
+        (("d", 86400), ("h", 3600)),
+        (("h", 3600), ("min", 60)),
+        (("min", 60), ("s", 1)),
+    ):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length} {one} {rest} {below}" if rest else f"{whole // length} {one}"
+    return f"{whole} s"

@@ -1,0 +1,121 @@
+"""What ``ddpctl top`` shows: every host as it is now, with its GPUs, and the runs on them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.spec.metrics import Values
+from ddpctl.spec.outcome import RunStatus
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process on a GPU: a rank of a run, or a stranger's. ``memory`` in bytes."""
+
+    pid: int
+    user: str | None = None
+    command: str | None = None
+    job: str | None = None
+    run: str | None = None
+    rank: int | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuPulse:
+    """A GPU; None: it does not say. Memory in bytes, use in percent, temperature in degrees Celsius."""
+
+    index: int
+    name: str
+    use: float | None = None
+    memory: int | None = None
+    memory_total: int | None = None
+    temperature: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    holders: tuple[Holder, ...] = ()
+    error: str | None = None
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> GpuPulse:
+        return GpuPulse(**{**data, "holders": tuple(Holder(**one) for one in data["holders"])})
+
+
+@dataclass(frozen=True)
+class RankPulse:
+    """What a rank's process does now. ``cpu`` in percent of a core."""
+
+    pid: int | None = None
+    state: str | None = None
+    cpu: float | None = None
+    rss_mb: float | None = None
+    output_age_s: float | None = None
+    metrics: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A host as it was when it last said something. ``gpus`` is None, and ``runs`` old, where their readings are
+    ``late``: for how many seconds one has been under way."""
+
+    load: float | None
+    cores: int
+    cpu: float | None
+    memory: int
+    memory_total: int
+    gpus: tuple[GpuPulse, ...] | None
+    gpu_error: str | None = None
+    late: Mapping[str, float] = field(default_factory=dict)
+    runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank, "" for a node's own
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Pulse:
+        memory, gpus = data["memory"], data["gpus"]
+        return Pulse(
+            load=data["load"],
+            cores=data["cores"],
+            cpu=data["cpu"],
+            memory=max(0, memory["total"] - memory["available"]),
+            memory_total=memory["total"],
+            gpus=None if gpus is None else tuple(GpuPulse.from_json(one) for one in gpus["gpus"]),
+            gpu_error=None if gpus is None else gpus["error"],
+            late=data["late"],
+            runs={
+                run: {rank: RankPulse(**one) for rank, one in (said.get("ranks") or {}).items()}
+                for run, said in data["runs"].items()
+            },
+        )
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One host: its last pulse, or why there is none."""
+
+    host: str
+    pulse: Pulse | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All hosts in the order of the inventory, and the runs on them, newest first."""
+
+    hosts: tuple[HostView, ...] = ()
+    runs: tuple[RunStatus, ...] = ()
+
+    def run(self, name: str) -> RunStatus | None:
+        return next((run for run in self.runs if run.run == name), None)
+
+    def pulse(self, host: str) -> Pulse | None:
+        return next((one.pulse for one in self.hosts if one.host == host), None)
+
+    def metrics(self, run: str) -> list[Values]:
+        """What the ranks of a run measured last, each of those that measured anything."""
+        return [rank.metrics for _, rank in self._ranks(run) if rank.metrics]
+
+    def _ranks(self, run: str) -> Iterator[tuple[str, RankPulse]]:
+        for view in self.hosts:
+            if view.pulse is not None:
+                yield from view.pulse.runs.get(run, {}).items()

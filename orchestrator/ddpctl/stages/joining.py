@@ -1,0 +1,70 @@
+"""Which nodes of a run that has just been started run their launcher and their ranks: what takes long is said."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from ddpctl.errors import DdpctlError
+from ddpctl.spec.event import Note, Tell
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.ranges import fold
+from ddpctl.stages.status import read_run
+from ddpctl.transport.base import Fleet
+from ddpctl_worker import contract
+
+PATIENCE_S = 5.0  # a start that is quicker than this needs no words
+AGAIN_S = 3.0
+_COMING = frozenset({contract.PENDING, contract.STARTING})
+
+
+@contextlib.contextmanager
+def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = PATIENCE_S) -> Iterator[None]:
+    """Meanwhile, in a thread of its own, say how far the nodes are, while some of them have no ranks yet."""
+    over = threading.Event()
+    watching = threading.Thread(target=_watch, args=(run, fleet, tell, over, patience), name="joining", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()  # it ends by itself: a host that does not answer holds nobody up
+
+
+def _watch(run: RunStatus, fleet: Fleet, tell: Tell, over: threading.Event, patience: float) -> None:
+    said = None
+    while not over.wait(patience):
+        patience = AGAIN_S
+        try:
+            now = read_run(fleet, run)
+        except DdpctlError:
+            continue  # who follows the run says so
+        text = _waiting(now)
+        if over.is_set():
+            return
+        if text is None:
+            if said is not None and all(node.state == contract.RUNNING for node in now.nodes_at_work):
+                tell(Note(f"ranks run on all {len(now.nodes_at_work)} nodes"))
+            return
+        if text != said:
+            tell(Note(text))
+        said = text
+
+
+def _waiting(run: RunStatus) -> str | None:
+    """``ranks run on 3 of 4 nodes; waiting for node3``; None once there is nobody to wait for.
+
+    With static rendezvous no launcher starts ranks before all of them have met, so those are told first.
+    """
+    nodes = run.nodes_at_work
+    coming = [node for node in nodes if node.state in _COMING]
+    if run.terminal or not coming or any(node.state in contract.TERMINAL for node in nodes):
+        return None
+    without = [node.host for node in coming if node.pid is None]
+    if without:
+        launched = sum(node.pid is not None for node in nodes)
+        return f"launchers run on {launched} of {len(nodes)} nodes; waiting for {fold(without)}"
+    if len(coming) == len(nodes):
+        return f"launchers run on all {len(nodes)} nodes, and wait for each other: no rank has started yet"
+    running = sum(node.state == contract.RUNNING for node in nodes)
+    return f"ranks run on {running} of {len(nodes)} nodes; waiting for {fold(node.host for node in coming)}"

@@ -1,0 +1,58 @@
+"""Gather what the nodes of a run have recorded of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from ddpctl.spec.checkpoints import job_checkpoints
+from ddpctl.spec.curves import curves
+from ddpctl.spec.network import Network
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.report import RunReport, elapsed
+from ddpctl.stages.status import find_run
+from ddpctl.transport.base import Fleet, Transport
+from ddpctl_worker import contract
+from ddpctl_worker.checkpoint.unite import Saved
+
+TIMEOUT_S = 240.0  # a node reads its files of metrics, which may be long
+CLOCKS_S = 5.0  # that the clocks of two hosts may be apart
+
+
+def make_report(fleet: Fleet, job: str) -> RunReport:
+    """A report about the run that ``job`` means, without the hosts in ``missing``.
+
+    Raises:
+        UsageError, NoSuchJob, HostsFailed: as ``find_run``.
+    """
+    run = find_run(fleet, job)
+
+    def ask(transport: Transport) -> dict[str, Any]:
+        held = transport.call("checkpoints", {"job": run.job}, timeout=TIMEOUT_S)
+        return {"held": held, **transport.call("history", {"run": run.run}, timeout=TIMEOUT_S)}
+
+    nodes = [node for node in run.nodes if node.state == contract.UNREACHABLE]
+    silent = {node.host: node.note or "it is not in the inventory" for node in nodes}
+    outcome = fleet.map(ask, [host for host in run.hosts if host not in silent])
+    told = {host: outcome.results[host] for host in run.hosts if host in outcome.results}
+    errors = {host: " ".join(error.message.split()) for host, error in outcome.errors.items()}
+    networks = [one["network"] for one in told.values() if one["network"] is not None]
+    return RunReport(
+        run,
+        datetime.now(timezone.utc),
+        launches={host: one["launch"] for host, one in told.items()},
+        curves=curves([one["attempts"] for one in told.values()]),
+        network=Network.from_json(networks[0]) if networks else None,
+        checkpoints=_of_run(run, job_checkpoints(run.job, {host: one["held"] for host, one in told.items()}, {}).saved),
+        missing={**silent, **errors},
+    )
+
+
+def _of_run(run: RunStatus, saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
+    """Those that this run saved: a job keeps its checkpoints from run to run."""
+
+    def inside(one: Saved) -> bool:
+        before, after = elapsed(one.time, run.started), elapsed(run.ended, one.time)
+        return before is not None and before <= CLOCKS_S and (after is None or after <= CLOCKS_S)
+
+    return tuple(one for one in saved if inside(one))

@@ -1,0 +1,126 @@
+"""Watch all hosts: one thread a host reads what it says every two seconds, through any number of broken connections."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.errors import ConnectError, DdpctlError, Interrupted, as_fault
+from ddpctl.spec.merge import current, merge_runs
+from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.top import HostView, Overview, Pulse
+from ddpctl.stages.status import settled
+from ddpctl.transport import limits
+from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 10.0  # a pulse comes every two seconds
+ONCE_S = 20.0
+
+
+@dataclass
+class _Host:
+    """What one host has said so far. Written by its thread alone; each value is replaced, never changed."""
+
+    statuses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> NodeStatus
+    pulse: Pulse | None = None
+    at: float = 0.0  # of the pulse
+    error: DdpctlError | None = None
+    news: int = 0  # counts what may change a run
+
+    def hear(self, frame: Frame) -> None:
+        if "run" in frame.data:
+            status = frame.data["run"]
+            self.statuses = {**self.statuses, status["run"]: status}
+            self.news += 1
+            return
+        self.pulse, self.at = Pulse.from_json(frame.data["pulse"]), time.monotonic()
+        if self.error is not None or self.statuses.keys() - self.pulse.runs.keys():
+            self.statuses = {run: status for run, status in self.statuses.items() if run in self.pulse.runs}
+            self.error = None
+            self.news += 1
+
+    def fail(self, error: DdpctlError) -> None:
+        if self.error is None or self.error.message != error.message:
+            self.error = error
+            self.news += 1
+
+    def view(self, name: str) -> HostView:
+        if self.error is not None:
+            return HostView(name, error=" ".join(self.error.message.split()))
+        if self.pulse is None:
+            return HostView(name, error="connecting")
+        silent = time.monotonic() - self.at
+        return HostView(name, None, f"silent for {silent:.0f} s") if silent > SILENT_S else HostView(name, self.pulse)
+
+
+class HostWatch:
+    """The hosts of a fleet, watched from ``start`` to ``stop``."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._hosts = {name: _Host() for name in fleet.hosts}
+        self._cancelled = threading.Event()
+        self._merging = threading.Lock()
+        self._news = -1
+        self._runs: tuple[RunStatus, ...] = ()
+
+    def start(self) -> None:
+        for name in self._hosts:
+            threading.Thread(target=self._read, args=(name,), name=f"top-{name}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._cancelled.set()
+
+    def overview(self) -> Overview:
+        """All of it as it is now; may be called on any thread."""
+        views = tuple(one.view(name) for name, one in self._hosts.items())
+        with self._merging:
+            news = sum(one.news for one in self._hosts.values())
+            if news != self._news:
+                self._runs, self._news = _merged(self._hosts), news
+            return Overview(views, self._runs)
+
+    def _read(self, name: str) -> None:
+        """In a thread of its own, until the watch is over."""
+        one, transport, pause = self._hosts[name], self._fleet.transport(name), limits.RETRY_FIRST_S
+        while not self._cancelled.is_set():
+            before = one.at
+            try:
+                transport.call("top", {}, on_frame=one.hear, timeout=None, cancel=self._cancelled.is_set)
+                error: DdpctlError = ConnectError("the worker ended", host=name)
+            except Interrupted:
+                return
+            except Exception as raised:  # whatever it is, it is this host's alone
+                error = as_fault(raised, name)
+                log.debug("%s: cannot be watched", name, exc_info=raised)
+            one.fail(error)
+            pause = limits.RETRY_FIRST_S if one.at > before else min(limits.RETRY_MOST_S, pause * 2)
+            self._cancelled.wait(pause)
+
+
+def look(fleet: Fleet) -> tuple[Overview, FleetOutcome[None]]:
+    """All hosts once, and which of them did not answer."""
+    hosts = {name: _Host() for name in fleet.hosts}
+
+    def ask(transport: Transport) -> None:
+        transport.call("top", {"once": True}, on_frame=hosts[transport.host].hear, timeout=ONCE_S)
+
+    outcome = fleet.map(ask)
+    for name, error in outcome.errors.items():
+        hosts[name].fail(error)
+    return Overview(tuple(one.view(name) for name, one in hosts.items()), _merged(hosts)), outcome
+
+
+def _merged(hosts: Mapping[str, _Host]) -> tuple[RunStatus, ...]:
+    """The runs, newest first. A host that is still being connected to has no say yet."""
+    errors = {name: error for name, one in hosts.items() if (error := one.error) is not None}
+    answers = {name: tuple(one.statuses.values()) for name, one in hosts.items() if name not in errors}
+    heard = {name: told for name, told in answers.items() if hosts[name].pulse is not None}
+    runs = current([settled(run) for run in merge_runs(heard, errors)])
+    return tuple(sorted(runs, key=lambda run: run.run, reverse=True))

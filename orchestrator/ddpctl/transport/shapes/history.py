@@ -1,0 +1,56 @@
+"""What a node has recorded of a run, for a report."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import NotRequired, TypedDict
+
+from ddpctl.transport.shapes.words import Count, Digits, Figure, Moment, Name, Short, Small, as_tuple
+
+Pair = Annotated[tuple[Figure, Figure], BeforeValidator(as_tuple)]
+Rate = Annotated[float, Field(ge=0, le=1e12)]
+Status = Annotated[str, Field(pattern="^[a-z_]{1,20}$")]
+Row = Annotated[tuple[Small, Small, Status, Rate | None, Rate | None], BeforeValidator(as_tuple)]
+
+
+class LaunchDict(TypedDict):
+    argv: NotRequired[Annotated[list[Short], Field(max_length=10_000)] | None]
+    cwd: NotRequired[Short | None]
+    torch: NotRequired[Short | None]
+    environment: NotRequired[Short | None]
+    controller: NotRequired[Short | None]
+    created: NotRequired[Moment | None]
+    launcher: NotRequired[Short | None]
+
+
+class MeasuredDict(TypedDict):
+    hosts: Annotated[list[Name], Field(max_length=64)]
+    links: Annotated[list[Row], Field(max_length=64 * 64)]
+    left_out: Count
+
+
+def _among_its_hosts(found: MeasuredDict) -> MeasuredDict:
+    if any(max(row[:2]) >= len(found["hosts"]) for row in found["links"]):
+        raise ValueError("it has a link of a host that it does not name")
+    return found
+
+
+class CurveDict(TypedDict):
+    points: Annotated[list[Pair], Field(max_length=500)]
+    count: Count
+    not_finite: Count
+    not_finite_at: Figure | None
+
+
+class RankCurvesDict(TypedDict):
+    axis: Annotated[str, Field(pattern="^(?:step|epoch|line)$")]
+    sampled: bool
+    series: Annotated[dict[Short, CurveDict], Field(max_length=200)]
+
+
+class HistoryDict(TypedDict):
+    launch: LaunchDict
+    network: Annotated[MeasuredDict, AfterValidator(_among_its_hosts)] | None
+    attempts: Annotated[dict[Digits, dict[Digits, RankCurvesDict]], Field(max_length=200)]
