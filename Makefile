@@ -12,7 +12,8 @@ N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test unit lint format system interpreters bench chaos garble hangs ranks restarts saves clean
+.PHONY: help venv demo test unit lint format docs system interpreters bench chaos garble hangs pages ranks restarts saves
+.PHONY: recordings clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,9 @@ format: venv ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: venv ## the documentation as a site, in build/site/index.html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/site
+
 bench: venv system interpreters ## compare ddpctl with the same commands run by hand
 	$(if $(ROOT),tests/setup/system-packages clustershell pdsh)
 	$(BIN)/python -m tests.bench $(ARGS)
@@ -57,8 +61,16 @@ restarts: venv system interpreters ## as root: faults under trainings with resta
 garble: venv ## thousands of garbled answers from a node: make garble SEED=1 N=5000
 	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)
 
+pages: venv ## the HTML report and the documentation in Chromium: light, dark, and on a phone
+	$(if $(ROOT),tests/setup/system-packages chromium)
+	$(BIN)/pip install -qq --editable '.[dev,pages]'
+	$(BIN)/pytest tests/pages $(ARGS)
+
 saves: venv ## a training stopped with `ddpctl kill --save`, and resumed, again and again: make saves SEED=1 N=50
 	$(BIN)/python -m tests.saves --seed $(SEED) --number $(N) $(ARGS)
+
+recordings: venv system interpreters ## as root: the terminal recordings and JSON documents of the docs, by real commands
+	$(BIN)/python -m tests.recordings $(ARGS)
 
 clean: ## remove everything that make created in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

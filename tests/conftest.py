@@ -24,7 +24,7 @@ settings.load_profile("busy")
 
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
 SLOW_FIXTURES = {"make_node"}  # real supervisors, which wait for real deadlines
-SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs", "saves")  # jobs: torch is imported
+SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs", "pages", "saves")  # jobs: torch is imported
 MakeLab = Callable[..., Lab]
 
 

@@ -19,18 +19,19 @@ ALLOWED: dict[str, set[str]] = {
     "spec": {"errors"},
     "checks": {"spec", "errors"},
     "render": {"spec", "errors"},
+    "screen": {"render", "spec", "errors"},
     "files": {"spec", "errors"},
     "code": {"spec", "errors"},
     "transport": {"spec", "errors"},
     "environment": {"transport", "files", "code", "spec", "errors"},
     "stages": {"checks", "transport", "environment", "files", "code", "spec", "errors"},
-    "cli": {"stages", "checks", "transport", "environment", "render", "files", "code", "spec", "errors"},
+    "cli": {"stages", "checks", "transport", "environment", "screen", "render", "files", "code", "spec", "errors"},
 }
 STDLIB_ONLY_BUT = {"ddpctl_worker"}
 IN_A_RANK = WORKER / "doctor" / "rank" / "sitecustomize.py"  # it looks into the torch that the rank has imported
-# What both sides use of the worker: the words of the protocol, and the pure parts of doctor and checkpoint.
+# What both sides use of the worker: the words of the protocol, and the pure parts of doctor, checkpoint and output.
 SHARED = (
-    {"ddpctl_worker", "ddpctl_worker.contract", "ddpctl_worker.doctor"}
+    {"ddpctl_worker", "ddpctl_worker.contract", "ddpctl_worker.doctor", "ddpctl_worker.output.thinned"}
     | {
         f"ddpctl_worker.doctor.{name}"
         for name in ("flight", "frames", "pickled", "seen", "sequences", "verdict", "words")

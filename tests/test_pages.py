@@ -53,7 +53,7 @@ def test_a_command_can_be_typed(place: str, text: str) -> None:
         usage = re.split(r" {3,}|  #", text.replace("\\\n", " "))[0]
         words = re.sub(r"[][]|\.\.\.", " ", usage).split()
     command, rest = COMMAND, words[1:]
-    if rest[:1] == ["--help"]:
+    if rest in (["--help"], ["--install-completion"]):
         return
     while rest and hasattr(command, "commands"):
         assert rest[0] in command.commands, f"{place}: no command {rest[0]}"
@@ -63,6 +63,11 @@ def test_a_command_can_be_typed(place: str, text: str) -> None:
     own = rest[: rest.index("--")] if "--" in rest else rest
     unknown = [word for one in own for word in one.split("/") if word.startswith("-") and word not in options | common]
     assert not unknown, f"{place}: {command.name} has no {unknown}"
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/**/*.svg")), ids=lambda path: path.name)
+def test_a_picture_loads_nothing_from_elsewhere(picture: Path) -> None:
+    assert not re.findall(r"@import|@font-face|url\((?!#)|href=[\"'](?!#)", picture.read_text())
 
 
 def test_there_is_something_to_look_at() -> None:

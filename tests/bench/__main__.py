@@ -16,6 +16,7 @@ from tests.lab import missing
 BENCHES = {
     "main": ("tests.bench.main_job", "The main job"),
     "fleet": ("tests.bench.fleet", "Many hosts"),
+    "top": ("tests.bench.top", "The live screen"),
     "node": ("tests.bench.node", "On a node"),
     "doctor": ("tests.bench.doctor", "The doctor"),
     "elastic": ("tests.bench.elastic", "torch's own elastic agent"),

@@ -125,13 +125,36 @@ def test_killing_what_is_over_is_harmless(ddpctl: Run, good: dict[str, Any]) -> 
     assert json.loads(ddpctl("status", "good", "--json").stdout)["state"] == "succeeded"
 
 
-def test_tail_prints_every_line_unless_told_how_many(ddpctl: Run, good: dict[str, Any]) -> None:
-    for extra in ([], ["-f"], ["--rank", "0"], ["--host", "here"]):
-        lines = [json.loads(line) for line in ddpctl("tail", "good", "--json", *extra).stdout.splitlines()]
+def test_tail_prints_every_line_for_programs_and_the_last_ones_for_people(ddpctl: Run, good: dict[str, Any]) -> None:
+    for words in ("", "-f", "--rank 0", "--host here", "-n all", "--since 1h", "--grep line", "-f --grep ^line"):
+        lines = [json.loads(line) for line in ddpctl("tail", "good", "--json", *words.split()).stdout.splitlines()]
         texts = [line["text"] for line in lines if line["rank"] == 0 and line["stream"] == "stdout"]
         assert texts == [f"line {number}" for number in range(LINES)]
         assert {tuple(line) for line in lines} == {("host", "rank", "stream", "time", "text")}
     assert ddpctl("tail", "good", "--rank", "0", "-n", "3").stdout.count("line ") == 3
+    last = ddpctl("tail", "good", "-n", "2", "--grep", "line .*3", "--timestamps").stdout.splitlines()
+    assert [line.partition(" ")[2] for line in last] == ["here:0 | line 38", "here:0 | line 39"]
+    began, ended = (datetime.fromisoformat(good[name]) for name in ("started", "ended"))
+    assert all(began <= datetime.fromisoformat(moment) <= ended for moment in (line.partition(" ")[0] for line in last))
+    assert ddpctl("tail", "good", "--since", good["ended"]).stdout == ""
+
+
+def test_what_the_launcher_says_of_itself_is_for_programs_and_for_runs_that_failed(
+    ddpctl: Run, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    assert "is deprecated" in ddpctl("tail", "good", "--json").stdout
+    for extra in ([], ["-f"], ["-n", "all"]):
+        shown = ddpctl("tail", "good", *extra).stdout.splitlines()
+        assert shown == [f"here:0 | line {number}" for number in range(LINES)]
+    assert "is deprecated" in ddpctl("tail", "bad", "-n", "all").stdout
+    assert len(ddpctl("tail", "bad").stdout.splitlines()) == 50
+
+
+@pytest.mark.parametrize("wrong", [["-n", "x"], ["--since", "noon"], ["--grep", "(loss"]])
+def test_what_tail_refuses_before_it_asks_anybody(ddpctl: Run, wrong: list[str]) -> None:
+    done = ddpctl("tail", "no-such-job", *wrong)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert wrong[1] in done.stderr
 
 
 def test_push_names_what_every_node_has(ddpctl: Run) -> None:

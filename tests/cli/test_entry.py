@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,23 @@ def test_two_different_inventories_are_refused(inventory: Path) -> None:
         done = ddpctl(*args, PWD=str(inventory.parent))
         assert done.returncode == 2
         assert "two inventories given" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "meant"), [("up", "up --job"), ("push", "push --job"), ("ps", "status")])
+def test_a_job_in_place_of_the_inventory(job: Path, command: str, meant: str) -> None:
+    job.rename(job.with_name("inventory.yaml"))
+    done = ddpctl(command, "train", PWD=str(job.parent))
+    assert done.returncode == 2
+    line, hint = done.stderr.splitlines()
+    assert "there is no inventory train, but train is a job of" in line
+    assert hint == f"hint: did you mean `ddpctl {meant} train`?"
+    assert "error: trian: file not found" in ddpctl(command, "trian", PWD=str(job.parent)).stderr
+
+
+def test_options_alone_are_added_to_the_jobs_arguments(job: Path) -> None:
+    done = ddpctl("up", str(job), "--dry-run", "--json", "--", "--lr", "0.1", "--debug", PWD=str(job.parent))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["nodes"][0]["argv"][-4:] == ["train.py", "--lr", "0.1", "--debug"]
 
 
 def test_debug_shows_a_traceback_and_nothing_else_does(inventory: Path) -> None:
@@ -198,3 +217,18 @@ def test_a_flag_is_shown_as_a_flag(ddpctl: Ddpctl, command: list[str]) -> None:
     assert done.rc == 0
     assert "--help" in done.stdout
     assert "bool" not in done.stdout
+
+
+def test_python_m_ddpctl_is_the_same_command(inventory: Path) -> None:
+    for args in (["--version"], ["ps", str(inventory), "--json"], ["ps", "nowhere.yaml"]):
+        module = subprocess.run([sys.executable, "-m", "ddpctl", *args], capture_output=True, text=True, timeout=60)
+        script = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=60)
+        assert (module.returncode, module.stdout, module.stderr) == (script.returncode, script.stdout, script.stderr)
+
+
+@pytest.mark.parametrize("package", ["ddpctl", "ddpctl_worker"])
+def test_a_package_says_that_it_is_typed(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).with_name("py.typed").is_file()

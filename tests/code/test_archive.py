@@ -184,3 +184,21 @@ def test_two_at_once(folder: Path, cache: Path) -> None:
         thread.join()
     assert len(found) == 4
     assert len(set(found)) == 1
+
+
+def test_large_code_is_sent_with_a_warning_that_names_what_is_big(
+    folder: Path, packed: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MUCH_BYTES", 2_000_000)
+    write(folder, "train.py")
+    assert packed().notes == ()
+    for name, size in (("data/a", 2), ("data/b", 2), ("saved/x", 3), ("model.bin", 1), ("small/x", 0)):
+        write(folder, name)
+        (folder / name).write_bytes(bytes(size * 1_000_000))
+    (note,) = packed().notes
+    assert note.startswith(
+        f"the code folder {folder} holds 8 MB; biggest: data/ (4 MB), saved/ (3 MB), model.bin (1 MB)"
+    )
+    assert note.endswith("; list what is not code in .ddpctlignore")
+    (folder / ".ddpctlignore").write_text("/data\n/saved\n")
+    assert packed().notes == ()

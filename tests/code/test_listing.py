@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.code.support import Pack, git, members, write
 
 
@@ -22,6 +24,17 @@ def test_an_ignored_file_can_be_taken_back(folder: Path, packed: Pack) -> None:
     write(folder, "a.pyc", "b.pyc")
     (folder / ".ddpctlignore").write_text("!a.pyc\n")
     assert list(members(packed())) == [".ddpctlignore", "a.pyc"]
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_what_fetch_has_brought_is_never_code(folder: Path, packed: Pack, with_git: bool) -> None:
+    write(folder, "train.py", "ddpctl-runs/train/a/outputs/model.pt", "sub/ddpctl-runs/x", "sub/a.py")
+    (folder / ".ddpctlignore").write_text("!ddpctl-runs\n!ddpctl-runs/train/a/outputs/model.pt\n")
+    if with_git:
+        git(folder, "init", "-q")
+        git(folder, "add", "ddpctl-runs")  # by accident
+    assert list(members(packed())) == [".ddpctlignore", "sub/a.py", "train.py"]
+    assert packed().notes == ()
 
 
 def test_an_empty_folder_is_kept_without_git(folder: Path, packed: Pack) -> None:

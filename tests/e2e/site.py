@@ -87,7 +87,7 @@ class Site:
 
     def wait_for_output(self, job: str, pattern: str, *args: str, timeout: float = 90) -> None:
         """Until the run has written this; one command that follows, as asking again and again takes most of a core."""
-        follow = self.start("tail", job, "-f", *args)
+        follow = self.start("tail", job, "-f", "-n", "all", "--no-fold", *args)
         try:
             follow.wait_for(f"(?s){pattern}", timeout)
         finally:

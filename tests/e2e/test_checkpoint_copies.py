@@ -39,7 +39,7 @@ def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Si
     site("kill", job).ok()
     lab[0].run(["rm", "-rf", FOLDER])
     site("up", "--job", job, timeout=120).ok()
-    printed = site("tail", job).ok().stdout
+    printed = site("tail", job, "-n", "all", "--no-fold").ok().stdout
     assert printed.count("found [('step_1.pt', 'rank 0, step 1')]") == 3
     # The end of the run: step 2 was saved right before it.
     copied = f"{FOLDER}/node0/.ddpctl/step_2.pt.json"

@@ -62,7 +62,7 @@ def test_the_controller_is_killed_and_attach_goes_on_with_the_next_line(site: Si
     repeated = sum(overlap(*pair, rank) for pair in pairwise(outputs) for rank in last)
     assert sum(seen.values()) - len(seen) == repeated
     assert site.status(job)["state"] == "succeeded"
-    whole = site("tail", job, "--rank", "1").ok().stdout
+    whole = site("tail", job, "-n", "all", "--rank", "1").ok().stdout
     assert [int(match[3]) for match in NUMBER.findall(whole)] == list(range(last["1"]))
 
 

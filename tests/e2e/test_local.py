@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,99 @@ def test_up_to_the_end(ddpctl: Ddpctl, inventory: Path) -> None:
 
 
 def test_kill_ends_all_and_nobody_else(ddpctl: Ddpctl, inventory: Path) -> None:
-    run = ddpctl("up", "--job", "sleep", "-d", "--json", inventory=inventory, timeout=120).ok().json()["run"]
+    up = ddpctl("up", "--job", "sleep", "-d", "--json", inventory=inventory, timeout=120).ok()
+    run = up.json()["run"]
+    told = [
+        f"follow it:  ddpctl attach {run}",
+        f"its output: ddpctl tail {run} -n 20",
+        f"end it:     ddpctl kill {run}",
+    ]
+    assert up.stderr.splitlines()[-3:] == told
     until(lambda: len([one for one in of_run(run) if "RANK" in one.environ]) == 4, 60)
     kill = ddpctl("kill", "sleep", "--json", inventory=inventory).ok().json()
     assert of_run(run) == []
     assert [node["survivors"] for node in kill["nodes"]] == [[], []]
     assert sum(node["signalled"] for node in kill["nodes"]) >= 6
     assert ddpctl("ps", "--json", inventory=inventory).ok().json()["jobs"][0]["state"] == "killed"
+
+
+# Takes its time before it runs a launcher, and only then.
+SLOW_PYTHON = """\
+#!/bin/sh
+case "$*" in *torch.distributed*report.py*) sleep 7;; esac
+exec "{python}" "$@"
+"""
+
+
+def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(ddpctl: Ddpctl, inventory: Path) -> None:
+    slow = inventory.with_name("slow-python")
+    slow.write_text(SLOW_PYTHON.format(python=sys.executable))
+    slow.chmod(0o755)
+    data = json.loads(inventory.read_text())
+    data["hosts"][1]["python"] = str(slow)
+    inventory.write_text(json.dumps(data))
+    up = ddpctl("up", "--job", "report", "--only", "ssh", inventory=inventory, timeout=120).ok()
+    assert "launchers run on all 2 nodes, and wait for each other: no rank has started yet\n" in up.stderr
+    assert "ranks run on all 2 nodes\n" in up.stderr
+
+
+GROWS = """\
+import os, time
+print("rank", os.environ["RANK"], flush=True)
+for number in range(10**6):
+    if os.environ["RANK"] == "0":
+        with open("events", "a") as file:
+            file.write(f"step {number}\\n")
+    if os.path.exists(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "enough")):
+        break
+    time.sleep(0.2)
+"""
+
+
+def test_outputs_of_a_live_run_grow_here_until_it_ends(ddpctl: Ddpctl, inventory: Path, tmp_path: Path) -> None:
+    (inventory.parent / "grows.py").write_text(GROWS)
+    data = json.loads(inventory.read_text())
+    data["jobs"]["grows"] = {"script": "grows.py", "outputs": ["events"]}
+    inventory.write_text(json.dumps(data))
+    run = ddpctl("up", "--job", "grows", "-d", "--json", inventory=inventory, timeout=120).ok().json()["run"]
+    where: dict[str, Any] = {"inventory": inventory, "cwd": inventory.parent}
+    folder = inventory.parent / "ddpctl-runs" / "grows" / run
+    events = folder / "a" / "outputs" / "events"
+
+    left = ddpctl.start("fetch", "grows", "--watch", **where)
+    left.wait_for(r"1 file, \d+ bytes from a")
+    left.signal(signal.SIGINT)
+    done = left.wait()
+    assert done.rc == 130
+    assert f"hint: logs and records: ddpctl fetch {run} ddpctl-runs/grows/{run}" in done.stderr
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["events"]
+    with events.open() as reader:
+        assert reader.readline() == "step 0\n"
+
+    watch = ddpctl.start("fetch", "grows", "--watch", **where)
+    watch.wait_for(r"1 file, \d+ bytes from a")
+    with events.open() as reader:  # as TensorBoard does
+        first = reader.read()
+        until(lambda: len(reader.read()) > 0, 30)
+    assert first.startswith("step 0\n")
+    for path in tmp_path.rglob("checkpoints/grows/*"):
+        (path / "enough").touch()
+    assert watch.wait(60).rc == 0
+    (real,) = (path for path in (tmp_path / "base dir").rglob("events") if "/a/" in str(path))
+    assert events.read_text() == real.read_text()
+    assert (folder / "b" / "logs" / "rank-2.log").read_text() == "rank 2\n"
+
+    ddpctl("fetch", "grows", "some", "--rank", "3", **where).ok()
+    logs = sorted(str(path.relative_to(inventory.parent / "some")) for path in inventory.parent.glob("some/*/logs/*"))
+    assert logs == ["b/logs/rank-3.log"]
+    ddpctl("fetch", "grows", "one", "--host", "a", **where).ok()
+    assert [path.name for path in (inventory.parent / "one").iterdir()] == ["a"]
+    for wrong, why in (
+        (("--rank", "3", "--host", "a"), "has no rank 3 on a"),
+        (("--host", "c"), "does not run on 'c'"),
+    ):
+        refused = ddpctl("fetch", "grows", "none", *wrong, **where)
+        assert (refused.rc, why in refused.stderr) == (2, True)
 
 
 def of_run(run: str) -> list[Process]:

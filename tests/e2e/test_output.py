@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 
+from ddpctl.cli.tail import parse_ranks
 from tests.e2e.programs import SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, json_lines, one_line, until, wait_for_ranks
 from tests.lab import Lab
@@ -104,34 +105,47 @@ def test_twenty_megabytes_arrive_whole(site: Site, lab: Lab) -> None:
         body = b"".join(line + b"\n" for line in mine if line.startswith(b"%d " % rank))
         assert (hashlib.sha256(body).hexdigest(), len(body)) == (last.split()[1].decode(), int(last.split()[2]))
     few = site("tail", job, "-n", "3").ok().stdout.splitlines()
-    assert len([line for line in few if line.startswith("node0:")]) == 3
+    assert len(few) == 3  # of all hosts together
 
 
 def test_tail_in_every_way(site: Site, lab: Lab) -> None:
-    count = "import os\nfor n in range(50): print('line', os.environ['RANK'], n, flush=True)\n" + SLEEP
+    go = "import os, time\nwhile not os.path.exists('/root/go'): time.sleep(0.02)\nprint('ready', flush=True)\n"
+    count = go + "for n in range(50): print('line', os.environ['RANK'], n, flush=True)\n" + SLEEP
     job = site.job("tailed", count)
     run = site.up(job)
     wait_for_ranks(lab, run["run"])
+    live = site.start("tail", job, "-f", "--timestamps", "--grep", "ready|sleeps")
+    for host in lab:
+        host.write("/root/go", "")
     tail = site.start("tail", job, "-f", "--json", "--rank", "0,2")
     until(lambda: tail.stdout.count("sleeps") == 2, 30, lambda: tail.stdout + tail.stderr)
-    assert [line["text"] for line in json_lines(tail.stdout) if line["rank"] == 2][:50] == [
-        f"line 2 {number}" for number in range(50)
+    assert [line["text"] for line in json_lines(tail.stdout) if line["rank"] == 2][:51] == [
+        "ready",
+        *(f"line 2 {number}" for number in range(50)),
     ]
     assert {line["host"] for line in json_lines(tail.stdout) if line["rank"] is not None} == {"node0", "node2"}
-    last = site("tail", job, "--host", "node[1-2]", "--lines", "2").ok().stdout.splitlines()
-    assert [line.partition("|")[2].strip() for line in last if line.startswith("node1:1")] == [
-        "line 1 49",
-        "rank 1 sleeps",
-    ]
+    last = site("tail", job, "--host", "node[1-2]", "--lines", "60").ok().stdout.splitlines()
+    assert len(last) == 60
+    assert {"node1:1 | line 1 49", "node1:1 | rank 1 sleeps", "node2:2 | rank 2 sleeps"} <= set(last)
     assert not any(line.startswith("node0") for line in last)
+    assert len(site("tail", job).ok().stdout.splitlines()) == 50
+    assert site("tail", job, "--grep", "ready").ok().stdout == "node[0-2]:0-2 | ready\n"
+    apart = site("tail", job, "--grep", "ready", "--no-fold", "--timestamps").ok().stdout.splitlines()
+    assert sorted(line.split(" ", 1)[1] for line in apart) == [f"node{rank}:{rank} | ready" for rank in range(3)]
+    assert apart == sorted(apart)  # in the order of time
+    until(lambda: live.stdout.count("sleeps") == 3, 30, lambda: live.stdout + live.stderr)
+    ready = re.findall(r"^\S+ node\S*:(\S+) [|] ready$", live.stdout, re.MULTILINE)
+    assert sorted(rank for ranks in ready for rank in parse_ranks(ranks)) == [0, 1, 2]
     nothing = site("tail", job, "--lines", "0").ok()
     assert nothing.stdout == ""
-    for wrong in (["--rank", "9"], ["--rank", "x"], ["--host", "node7"], ["--lines", "-1"]):
+    for wrong in (["--rank", "9"], ["--rank", "x"], ["--host", "node7"], ["--lines", "-1"], ["--grep", "("]):
         done = site("tail", job, *wrong)
         assert done.rc == 2, done.stderr
         assert done.stdout == ""
     site("kill", job).ok()
-    assert tail.wait(20).rc == 0  # it ends with the run
+    assert tail.wait(20).rc == live.wait(20).rc == 0  # they end with the run
+    for host in lab:
+        host.run("rm /root/go")
     assert_nothing_runs(lab)
 
 

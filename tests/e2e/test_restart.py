@@ -98,7 +98,8 @@ def test_it_is_the_same_run_whatever_has_changed_here_and_from_any_machine(site:
     assert {node["attempt"] for node in document["nodes"]} == {2}
     assert "args, code: it continues with the run's own" in again.stderr.replace("\n", " ")
     said = "old attempt 1 restart 1 found ['step_3.pt'] ['--lr', '0.1'] second"
-    assert again.stderr.count(said) == 2, again.stderr
+    assert said in again.stderr
+    assert site("tail", "mine", "--json").ok().stdout.count(said) == 2, again.stderr
 
     other = site.elsewhere("other").only(0, 1)
     refused = other("restart", "mine")
@@ -109,7 +110,8 @@ def test_it_is_the_same_run_whatever_has_changed_here_and_from_any_machine(site:
     third = other("restart", "mine", timeout=200)
     assert third.rc == 0, third.stderr
     said = "old attempt 2 restart 2 found ['step_3.pt'] ['--lr', '0.1'] third"
-    assert third.stdout.count(said) == 2, third.stdout
+    assert said in third.stdout
+    assert other("tail", "mine", "--json").ok().stdout.count(said) == 2, third.stdout
     assert other.status("mine")["continues"] == document["run"]
     assert site("restart", "nothing").rc == 7
     assert_nothing_runs(lab)

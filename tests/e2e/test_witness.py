@@ -92,6 +92,6 @@ def test_a_witness_without_power_harms_nothing(duo: Site, lab: Lab) -> None:
     lab.ssh("node0", f"kill -9 {rank.pid}")
     duo.wait_for_output(job, "#2 *[|] attempt 1 of node0 with.*node1 with", timeout=120)
     assert "witness: node2 (unreachable)" in duo("status", job).ok().stdout
-    assert "attempt 1 of node0" in duo("tail", job).ok().stdout
+    assert "attempt 1 of node0" in duo("tail", job, "-n", "all").ok().stdout
     assert duo("kill", job).rc == 4
     assert running(lab[0]) == running(lab[1]) == []

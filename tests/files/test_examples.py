@@ -13,7 +13,7 @@ from ddpctl.files.inventory import load_inventory
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment, InventoryFile
-from ddpctl.spec.job import Checkpoint, Doctor, Elastic, JobKeys, Requires, Timeouts
+from ddpctl.spec.job import Checkpoint, Doctor, Elastic, JobEntry, Requires, Timeouts
 
 FOLDER = Path(__file__).parents[2] / "inventory"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
@@ -35,11 +35,11 @@ def test_annotated_has_every_key() -> None:
     document = YAML(typ="safe", pure=True).load(FOLDER / "annotated.yaml")
     job_keys = set().union(*document["jobs"].values())
     host_keys = set().union(*(host for host in document["hosts"] if isinstance(host, dict)))
-    resnet, elastic = document["jobs"].values()
+    resnet, elastic, _ = document["jobs"].values()
     assert set(document) == set(InventoryFile.model_fields)
     assert host_keys == set(HostEntry.model_fields)
     assert set(document["environment"]) == set(Environment.model_fields)
-    assert job_keys == set(JobKeys.model_fields)
+    assert job_keys == set(JobEntry.model_fields)
     assert set(resnet["requires"]) == set(Requires.model_fields)
     assert set(resnet["timeouts"]) == set(Timeouts.model_fields)
     assert set(resnet["doctor"]) == set(Doctor.model_fields)

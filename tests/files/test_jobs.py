@@ -85,6 +85,40 @@ def test_a_named_job_keeps_the_rest(file: Path, tmp_path: Path) -> None:
     assert (job.script, job.module) == (None, "pkg")
 
 
+@pytest.mark.parametrize("job", ["train", None])
+def test_options_are_added_to_the_jobs_own_arguments(file: Path, tmp_path: Path, job: str | None) -> None:
+    _, found = load_script(file, ["--lr", "0.1", "train.py"], job=job, sets=["nodes=2"], folder=tmp_path)
+    assert (found.name, found.script, found.nodes) == ("train", "train.py", 2)
+    assert found.args == ("x", "--lr", "0.1", "train.py")
+
+
+def test_options_come_after_what_the_file_adds(file: Path, tmp_path: Path) -> None:
+    file.write_text(TEXT.replace("}}", "}, long: {extends: train, args_extra: [z]}}"))
+    assert load_script(file, ["--y"], job="long", folder=tmp_path)[1].args == ("x", "z", "--y")
+    assert load_script(file, ["--y"], job="train", folder=tmp_path)[0].job("long").args == ("x", "--y", "z")
+    assert load_script(file, ["t.py", "--y"], job="long", folder=tmp_path)[1].args == ("--y",)
+
+
+def test_options_need_a_job(file: Path, tmp_path: Path) -> None:
+    file.write_text(TEXT.replace("}}", "}, long: {extends: train}}"))
+    with pytest.raises(UsageError, match="--lr after -- is an option of a job, but the file has 2 jobs") as several:
+        load_script(file, ["--lr", "1"], folder=tmp_path)
+    assert (several.value.hint or "").startswith("choose one with --job: train, long;")
+    with pytest.raises(UsageError, match="the file has no job 'tran' to add --lr to") as unknown:
+        load_script(file, ["--lr", "1"], job="tran", folder=tmp_path)
+    assert unknown.value.hint == "did you mean train?"
+    file.write_text("hosts: [a]\n")
+    with pytest.raises(UsageError, match="but the file has 0 jobs") as none:
+        load_script(file, ["--lr", "1"], folder=tmp_path)
+    assert (none.value.hint or "").startswith("name a script before it: -- SCRIPT ARGS")
+
+
+def test_a_script_is_looked_for_in_the_code_that_the_job_inherits(file: Path, tmp_path: Path) -> None:
+    file.write_text(TEXT.replace("}}", "}, long: {extends: train}}"))
+    _, job = load_script(file, ["code/train.py"], job="long", folder=tmp_path)
+    assert (job.script, job.code) == ("train.py", str(tmp_path / "code"))
+
+
 def test_a_new_job_may_be_named(file: Path, tmp_path: Path) -> None:
     assert load_script(file, ["t.py"], job="mine", folder=tmp_path)[1].name == "mine"
     with pytest.raises(UsageError, match="'a b' is not a valid name for a job"):
@@ -92,7 +126,7 @@ def test_a_new_job_may_be_named(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [[], [""], ["-m"], ["-x.py"], ["a.py", "\0"], ["-m", "--lr"], ["-m", "a-b"], ["a.py", "\ud800"]]
+    "words", [[], [""], ["-m"], ["-x", "\0"], ["a.py", "\0"], ["-m", "--lr"], ["-m", "a-b"], ["a.py", "\ud800"]]
 )
 @pytest.mark.parametrize("job", [None, "train"])
 def test_what_is_no_program(file: Path, words: list[str], job: str | None) -> None:

@@ -17,6 +17,8 @@ from ddpctl.spec.command import Command
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.mesh import Link
+from ddpctl.spec.network import Network
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl.stages.bench import MetricsReader
@@ -123,7 +125,8 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
 
     run_preflight(Launch(where, None, where.hosts), fleet, quiet, options=Options(skip=("torch", "gpu")))
     ask_platforms(fleet, HOSTS)
-    start(plan_of(where), fleet, quiet)
+    links = tuple(Link(one, other, "ok", 0.1, 940.0) for one in HOSTS for other in HOSTS if one != other)
+    start(plan_of(where), fleet, quiet, network=Network(HOSTS, links))
     _note_looks(recorders)
     until = time.monotonic() + 60
     while (run := find_run(fleet, RUN)).state not in TERMINAL:
@@ -132,6 +135,7 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     for transport in recorders.values():
         transport.call("tail", {"run": RUN, "follow": False, "offset": 0})
         transport.call("fetch", {"run": RUN})
+        transport.call("history", {"run": RUN})
         _note_checkpoints(transport)
         transport.call("firewall")
         transport.call("rehearse", _rehearsal())

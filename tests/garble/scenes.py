@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from ddpctl.render.lines import LinePrinter
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import gc_view
+from ddpctl.render.report import report_view as run_report_view
+from ddpctl.render.report_page import report_html
 from ddpctl.render.status import kill_view, removal_view, runs_table, status_view
 from ddpctl.spec.event import Line, Tell
+from ddpctl.spec.lines import Group
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import CodeRef, Facts
 from ddpctl.stages.bench import MetricsReader
@@ -38,6 +41,7 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.stages.remove import remove_run
+from ddpctl.stages.report import make_report
 from ddpctl.stages.restart import receive
 from ddpctl.stages.start import start
 from ddpctl.stages.status import all_runs, find_run, live_runs
@@ -100,14 +104,12 @@ def _tail(fleet: SSHFleet, played: Played) -> None:
     lines: dict[str, list[Line]] = {host: [] for host in HOSTS}
     printer = LinePrinter(io.BytesIO(), HOSTS, colour=False)
 
-    def tell(event: Any) -> None:
-        if isinstance(event, Line):
-            lines[event.host].append(event)
-            printer.write(event)
-        else:
-            played.tell(event)
+    def show(groups: Sequence[Group]) -> None:
+        for line in (line for group in groups for line in group):
+            lines[line.host].append(line)
+        printer.show(groups)
 
-    played.failed(follow(RUN, HOSTS, fleet, tell))
+    played.failed(follow(RUN, HOSTS, fleet, played.tell, show))
     played.served = {host: lines[host] for host in GOOD}
 
 
@@ -249,6 +251,16 @@ def _metrics(fleet: SSHFleet, played: Played) -> None:
     played.served = {host: True for host in GOOD if host not in played.errors}
 
 
+def _report(fleet: SSHFleet, played: Played) -> None:
+    made = make_report(fleet, "train")
+    played.show(run_report_view(made))
+    made.to_json()
+    page = report_html(made)
+    assert "\x1b" not in page
+    assert "<script" not in page
+    played.served = {host: made.launches[host] for host in GOOD}
+
+
 def _start(fleet: SSHFleet, played: Played) -> None:
     played.served = dict.fromkeys(GOOD, True)
     try:
@@ -273,5 +285,6 @@ SCENES: Mapping[str, Callable[[SSHFleet, Played], None]] = {
     "gc": _gc,
     "remove": _remove,
     "metrics": _metrics,
+    "report": _report,
     "start": _start,
 }

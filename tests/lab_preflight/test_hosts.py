@@ -39,6 +39,7 @@ def one(lab: Lab, check: str, severity: str, host: str | None, **keys: Any) -> F
     return wrong[0]
 
 
+@pytest.mark.alone
 def test_healthy_hosts_have_nothing_to_say(make_lab: Any, python113: str) -> None:
     lab = make_lab(8)
     for _ in range(2):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.render.lines import JsonLines, LinePrinter
+from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.spec.event import Line
 
 
 def line(text: str, end: str = "\n", second: float = 0.0, rank: int | None = 0) -> Line:
-    return Line("node0", rank, "stdout", f"2026-01-01T00:00:{second:06.3f}+00:00", text, end)
+    return Line("node0", rank, "stdout", second, text, end)
 
 
 def printed(*lines: Line, colour: bool = False) -> str:
@@ -24,9 +25,7 @@ def printed(*lines: Line, colour: bool = False) -> str:
 def raw(*lines: Line, colour: bool = False) -> bytes:
     stream = io.BytesIO()
     printer = LinePrinter(stream, ["node0", "node1"], colour=colour, world_size=12)
-    for one in lines:
-        printer.write(one)
-    printer.flush()
+    printer.show([[one] for one in lines])
     return stream.getvalue()
 
 
@@ -65,7 +64,7 @@ def test_any_text_can_be_printed(text: str) -> None:
 @given(st.text())
 def test_json_lines_keep_every_text(text: str) -> None:
     stream = io.StringIO()
-    JsonLines(stream).write(line(text, "\r"))
+    JsonLines(stream).show([[line(text, "\r")]])
     (row,) = stream.getvalue().splitlines()
     assert json.loads(row)["text"] == text
     assert set(json.loads(row)) == {"host", "rank", "stream", "time", "text"}
@@ -82,7 +81,28 @@ def test_a_batch_goes_out_in_one_piece() -> None:
     stream = Pieces()
     stream.sizes = []
     printer = LinePrinter(stream, ["node0"], colour=False)
-    for _ in range(1000):
-        printer.write(line("x" * 100))
-    printer.flush()
+    printer.show([[line("x" * 100)]] * 1000)
     assert stream.sizes == [len(stream.getvalue())]
+
+
+def equal(*ranks: tuple[str, int | None], attempt: int = 1) -> str:
+    group = [Line(host, rank, "stdout", 0.0, "x", attempt=attempt) for host, rank in ranks]
+    stream = io.BytesIO()
+    LinePrinter(stream, ["node0", "node1", "node2"], colour=True, world_size=8).show([group])
+    return stream.getvalue().decode()
+
+
+def test_equal_lines_are_one_with_all_who_said_it() -> None:
+    assert equal(*((f"node{rank // 4}", rank) for rank in range(8))) == "node[0-1]:0-7 | x\n"
+    assert equal(("node0", 0), ("node2", 5), ("node2", 4), attempt=2) == "node[0,2]:0,4-5#2 | x\n"
+    assert equal(("node1", 3), ("node1", 2)) == "\x1b[33mnode1:2-3 |\x1b[0m x\n"  # one host: its colour
+    assert equal(("node0", None), ("node1", None)) == "node[0-1]:- | x\n"
+
+
+@given(st.floats(0, 4e9))
+def test_a_time_has_milliseconds_and_its_zone(time: float) -> None:
+    words = LineTime(timezone.utc)
+    assert words(time) == datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="milliseconds")
+    stream = io.BytesIO()
+    LinePrinter(stream, ["node0"], colour=False, stamp=LineTime(timezone(timedelta(hours=2)))).show([[line("x")]])
+    assert stream.getvalue() == b"1970-01-01T02:00:00.000+02:00 node0:0 | x\n"

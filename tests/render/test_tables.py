@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from rich.console import RenderableType
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import ago, attempt_line, kill_view, runs_table, saved_view, status_view
+from ddpctl.render.status import ago, attempt_line, kill_view, lasted, runs_table, saved_view, status_view
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
 
@@ -30,14 +32,91 @@ def test_nothing_is_cut_off(columns: int, stream: type[io.StringIO], monkeypatch
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     out = stream()
-    for view in (runs_table([STATUS]), status_view(STATUS), kill_view(KILLED)):
+    for view in (status_view(STATUS), kill_view(KILLED)):
         make_console(out).print(view)
     said = out.getvalue()
     assert "…" not in said
-    assert said.count(RUN) == 3
+    assert said.count(RUN) == 2
     assert said.count(HOSTS[-1]) == 2
-    assert "rack7-machine[000-063]" in said
     assert "NODE RANK" in said
+
+
+def of(job: str, hosts: list[str], user: str = "root", state: str = "succeeded") -> RunStatus:
+    """A run that started 200 minutes ago and, if it has ended, did so 20 minutes later."""
+    start = datetime.now(timezone.utc) - timedelta(minutes=200)
+    end = None if state == "running" else (start + timedelta(minutes=20)).isoformat()
+    nodes = tuple(
+        NodeStatus(host, rank, state, pid=1234567, ranks=(rank,), started=start.isoformat(), ended=end)
+        for rank, host in enumerate(hosts)
+    )
+    return RunStatus(job, RUN, "lab", nodes, {"user": user})
+
+
+def printed(
+    view: RenderableType, columns: int, monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO] = Terminal
+) -> list[str]:
+    """Its lines, without colours."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = stream()
+    make_console(out).print(view)
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()]
+
+
+def runs() -> list[RunStatus]:
+    """Made when they are shown: what says how long ago something was must not depend on the other tests."""
+    return [of("resnet_ddp", ["node0", "node1", "node2", "node3"]), of("a" * 40, HOSTS, "a-long-user", "running")]
+
+
+@pytest.mark.parametrize("columns", [20, 76, 80, 90])
+def test_ps_fits_a_terminal_and_never_shortens_a_run_id(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(runs_table(runs()), columns, monkeypatch)
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= max(columns, 76)
+    assert all(RUN in line for line in lines[1:])
+    assert lines[0].split() == ["JOB", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER"]
+    assert lines[1].endswith("succeeded  3h ago   20m00s  4      root")
+    assert lines[2].startswith("aaaaa")
+    assert lines[2].endswith("running    3h ago   3h20m   64     a-long-…")
+
+
+def test_ps_leaves_out_a_user_who_started_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(runs_table(runs()[:1] * 2), 76, monkeypatch)
+    assert lines[0].split()[-1] == "HOSTS"
+    assert lines[1].startswith("resnet_ddp  20261121T")
+    assert lines[1].endswith("node[0-3]")
+
+
+@pytest.mark.parametrize(("stream", "columns"), [(io.StringIO, 40), (Terminal, 160)])
+def test_ps_shortens_nothing_in_a_pipe_or_where_there_is_room(
+    stream: type[io.StringIO], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = printed(runs_table(runs()), columns, monkeypatch, stream)
+    assert lines[0].split()[-2:] == ["USER", "CLUSTER"]
+    assert lines[2].split()[0] == "a" * 40
+    assert lines[2].endswith("rack7-machine[000-063]  a-long-user  lab")
+
+
+@pytest.mark.parametrize("state", ["succeeded", "running"])
+def test_status_fits_80_columns(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(status_view(of("resnet_ddp", ["gpu-node-001", "gpu-node-002"], state=state)), 80, monkeypatch)
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == f"resnet_ddp  {state}  run {RUN}  world size 2"
+    assert lines[1] == "cluster lab  started 3h ago" + ("  ended 3h ago, after 20m00s" if state == "succeeded" else "")
+    assert lines[2].startswith("HOST ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (59.4, "59s"), (60, "1m00s"), (7325, "2h02m"), (86399, "23h59m"), (3 * 86400 + 7200, "3d02h")],
+)
+def test_how_long_a_run_took(seconds: float, text: str) -> None:
+    start = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    end = start + timedelta(seconds=seconds)
+    assert lasted(start.isoformat(), end.isoformat(), live=False) == text
+    assert lasted(start.isoformat(), None, live=True, now=end) == text
+    assert lasted(start.isoformat(), None, live=False) == lasted(None, None, live=True) == "-"
 
 
 def test_a_host_that_answers_and_is_unreachable_says_why() -> None:

@@ -136,7 +136,7 @@ class Bench:
 
     def wait_for_resumed(self) -> tuple[int, ...]:
         """Where it says that it continues; () for nothing to resume."""
-        follow = self.ddpctl.start("tail", self.run, "-f", "--rank", "0", inventory=self.inventory)
+        follow = self.ddpctl.start("tail", self.run, "-f", "-n", "all", "--rank", "0", inventory=self.inventory)
         try:
             match = follow.wait_for(f"{self.kind.resumed}|no checkpoint", UP_S)
         finally:

@@ -86,6 +86,18 @@ def test_every_record_says_what_is_kept_of_checkpoints() -> None:
     assert [made.record(node)["checkpoint"] for node in made.nodes] == [told, told]
 
 
+@pytest.mark.parametrize(
+    ("spares", "told"), [(0, "node0:2,node1:2,node2:2"), (1, "node0:2,node1:2")], ids=["all", "spare"]
+)
+def test_every_rank_finds_the_hosts_by_node_rank(spares: int, told: str) -> None:
+    made = plan({"nproc_per_node": 2, "restarts": 1}, hosts(3), spares=spares)
+    assert {node.command.env["DDPCTL_HOSTS"] for node in made.nodes} == {told}
+
+
+def test_a_host_map_says_what_only_the_nodes_know() -> None:
+    assert plan({}, hosts(1)).nodes[0].command.env["DDPCTL_HOSTS"] == "node0:auto"
+
+
 @pytest.mark.parametrize("style", ["--local_rank", "--local-rank"])
 def test_a_script_gets_its_local_rank_in_its_own_spelling(style: str) -> None:
     argv = plan({}, hosts(1), local_rank_arg=style).nodes[0].command.argv

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpctl.errors import DdpctlError, RemoteError
-from ddpctl.stages.fetch import Fetched, fetch_run, nowhere
+from ddpctl.stages.fetch import Brought, Fetched, fetch_run, nowhere
 from ddpctl.transport.base import FleetOutcome, Frame
-from tests.transport.dry import DryFleet, DryTransport, Stream
+from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
 
 def _host(name: str, path: str, data: bytes = b"loss 0.1\n", size: int | None = None) -> DryTransport:
@@ -96,3 +98,83 @@ def test_nothing_is_written_through_a_symlink_that_lies_there(tmp_path: Path) ->
     assert [path.name for path in away.iterdir()] == ["b"]
     assert (to / "file" / "b").read_bytes() == b"loss 0.1\n"
     assert not (to / "file" / "b").is_symlink()
+
+
+# --- a run that is watched ------------------------------------------------------------------------------------------
+class Growing:
+    """A node with one output, which may change between two calls; it answers as the worker does."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.asked: list[dict[str, Any]] = []
+        self.sent: list[int] = []
+
+    def __call__(self, asked: Asked) -> Stream:
+        self.asked.append(dict(asked.args))
+        have = asked.args["have"].get("outputs/events")
+        offset = 0
+        if have and hashlib.sha256(self.data[: have[0]]).hexdigest() == have[2]:
+            offset = have[0]
+        rest = self.data[offset:]
+        self.sent.append(len(rest))
+        info = {"path": "outputs/events", "size": len(self.data), "mode": 0o644, "offset": offset, "mtime_ns": 1}
+        return Stream([Frame({"file": info}), *([Frame({"chunk": True}, rest)] if rest else [])], {"missing": []})
+
+
+def _again(tmp_path: Path, node: Growing, kept: dict[str, Brought]) -> FleetOutcome[Fetched]:
+    fleet = DryFleet([DryTransport("a", {"fetch": node})])
+    return fetch_run("run", ["a"], tmp_path, fleet, lambda event: None, outputs_only=True, kept=kept)
+
+
+def test_a_file_that_grows_keeps_its_place_and_one_that_is_another_takes_it(tmp_path: Path) -> None:
+    """TensorBoard reads on in the file that it has open."""
+    node, kept, path = Growing(b"one "), {}, tmp_path / "a/outputs/events"  # type: ignore[var-annotated]
+    assert _again(tmp_path, node, kept).ok
+    with path.open("rb") as reader:
+        inode = path.stat().st_ino
+        node.data += b"two "
+        _again(tmp_path, node, kept)
+        _again(tmp_path, node, kept)
+        assert reader.read() == path.read_bytes() == b"one two "
+        assert path.stat().st_ino == inode
+        node.data = b"another"
+        _again(tmp_path, node, kept)
+        assert path.read_bytes() == b"another"
+        assert reader.read() == b""
+        assert path.stat().st_ino != inode
+    assert node.sent == [4, 4, 0, 7]
+    assert all(asked["outputs_only"] for asked in node.asked)
+
+
+def test_what_is_gone_here_comes_again(tmp_path: Path) -> None:
+    node, kept, path = Growing(b"one "), {}, tmp_path / "a/outputs/events"  # type: ignore[var-annotated]
+    for change in ("removed", "cut", "link"):
+        _again(tmp_path, node, kept)
+        path.unlink()
+        if change == "cut":
+            path.write_bytes(b"o")
+        elif change == "link":
+            path.symlink_to("/dev/null")
+        assert _again(tmp_path, node, kept).ok
+        assert path.read_bytes() == b"one "
+        assert not path.is_symlink()
+
+
+def test_what_an_interrupted_call_left_beyond_the_end_is_cut_off(tmp_path: Path) -> None:
+    node, kept, path = Growing(b"one "), {}, tmp_path / "a/outputs/events"  # type: ignore[var-annotated]
+    _again(tmp_path, node, kept)
+    path.write_bytes(b"one two thr")
+    node.data = b"one two "
+    _again(tmp_path, node, kept)
+    assert path.read_bytes() == b"one two "
+
+
+@pytest.mark.parametrize("offset", [3, 5, 9])
+def test_a_node_continues_a_file_only_where_it_ended(tmp_path: Path, offset: int) -> None:
+    kept: dict[str, Brought] = {}
+    _again(tmp_path, Growing(b"one "), kept)
+    info = {"path": "outputs/events", "size": 8, "offset": offset}
+    evil = DryTransport("a", {"fetch": Stream([Frame({"file": info}), Frame({"chunk": True}, b"x")], {"missing": []})})
+    outcome = fetch_run("run", ["a"], tmp_path, DryFleet([evil]), lambda event: None, kept=kept)
+    assert "a file continues where it did not end" in str(outcome.errors["a"])
+    assert (tmp_path / "a/outputs/events").read_bytes() == b"one "

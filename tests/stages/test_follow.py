@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddpctl.errors import DdpctlError, InternalFault, RemoteError, Unreachable
-from ddpctl.spec.event import Event, Line, Note
+from ddpctl.spec.event import Event, Note
+from ddpctl.spec.lines import Group
+from ddpctl.spec.noise import Held
 from ddpctl.stages import follow as stage
 from ddpctl.stages.follow import follow
 from ddpctl.transport.base import Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
-LINE = {"rank": 0, "stream": "stdout", "time": "2026-01-02T03:04:05+00:00", "text": "loss", "end": "\n", "offset": 5}
-WELL = Stream([Frame({"lines": [LINE]})], {"offset": 5, "state": "succeeded"})
+LINES = {
+    "rank": [0], "stream": ["stdout"], "time": [5.0], "text": ["loss"], "end": ["\n"], "offset": [5], "attempt": [1],
+}  # fmt: skip
+FRAME = Frame({"lines": LINES, "offset": 5, "more": False})
+WELL = Stream([FRAME], {"offset": 5, "state": "succeeded"})
 
 
 def broken(_asked: Asked) -> Stream:
@@ -24,19 +31,20 @@ def broken(_asked: Asked) -> Stream:
     ("answer", "kind"),
     [
         (broken, InternalFault),
-        (Stream([Frame({"lines": [{"rank": 0}]})], WELL.result), RemoteError),
-        (Stream([Frame({"lines": [LINE, 7]})], WELL.result), RemoteError),
+        (Stream([Frame({"lines": {"rank": [0]}})], WELL.result), RemoteError),
+        (Stream([Frame({**FRAME.data, "lines": {**LINES, "rank": [0, 1]}})], WELL.result), RemoteError),
         (Stream(WELL.frames, {"offset": 5}), RemoteError),
     ],
 )
 @pytest.mark.parametrize("lasting", [True, False])
 def test_one_host_that_cannot_be_read(answer: object, kind: type[DdpctlError], lasting: bool) -> None:
     told: list[Event] = []
+    shown: list[Group] = []
     fleet = DryFleet([DryTransport("a", {"tail": WELL}), DryTransport("b", {"tail": answer})])  # type: ignore[dict-item]
-    errors = follow("run", ["a", "b"], fleet, told.append, follow=lasting)
+    errors = follow("run", ["a", "b"], fleet, told.append, shown.extend, follow=lasting)
     assert list(errors) == ["b"]
     assert isinstance(errors["b"], kind)
-    assert [line.text for line in told if isinstance(line, Line) and line.host == "a"] == ["loss"]
+    assert [line.text for group in shown for line in group if line.host == "a"] == ["loss"]
     # Where the others are followed on, it is said at once.
     assert all("no longer followed" in note.message for note in told if isinstance(note, Note))
 
@@ -50,7 +58,45 @@ def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, mo
     answers = iter([*cut, WELL])
     lost = Stream((), {"offset": 0, "state": "lost"})
     b = DryTransport("b", {"tail": lambda _: next(answers)})
-    told: list[Event] = []
-    errors = follow("run", ["a", "b"], DryFleet([DryTransport("a", {"tail": lost}), b]), told.append, restarts=restarts)
+    shown: list[Group] = []
+    fleet = DryFleet([DryTransport("a", {"tail": lost}), b])
+    errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, restarts=restarts)
     assert list(errors) == ([] if restarts else ["b"])
-    assert any(isinstance(line, Line) for line in told) == restarts
+    assert bool(shown) == restarts
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("lasting", [True, False])
+def test_what_was_shown_is_what_is_remembered(lasting: bool) -> None:
+    """In the order of time, printed before it is remembered, and what nobody needs to read is held back."""
+
+    def frame(texts: list[str], ranks: list[int | None], times: list[float], more: bool) -> Frame:
+        count = len(texts)
+        columns = {"rank": ranks, "stream": ["stderr"] * count, "time": times, "text": texts, "end": ["\n"] * count}
+        columns |= {"offset": [int(time * 10) for time in times], "attempt": [1] * count}
+        return Frame({"lines": columns, "offset": int(times[-1] * 10), "more": more})
+
+    notice = "torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated"
+    a = Stream([frame([notice, "x"], [None, 0], [1.0, 2.0], True), frame(["y"], [0], [4.0], False)], WELL.result)
+    b = Stream([frame(["x", "z"], [1, 1], [2.1, 3.0], False)], WELL.result)
+    done: list[Any] = []
+    noise = Held()
+    fleet = DryFleet([DryTransport("a", {"tail": a}), DryTransport("b", {"tail": b})])
+    follow(
+        "run",
+        ["a", "b"],
+        fleet,
+        lambda event: None,
+        done.extend,
+        save=lambda offsets: done.append(dict(offsets)),
+        noise=noise,
+        follow=lasting,
+    )
+    shown = [[(line.host, line.text) for line in group] for group in done if isinstance(group, list)]
+    assert shown == [[("a", "x"), ("b", "x")], [("b", "z")], [("a", "y")]]
+    for index, offsets in enumerate(done):
+        if isinstance(offsets, dict):
+            seen = [line for group in done[:index] if isinstance(group, list) for line in group]
+            assert offsets == {line.host: line.offset for line in sorted(seen)}
+    assert done[-1] == {"a": 40, "b": 30}
+    assert [line.text for line in noise.lines] == [notice]

@@ -118,7 +118,7 @@ def test_a_followed_host_is_read_on_once_it_takes_part() -> None:
             raise taken
         return taken
 
-    assert follow("run-1", ["c"], DryFleet([tail]), told.append, back=back) == {}
+    assert follow("run-1", ["c"], DryFleet([tail]), told.append, lambda groups: None, back=back) == {}
     again = "takes part in the run again; the next restart may use it"
     notes = [one.message for one in told if isinstance(one, Note)]
     assert notes == [again, "c: nobody answers; trying again", again]
@@ -138,7 +138,7 @@ def test_a_host_that_stays_out_says_why(kind: str, words: str) -> None:
     told: list[Event] = []
     lost: Answer = Stream([Frame({"state": "running"})], {"offset": 0, "state": "lost"})
     tail = DryTransport("c", {"tail": refused if kind == NO_SUCH_RUN else lost})
-    errors = follow("run-1", ["c"], DryFleet([tail]), told.append, back=back)
+    errors = follow("run-1", ["c"], DryFleet([tail]), told.append, lambda groups: None, back=back)
     assert set(errors) == ({"c"} if kind == NO_SUCH_RUN else set())
     notes = [one for one in told if isinstance(one, Note)]
     assert [(note.host, note.level) for note in notes] == [("c", "warning")]

@@ -45,8 +45,9 @@ class Cluster:
         self.told: list[Event] = []
 
     def answers(self) -> dict[str, Any]:
-        line = {"rank": 0, "stream": "stdout", "time": AFTER, "text": "busy", "end": "\n", "offset": 5}
-        tail = Stream([Frame({"lines": [line]})], {"offset": 5, "state": "running"})
+        line = {"rank": 0, "stream": "stdout", "time": 5.0, "text": "busy", "end": "\n", "offset": 5, "attempt": 1}
+        frame = Frame({"lines": {name: [value] for name, value in line.items()}, "offset": 5, "more": False})
+        tail = Stream([frame], {"offset": 5, "state": "running"})
         return {"status": self.status, "ask_checkpoint": self.ask, "checkpoints": self.held, "tail": tail}
 
     def status(self, asked: Asked) -> dict[str, Any]:

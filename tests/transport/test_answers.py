@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import random
 import resource
@@ -32,7 +33,10 @@ STATUS: dict[str, Any] = {
     "metrics": {"0": {"loss": 0.5}, "": {"step": 7}},
     "record": {**RECORD, "secret": "x"},
 }
-LINE = {"rank": 0, "stream": "stdout", "time": TIME, "text": "a\udcff\0b", "end": "\n", "offset": 9}
+LINES: dict[str, Any] = {
+    "rank": [0], "stream": ["stdout"], "time": [1.5], "text": ["a\udcff\0b"], "end": ["\n"], "offset": [9],
+    "attempt": [1],
+}  # fmt: skip
 ADDRESS = {"address": "10.0.0.1", "interface": "eth0", "family": 4, "prefix": 24, "up": True, "speed": None}
 NETWORK: dict[str, Any] = {
     "addresses": [ADDRESS],
@@ -103,14 +107,24 @@ def test_every_value_has_bounds(key: str, value: object) -> None:
     refused(f"runs.0.{key}", **{key: value})
 
 
-@pytest.mark.parametrize("wrong", [{"time": "2026-02-31T00:00:00+00:00"}, {"time": "2026-01-01T00:00:00"}, {"text": 1}])
-def test_a_line_is_whole_or_not_taken(wrong: dict[str, Any]) -> None:
-    assert answers.frame("tail", Frame({"lines": [LINE]}), "node1", {}).data == {"lines": [LINE]}
-    with pytest.raises(RemoteError, match=r"lines\.1"):
-        answers.frame("tail", Frame({"lines": [LINE, {**LINE, **wrong}]}), "node1", {})
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"time": [-1.0]}, r"lines\.time\.0"),
+        ({"time": [1e300]}, r"lines\.time\.0"),
+        ({"text": [1]}, r"lines\.text\.0"),
+        ({"offset": [9, 10]}, "lines: its columns have different lengths"),
+        ({"rank": []}, "lines: its columns have different lengths"),
+    ],
+)
+def test_a_line_is_whole_or_not_taken(wrong: dict[str, Any], where: str) -> None:
+    frame = {"lines": LINES, "offset": 9, "more": False}
+    assert answers.frame("tail", Frame(frame), "node1", {}).data == frame
+    with pytest.raises(RemoteError, match=where):
+        answers.frame("tail", Frame({**frame, "lines": {**LINES, **wrong}}), "node1", {})
 
 
-@pytest.mark.parametrize("frame", [{}, {"other": 1}, {"lines": [{}]}, {"lines": {"a": LINE}}, {"state": "fine"}])
+@pytest.mark.parametrize("frame", [{}, {"other": 1}, {"lines": [{}]}, {"lines": {"a": [1]}}, {"state": "fine"}])
 def test_a_message_of_no_known_kind(frame: dict[str, Any]) -> None:
     with pytest.raises(RemoteError, match="tail"):
         answers.frame("tail", Frame(frame), "node1", {})
@@ -141,6 +155,45 @@ def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> 
     assert probe({"no": "shape"}, "network", ok=False)  # why it could not answer is told elsewhere
     with pytest.raises(RemoteError, match="no answer to 'disk'"):
         answers.result("probe", {"answers": {}, "received": 1.0, "sent": 2.0}, "node1", {"questions": [{"id": "disk"}]})
+
+
+CURVE: dict[str, Any] = {"points": [[1, 0.5], [2, 0.25]], "count": 2, "not_finite": 0, "not_finite_at": None}
+HISTORY: dict[str, Any] = {
+    "launch": {"argv": ["python"], "torch": None},
+    "network": {"hosts": ["node1", "node2"], "links": [[0, 1, "ok", 0.1, 940.0]], "left_out": 0},
+    "attempts": {"1": {"0": {"axis": "step", "sampled": False, "series": {"loss": CURVE}}}},
+}
+
+
+def test_a_history_is_whole() -> None:
+    found = answers.result("history", HISTORY, "node1", {})
+    assert found["attempts"]["1"]["0"]["series"]["loss"]["points"] == [(1, 0.5), (2, 0.25)]
+    assert found["network"]["links"] == [(0, 1, "ok", 0.1, 940.0)]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("network.links.0", [0, 2, "ok", None, None]),
+        ("network.links.0", [0, 1, "o k", None, None]),
+        ("network.hosts", ["../x", "node2"]),
+        ("launch.argv", [1]),
+        ("attempts.1", {"one": {}}),
+        ("attempts.1.0.axis", "time"),
+        ("attempts.1.0.series.loss.points", [[1, 0.5]] * 501),
+        ("attempts.1.0.series.loss.points", [[1, float("nan")]]),
+        ("attempts.1.0.series.loss.points", [[1, 2, 3]]),
+    ],
+)
+def test_a_history_that_is_none_is_refused(place: str, value: object) -> None:
+    wrong = copy.deepcopy(HISTORY)
+    *folders, name = place.split(".")
+    at: Any = wrong
+    for folder in folders:
+        at = at[folder]
+    at[int(name) if isinstance(at, list) else name] = value
+    with pytest.raises(RemoteError, match="history"):
+        answers.result("history", wrong, "node1", {})
 
 
 @settings(deadline=None)  # a shape is made when it is first needed

@@ -237,3 +237,10 @@ def test_which_methods() -> None:
 def test_a_variable_that_is_not_set() -> None:
     with pytest.raises(UsageError, match="NO_SUCH_VARIABLE"):
         way("IdentityFile ${NO_SUCH_VARIABLE}/k\n", Host(name="a", address="a"))
+
+
+def test_the_names_that_a_person_may_choose_from() -> None:
+    """Those without wildcards, of included files too, each once."""
+    text = "Host gpu1 gpu2 *.lan !gpu9 gpu?\n  User a\nInclude more\nHost gpu1 bastion\nMatch host x\nHost *\n"
+    found = parse(text, "t", lambda _pattern: [("more", "Host cloud\n")])
+    assert found.names == ("gpu1", "gpu2", "cloud", "bastion")

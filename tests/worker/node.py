@@ -110,7 +110,13 @@ class Stream:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [line for frame in self.frames for line in frame.get("lines", ())]
+        return [line for frame in self.frames for line in lines_of(frame)]
+
+
+def lines_of(frame: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines that a frame brings, one by one."""
+    columns = frame.get("lines", {})
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 class Node:

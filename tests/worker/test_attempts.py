@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl_worker.agent.part import attempt_argv, attempt_record
 from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.run.launcher import environment
 
 NAMES = [f"n{i}" for i in range(4)]
 
@@ -42,6 +44,7 @@ def test_an_attempt_is_what_a_plan_of_its_hosts_would_be(hosts: list[str], nproc
         count = nproc[NAMES.index(host)]
         assert (found["node_rank"], found["nproc"], found["nnodes"]) == (rank, count, len(hosts))
         assert found["ranks"] == list(range(first, first + count))
+        assert found["host_map"] == ",".join(f"{one}:{nproc[NAMES.index(one)]}" for one in hosts)
         argv = attempt_argv(list(node.command.argv), found)
         options = dict(zip(argv[3:13:2], argv[4:13:2], strict=True))
         assert options["--node_rank"] == str(rank)
@@ -77,3 +80,12 @@ def test_what_an_attempt_shares_with_its_run(tmp_path: Path) -> None:
         (tmp_path / "node0" / "attempts" / number).mkdir(parents=True)
     assert [one.attempt for one in run.attempts()] == [1, 2, 10]
     assert run.newest().exit == run.of_attempt(10).exit
+
+
+@pytest.mark.parametrize(("own", "told"), [({}, "n0:1,n1:1"), ({"host_map": "n1:1"}, "n1:1")], ids=["first", "later"])
+def test_a_rank_finds_the_hosts_of_its_attempt(own: dict[str, str], told: str, tmp_path: Path) -> None:
+    """The plan's, until an attempt has hosts of its own."""
+    run = {"job": "train", "run": "r", "host": "n1", **own}
+    request = {"run": run, "env": {"DDPCTL_HOSTS": "n0:1,n1:1"}}
+    env = environment(request, {"DDPCTL_HOSTS": "login's"}, RunPaths(str(tmp_path / "n1")), "", "cookie")
+    assert env["DDPCTL_HOSTS"] == told

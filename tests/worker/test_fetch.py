@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def test_logs_records_and_outputs(node: Node) -> None:
     assert files["logs/rank-0.log"] == b"rank 0\n"
     assert files["logs/rank-1.log"] == b"rank 1\n"
     assert b'"succeeded"' in files["record/exit.json"]
+    of_one_rank, _ = node.files(run, ranks=[1])
+    assert [name for name in of_one_rank if name.startswith("logs/")] == ["logs/rank-1.log"]
+    assert set(of_one_rank) >= {name for name in files if not name.startswith("logs/")}
     assert not any("passwd" in name or "hostname" in name or "link" in name for name in files)
     assert result["files"] == len(files)
     assert "none" in result["missing"]
@@ -71,3 +75,25 @@ def test_names_that_are_no_text(node: Node, tmp_path: Path) -> None:
     files, _ = node.files(run)
     assert files["output/bad\\xffname"] == b"1"
     assert os.fsencode(os.listdir(node.folder(run) / "output")[0]) == b"bad\xffname"
+
+
+def test_only_what_has_changed_travels_and_of_a_file_that_grew_the_rest(node: Node) -> None:
+    script = "import os\nfor name in ('same', 'grows', 'changes'): open(name, 'w').write('first ' + name)\n"
+    run = node.start(script, node.record(nproc=2, ranks=[0, 1], outputs=["same", "grows", "changes"]))
+    node.wait_state(run)
+    names = ("outputs/same", "outputs/grows", "outputs/changes")
+    stream = node.open("fetch", run=run, outputs_only=True)
+    stream.result()
+    told = {frame["file"]["path"]: frame["file"] for frame in stream.frames if "file" in frame}
+    assert set(told) == set(names)
+    folder = next(path for path in node.base.parent.rglob("grows") if path.is_file()).parent
+    have = {
+        name: [told[name]["size"], told[name]["mtime_ns"], hashlib.sha256(f"first {name[8:]}".encode()).hexdigest()]
+        for name in names
+    }
+    with open(folder / "grows", "a") as file:
+        file.write(" and more")
+    (folder / "changes").write_text("something else, and longer")
+    files, result = node.files(run, outputs_only=True, have=have)
+    assert files == {"outputs/grows": b" and more", "outputs/changes": b"something else, and longer"}
+    assert (result["files"], result["bytes"], result["missing"]) == (2, 35, [])

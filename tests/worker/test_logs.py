@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpctl_worker.output import logs, tail
-from ddpctl_worker.output.lines import STDOUT, decode, encode
+from ddpctl_worker.output.lines import STDOUT, decode, decode_all, encode
 from tests.worker.node import eventually
 
 
@@ -112,7 +112,7 @@ def test_the_first_and_the_newest_segments_are_kept(tmp_path: Path) -> None:
 def test_the_last_lines(tmp_path: Path, count: int, ranks: set[int] | None) -> None:
     written(tmp_path, 300, segment=4000)
     wanted = [number for number in range(300) if ranks is None or number % 3 in ranks]
-    offset = tail.before_last(str(tmp_path), count, ranks)
+    offset = tail.before_last(str(tmp_path), count, lambda value: ranks is None or value["r"] in ranks)
     found = [number for number in numbers(read_all(tmp_path, offset)) if ranks is None or number % 3 in ranks]
     assert found == (wanted[-count:] if count else [])
 
@@ -121,7 +121,7 @@ def test_the_last_lines_where_one_lies_across_two_reads(tmp_path: Path) -> None:
     """More than is read at once: 700 KB from the end of a segment."""
     written(tmp_path, 1000, size=700)
     for count in (1, 300, 700, 1000):
-        found = numbers(read_all(tmp_path, tail.before_last(str(tmp_path), count, None)))
+        found = numbers(read_all(tmp_path, tail.before_last(str(tmp_path), count, lambda value: True)))
         assert found == list(range(1000))[-count:]
 
 
@@ -129,9 +129,9 @@ def test_the_last_line_with_its_pieces(tmp_path: Path) -> None:
     pieces = [(b"1 a", b"\n"), (b"2 b", b""), (b"2 c", b""), (b"2 d", b"\n"), (b"3 e", b"")]
     blob = b"".join(encode(1.0, 0, STDOUT, text, end) for text, end in pieces)
     (tmp_path / f"{0:020d}.jsonl").write_bytes(blob)
-    assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 1, None))) == [3]
-    assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 2, None))) == [2, 2, 2, 3]
-    assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 3, None))) == [1, 2, 2, 2, 3]
+    assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 1, lambda value: True))) == [3]
+    assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 2, lambda value: True))) == [2, 2, 2, 3]
+    assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 3, lambda value: True))) == [1, 2, 2, 2, 3]
 
 
 def test_half_a_record_is_never_shown(tmp_path: Path) -> None:
@@ -209,3 +209,33 @@ def _until(true: object, seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def timed(folder: Path, moments: list[float]) -> None:
+    """A log of several segments."""
+    offset, segment = 0, b""
+    for number, moment in enumerate(moments):
+        segment += encode(moment, 0, STDOUT, b"%d " % number, b"\n")
+        if number % 7 == 6 or number == len(moments) - 1:
+            (folder / f"{offset:020d}.jsonl").write_bytes(segment)
+            offset, segment = offset + len(segment), b""
+
+
+def test_where_a_time_begins(tmp_path: Path) -> None:
+    """The first line of that time or later, and all that follow it, though a clock went back a little."""
+    moments = [10.0 + number for number in range(40)]
+    moments[20] = 25.0
+    timed(tmp_path, moments)
+    for since, first in ((0.0, 0), (10.0, 0), (10.5, 1), (24.5, 15), (29.5, 21), (49.0, 39), (50.0, 40)):
+        reader = logs.Reader(str(tmp_path))
+        found = numbers(read_all(tmp_path, tail.at_time(str(tmp_path), reader, since)))
+        reader.close()
+        assert found == list(range(first, 40)), since
+
+
+def test_records_are_decoded_at_once_or_one_by_one_with_the_same_result() -> None:
+    whole = [encode(1.5, 3, STDOUT, b"x,y]", b"\n")[:-1], encode(2.0, None, STDOUT, b"caf\xe9", b"\r", 2)[:-1]]
+    for torn in (b"", b"1,2", b"{", b'{"t":1', b"\x00\x00", b'"x"', b"{},{}", b"\xff"):
+        assert decode_all([*whole, torn, *whole]) == [*map(decode, whole), None, *map(decode, whole)]
+    assert decode_all(whole) == [*map(decode, whole)]
+    assert decode_all([]) == []

@@ -11,11 +11,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpctl_worker.output.tail import JUDGE_S
-from tests.worker.node import Node, eventually
+from tests.worker.node import Node, eventually, lines_of
 
 TIME = "2026-01-02T03:04:05+00:00"
 
@@ -132,6 +133,52 @@ def test_only_some_ranks_and_only_the_last_lines(node: Node) -> None:
     assert node.lines(run, lines=0) == []
 
 
+def test_only_lines_with_a_pattern_and_only_since_a_time(node: Node) -> None:
+    script = "import os\nfor i in range(50):\n    print(os.environ['RANK'], i)"
+    run = node.start(script)
+    node.wait_state(run)
+    assert [one["text"] for one in node.lines(run, grep="^1 .*7$")] == ["1 7", "1 17", "1 27", "1 37", "1 47"]
+    assert [one["text"] for one in node.lines(run, grep="7$", ranks=[1], lines=2)] == ["1 37", "1 47"]
+    assert node.lines(run, grep="nowhere") == []
+    assert len(node.lines(run, ago=3600)) == len(node.lines(run, since=0)) == 100
+    assert node.lines(run, since=time.time()) == node.lines(run, ago=0) == []
+    moment = node.lines(run)[60]["time"]
+    later = [one["time"] for one in node.lines(run, since=moment)]
+    assert 0 < len(later) <= 100
+    assert later[0] >= moment
+
+
+def test_a_pattern_that_takes_for_ever_is_ended(node: Node) -> None:
+    """Nothing of it stays on the node: neither the search nor its process."""
+    run = node.start("print('a' * 60 + 'b')", node.record(nproc=1, ranks=[0]))
+    node.wait_state(run)
+    stream = node.open("tail", run=run, grep="(a+)+$")
+    error = stream.last(60)["error"]
+    assert "takes more than 2 s" in error["message"]
+    assert error["hint"]
+    assert stream.process.returncode == 0
+    error = node.open("tail", run=run, grep="(").last()["error"]
+    assert "cannot read the pattern" in error["message"]
+
+
+def test_frames_say_whether_more_is_on_the_way(node: Node) -> None:
+    run = node.start("for i in range(20_000):\n    print(i)", node.record(nproc=1, ranks=[0]))
+    node.wait_state(run)
+    requests: list[dict[str, Any]] = [{}, {"follow": True}, {"follow": True, "grep": "0"}]
+    for request in requests:
+        stream = node.open("tail", run=run, **request)
+        stream.result()
+        more = [frame["more"] for frame in stream.frames if "lines" in frame]
+        assert more == [True] * (len(more) - 1) + [False]
+        assert len(more) > 3
+    requests = [{"lines": 0}, {"grep": "nowhere"}]
+    for request in requests:
+        stream = node.open("tail", run=run, follow=True, **request)
+        stream.result()
+        assert [frame["more"] for frame in stream.frames if "lines" in frame] == [False]
+        assert stream.lines == []
+
+
 def test_tail_ends_when_its_reader_goes_away(node: Node) -> None:
     run = node.start("import time; time.sleep(300)")
     stream = node.open("tail", run=run, follow=True)
@@ -185,7 +232,7 @@ def test_a_line_arrives_soon(node: Node) -> None:
     stream.result()
     ages = []
     for frame, arrived in zip(stream.frames, stream.arrived, strict=True):
-        ages += [arrived - float(line["text"]) for line in frame.get("lines", ())]
+        ages += [arrived - float(line["text"]) for line in lines_of(frame)]
     assert len(ages) == 30
     assert statistics.median(ages) < 0.2
 

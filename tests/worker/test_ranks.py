@@ -64,3 +64,17 @@ def test_a_rank_that_torch_restarts_may_have_another_number(launcher: subprocess
     roster.scan(launcher.pid)
     assert roster.rank_of(0, launcher.pid) == 0
     roster.ended(followed[1])
+
+
+def test_a_process_that_turns_out_to_be_a_rank_is_listed_as_one(launcher: subprocess.Popen[str]) -> None:
+    """Its pid was in the tree before: it had not begun its script."""
+    roster = Roster({"rendezvous": "static", "ranks": [1]}, lambda fd, on: None)
+    starts(launcher, 1)
+    before = roster.changed([])
+    assert before is not None
+    assert before["ranks"] == {}
+    roster.scan(launcher.pid)
+    after = roster.changed([])
+    assert after is not None
+    assert list(after["ranks"]) == ["1"]
+    assert roster.changed([]) is None

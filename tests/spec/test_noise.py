@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpctl.render.lines import Held
 from ddpctl.spec.event import Line
+from ddpctl.spec.noise import Held
 
 NOTICE = """/opt/env/lib/python3.11/site-packages/torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated
 and will be removed in future. Use torchrun.
@@ -32,7 +32,7 @@ def shown(*lines: Line) -> list[str]:
 
 
 def launcher(text: str, host: str = "node0") -> Line:
-    return Line(host, None, "stderr", "2026-01-01T00:00:00+00:00", text)
+    return Line(host, None, "stderr", 0.0, text)
 
 
 def test_the_two_blocks_are_held_back() -> None:
@@ -57,5 +57,5 @@ def test_anything_else_of_the_launcher_is_shown_at_once() -> None:
 
 
 def test_a_rank_may_print_the_very_same() -> None:
-    line = Line("node0", 0, "stderr", "2026-01-01T00:00:00+00:00", NOTICE[0])
+    line = Line("node0", 0, "stderr", 0.0, NOTICE[0])
     assert shown(line) == [NOTICE[0]]

@@ -1,0 +1,86 @@
+"""`ddpctl init` before it contacts a host: what it refuses, and what it then asks to be given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.files.foreign.test_read import BROKEN
+from tests.lab.command import AtTerminal, Ddpctl, Done
+
+TRAIN = "import torch.distributed as dist\ndist.init_process_group()\nif __name__ == '__main__':\n    pass\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "code"
+    path.mkdir()
+    (path / "train.py").write_text(TRAIN)
+    return path
+
+
+def refused(done: Done, *words: str) -> None:
+    assert done.rc == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["slots that are none", "an open quote", "hosts as a list", "machines that are none"])
+def test_a_broken_file_is_refused_with_line_and_column(name: str, ddpctl: Ddpctl, folder: Path) -> None:
+    text, (line, column), word = BROKEN[name]
+    (folder / "hosts").write_text(text)
+    refused(ddpctl("init", "--from", "hosts", cwd=folder), f"error: hosts:{line}:{column}: ", word)
+    assert not (folder / "inventory.yaml").exists()
+
+
+def test_what_is_missing_has_an_option(ddpctl: Ddpctl, folder: Path) -> None:
+    refused(ddpctl("init", cwd=folder), "no host", "--host gpu1")
+    (folder / "main.py").write_text(TRAIN)
+    refused(ddpctl("init", "--host", "a", cwd=folder), "main.py, train.py", "--script FILE")
+    refused(ddpctl("init", "--host", "a", "--script", "none.py", cwd=folder), "none.py is not here")
+    refused(ddpctl("init", "--host", "a", "--", "torchrun", "--nnodes=x", "t.py", cwd=folder), "--:1:19: nnodes 'x'")
+    refused(ddpctl("init", "--host", "a b:x", cwd=folder), "--host: 'x' is not a port")
+    refused(ddpctl("init", "--host", "a", "--cluster", "no such", cwd=folder), "--cluster 'no such'")
+    words = ("--host", "a", "--script", "main.py", "--python", "venv/bin/python")
+    refused(ddpctl("init", *words, cwd=folder), "python", "relative")
+    (folder / "hosts").write_text("[gpus]\na\nb\n")
+    refused(ddpctl("init", "--from", "hosts", "--host", "c", cwd=folder), "no such host or group", "groups gpus")
+
+
+def test_a_file_that_is_there_stays(ddpctl: Ddpctl, folder: Path) -> None:
+    (folder / "inventory.yaml").write_text("mine")
+    refused(ddpctl("init", "--host", "a", "--yes", cwd=folder), "inventory.yaml is there already", "-i FILE")
+    other = folder / "other.yaml"
+    other.write_text("mine")
+    refused(ddpctl("init", "--host", "a", "--yes", cwd=folder, inventory=other), "other.yaml is there already")
+    assert other.read_text() == (folder / "inventory.yaml").read_text() == "mine"
+
+
+def test_a_group_and_a_script_are_chosen_by_number(ddpctl: Ddpctl, folder: Path) -> None:
+    """Nobody listens on port 1 of this machine: the host that was chosen is named."""
+    (folder / "main.py").write_text(TRAIN)
+    nowhere = "ansible_host=127.0.0.1 ansible_port=1"
+    (folder / "hosts").write_text(f"[web]\nw1 {nowhere}\n[gpu]\ng1 {nowhere}\n")
+    run = ddpctl.start("init", "--from", "hosts", cwd=folder, terminal=True)
+    assert isinstance(run, AtTerminal)
+    run.wait_for(r"1  all 2 hosts\s+2  web: w1\s+3  gpu: g1\s+Which hosts\? \[1\]: ")
+    run.type("4\n3\n")
+    run.wait_for(r"1  main.py\s+2  train.py\s+Which script is to run\? \[1\]: ")
+    run.type("\n")
+    done = run.wait()
+    assert done.rc == 4, done.stdout
+    assert "g1: 127.0.0.1:1 refuses the connection" in done.stdout
+    assert "w1: 127" not in done.stdout
+    assert not (folder / "inventory.yaml").exists()
+
+
+def test_the_end_of_input_is_an_interrupt(ddpctl: Ddpctl, folder: Path) -> None:
+    run = ddpctl.start("init", cwd=folder, terminal=True)
+    assert isinstance(run, AtTerminal)
+    run.wait_for("Hosts .*: ")
+    run.type("\x04")
+    done = run.wait()
+    assert done.rc == 130, done.stdout
+    assert not (folder / "inventory.yaml").exists()

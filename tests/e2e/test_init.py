@@ -1,0 +1,239 @@
+"""`ddpctl init` on real hosts: from an empty home to the first all-reduce, at a terminal and without one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from ddpctl.files.inventory import load_inventory
+from tests.conftest import MakeLab
+from tests.files.foreign.samples import ACCELERATE
+from tests.lab import Lab
+from tests.lab.command import COLUMNS, PATH, PROGRAM, ROWS, Ddpctl, Done
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """\
+import os
+import torch
+import torch.distributed as dist
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    one = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(one)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {one.item():g} torch {torch.__version__}")
+    dist.destroy_process_group()
+"""
+SUM = r"rank \d of 2: sum 3 torch 2\.13"
+
+
+class Desk:
+    """A person's machine: a home with nothing but a key in it, and a folder with a training script."""
+
+    def __init__(self, lab: Lab, folder: Path, ddpctl: Ddpctl) -> None:
+        self.lab, self.ddpctl = lab, ddpctl
+        self.home, self.code = folder / "home", folder / "code"
+        (self.home / ".ssh").mkdir(parents=True, mode=0o700)
+        shutil.copy2(lab.key, self.home / ".ssh" / "id_ed25519")
+        self.code.mkdir()
+        (self.code / "train.py").write_text(TRAIN)
+
+    @property
+    def inventory(self) -> Path:
+        return self.code / "inventory.yaml"
+
+    def __call__(self, *args: str, timeout: float = 120) -> Done:
+        return self.ddpctl(*args, home=self.home, cwd=self.code, timeout=timeout)
+
+    def at_terminal(self, *args: str) -> pexpect.spawn[str]:
+        env = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8", "USER": "root", "LOGNAME": "root"}
+        size, place = (ROWS, COLUMNS), str(self.code)
+        env["TERM"] = "xterm-256color"
+        return pexpect.spawn(
+            str(PROGRAM), list(args), env=env, cwd=place, timeout=120, dimensions=size, encoding="utf-8"
+        )
+
+    def ssh_config(self, text: str = "") -> None:
+        hosts = "".join(f"Host {host.name}\n  HostName {host.address}\n  User root\n" for host in self.lab)
+        (self.home / ".ssh" / "config").write_text(hosts + text)
+
+
+@pytest.fixture
+def desk(lab: Lab, tmp_path: Path, ddpctl: Ddpctl, python213: str) -> Iterator[Desk]:
+    """On the hosts torch is in ~/venv."""
+    for host in lab.hosts[:2]:
+        host.run(["ln", "-sfn", str(Path(python213).parents[1]), "/root/venv"])
+    yield Desk(lab, tmp_path, ddpctl)
+    for host in lab.hosts[:2]:
+        host.run(["rm", "-f", "/root/venv"])
+
+
+def end(child: pexpect.spawn[str]) -> int:
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus is not None, child.before
+    return int(child.exitstatus)
+
+
+def choose_torch(child: pexpect.spawn[str]) -> None:
+    """Where this machine's system has a torch too, there is a choice; the newest is proposed."""
+    if child.expect([r"Which Python[^\n]*\[1\]: ", r"python: torch 2\.13"]) == 0:
+        child.sendline("")
+        child.expect(r"python: torch 2\.13\S* in ~/venv/bin/python")
+
+
+def test_at_a_terminal_from_nothing_to_the_first_all_reduce(desk: Desk, lab: Lab) -> None:
+    init = desk.at_terminal("init")
+    init.expect("Hosts .*: ")
+    init.sendline("gpu[1-")
+    init.expect("brackets")
+    init.sendline(f"root@{lab[0].address} {lab[1].address}")
+    init.expect(r"SHA256:(?s:.*)add 2 keys\? \[y/N\]: ")
+    init.sendline("y")
+    choose_torch(init)
+    init.expect("wrote inventory.yaml: 2 hosts")
+    init.expect("next: ddpctl up\r\n")
+    assert end(init) == 0
+
+    inventory = load_inventory(desk.inventory)
+    assert inventory.names == (lab[0].address, lab[1].address)
+    assert inventory.hosts[0].python == "~/venv/bin/python"
+    assert inventory.job().script == "train.py"
+    assert "# " in desk.inventory.read_text()
+
+    up = desk.at_terminal("up")
+    up.expect(SUM)
+    up.expect("succeeded on 2 nodes, world size 2")
+    assert end(up) == 0
+
+    again = desk.at_terminal("init")
+    again.expect(r"inventory.yaml is there already. Replace it\? \[y/N\]: ")
+    again.sendline("")
+    again.expect("error: inventory.yaml is there already; it was left as it is")
+    assert end(again) == 2
+
+
+def test_without_a_terminal_by_options(desk: Desk, lab: Lab) -> None:
+    desk.ssh_config()
+    (desk.code / "other.py").write_text(TRAIN)
+    missing = desk("init", "--yes")
+    assert (missing.rc, "--host gpu1" in missing.stderr) == (2, True)
+    several = desk("init", "--host", "node[0-1]")
+    assert (several.rc, "--script FILE" in several.stderr) == (2, True)
+    keys = desk("init", "--host", "node[0-1]", "--script", "other.py")
+    assert keys.rc == 2
+    assert "ddpctl init --yes" in keys.stderr
+    assert "SHA256:" in keys.stdout
+    assert not desk.inventory.exists()
+
+    words = ("--cluster", "desk", "--python", "~/venv/bin/python", "--yes")
+    line = ("--", "torchrun", "--nnodes=2", "--nproc_per_node=1", "other.py", "--lr", "0.1")
+    done = desk("init", "--host", "node0", "--host", "node1", "--job", "first", *words, *line).ok()
+    assert "all checks passed" in done.stdout or "warning" in done.stdout
+    inventory = load_inventory(desk.inventory)
+    assert (inventory.cluster, inventory.names) == ("desk", ("node0", "node1"))
+    job = inventory.job("first")
+    assert (job.script, job.args, job.nproc_per_node) == ("other.py", ("--lr", "0.1"), 1)
+    up = desk("up", "--deep").ok()
+    assert re.search(SUM, up.stdout)
+
+    before = desk.inventory.read_text()
+    refused = desk("init", "--host", "node0", "--yes")
+    assert (refused.rc, "-i FILE" in refused.stderr) == (2, True)
+    assert desk.inventory.read_text() == before
+
+
+def test_a_host_that_is_down_is_left_out_only_when_confirmed(desk: Desk, lab: Lab) -> None:
+    desk.ssh_config()
+    lab[1].reject(port=22)
+    refused = desk("init", "--host", "node[0-1]", "--yes")
+    assert refused.rc == 4
+    assert "node1" in refused.stderr
+    assert "refuses the connection" in refused.stderr
+    assert not desk.inventory.exists()
+
+    init = desk.at_terminal("init", "--python", "~/venv/bin/python")
+    init.expect("1  node0\r\n")
+    init.expect("Hosts .*: ")
+    init.sendline("1-2")
+    init.expect(r"node1: [^\n]*refuses(?s:.*)Leave node1 out\? \[y/N\]: ")
+    init.sendline("y")
+    init.expect("wrote inventory.yaml: 1 host\r\n")
+    assert end(init) == 0
+    assert load_inventory(desk.inventory).names == ("node0",)
+
+
+def test_ctrl_c_leaves_no_file(desk: Desk) -> None:
+    desk.ssh_config()
+    init = desk.at_terminal("init", "--host", "node[0-1]", "--python", "~/venv/bin/python")
+    init.expect(r"add \d keys?\? \[y/N\]: ")
+    init.sendline("y")
+    init.expect("preflight")
+    init.kill(signal.SIGINT)
+    init.expect("interrupted")
+    assert end(init) == 130
+    assert [path.name for path in desk.code.iterdir()] == ["train.py"]
+
+
+def test_hosts_that_other_tools_know(desk: Desk, lab: Lab) -> None:
+    """Each kind of file, through the command: the inventory has the hosts, and they are fine."""
+    desk.ssh_config()
+    ini = "".join(f"gpu{n} ansible_host={lab[n].address}\n" for n in (0, 1))
+    login = "ansible_user=root\nansible_ssh_private_key_file=~/.ssh/id_ed25519\n"
+    yaml = "".join(f"    gpu{n}:\n      ansible_host: {lab[n].address}\n" for n in (0, 1))
+    accelerate = ACCELERATE.replace("192.168.20.1", lab[0].address).replace("num_processes: 8", "num_processes: 2")
+    (desk.code / "hostfile").write_text("# two hosts\nnode0 slots=1\nnode1 slots=1\nnode2 slots=1\n")
+    (desk.code / "hosts.ini").write_text(f"[web]\nwww.example.com\n\n[gpus]\n{ini}\n[gpus:vars]\n{login}")
+    (desk.code / "hosts.yml").write_text(f"---\ngpus:\n  hosts:\n{yaml}  vars: {{ansible_user: root}}\n")
+    (desk.code / "accelerate.yaml").write_text(accelerate)
+    deepspeed = ("--", "deepspeed", "--hostfile", "hostfile", "--include", "node0:0@node1", "train.py", "--lr", "1")
+    ways: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        "hostfile": (("--from", "hostfile", "--host", "node[0-1]"), ("node0", "node1")),
+        "ini": (("--from", "hosts.ini", "--host", "gpus"), ("gpu0", "gpu1")),
+        "yaml": (("--from", "hosts.yml"), ("gpu0", "gpu1")),
+        "accelerate": (("--from", "accelerate.yaml", "--host", "node1"), (lab[0].address, "node1")),
+        "deepspeed": (deepspeed, ("node0", "node1")),
+    }
+    for name, (words, names) in ways.items():
+        file = desk.code / f"{name}.inventory.yaml"
+        done = desk("init", "-i", file.name, "--yes", "--python", "~/venv/bin/python", *words).ok()
+        assert f"next: ddpctl up {file.name}" in done.stdout
+        inventory = load_inventory(file)
+        assert inventory.names == names
+        assert inventory.job().script == "train.py"
+    assert inventory.hosts[0].env == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert inventory.job().args == ("--lr", "1")
+    accelerated = load_inventory(desk.code / "accelerate.inventory.yaml").job()
+    assert (accelerated.master_port, accelerated.nproc_per_node) == (9898, 1)
+    few = desk("init", "-i", "x.yaml", "--yes", "--from", "accelerate.yaml")
+    assert (few.rc, "2 hosts and names 1" in few.stderr) == (2, True)
+
+
+def test_a_red_preflight_is_shown_and_the_file_is_there(desk: Desk, lab: Lab) -> None:
+    desk.ssh_config()
+    (desk.code / "train.py").write_text("import nothing_of_that_name\n" + TRAIN)
+    done = desk("init", "--host", "node[0-1]", "--python", "~/venv/bin/python", "--yes")
+    assert done.rc == 3, done.stderr
+    assert "nothing_of_that_name" in done.stdout
+    assert "fixes" in done.stdout
+    assert load_inventory(desk.inventory).names == ("node0", "node1")
+
+
+def test_the_fast_network_is_found(make_lab: MakeLab, tmp_path: Path, ddpctl: Ddpctl, python213: str) -> None:
+    """SSH comes in over a tunnel, and all hosts share another network."""
+    lab = make_lab(2, fabric=True)
+    for host in lab:
+        host.run("ip link set eth0 down && ip link set eth0 name tun0 && ip link set tun0 up")
+    desk = Desk(lab, tmp_path, ddpctl)
+    desk.ssh_config()
+    done = desk("init", "--host", "node[0-1]", "--python", python213, "--yes").ok()
+    assert "network: eth1" in done.stdout
+    assert "all of them have" not in done.stdout, "the second look has nothing to say"
+    assert {host.interface for host in load_inventory(desk.inventory).hosts} == {"eth1"}

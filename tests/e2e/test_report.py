@@ -1,0 +1,112 @@
+"""One page about a run: live, ended, from another machine, without one of its hosts, and of a run that failed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.site import Site, until
+from tests.lab import Lab
+from tests.lab.command import Done
+
+TRAIN = Path(__file__).parents[1] / "pages" / "train.py"
+# No torch: it fails before anything else could.
+FAILS = """\
+import json, os, time
+with open(os.environ["DDPCTL_METRICS"], "a") as file:
+    for step in range(3000):
+        loss = 1 / (step + 1) if step < 2000 else float("nan")
+        file.write(json.dumps({"step": step, "loss": loss}) + "\\n")
+time.sleep(1)
+if os.environ["RANK"] == "1":
+    raise ValueError("<b>weights</b> are nan")
+time.sleep(60)
+"""
+
+
+def document(site: Site, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = site("report", job, "--json").ok().json()
+    return found
+
+
+def curve(report: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in report["metrics"] if one["name"] == name)
+    return found
+
+
+def page(site: Site, job: str) -> tuple[Done, str]:
+    done = site("report", job, "--html", "report.html").ok()
+    text = (site.folder / "report.html").read_text()
+    assert "<script" not in text
+    assert " src=" not in text
+    return done, text
+
+
+def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
+    """Rank 1 is killed after a checkpoint; the nodes carry on from that."""
+    site.only(0, 1)
+    job = site.job("twice", TRAIN.read_text(), "300", "150", restarts=1)
+    run = site.up(job)["run"]
+
+    def live() -> dict[str, Any] | None:
+        found = document(site, job)
+        return found if found["metrics"] and found["state"] in ("starting", "running") else None
+
+    first = until(live, 120, "no metrics in a report of a live run", pause=1.0)
+    assert (first["run"], first["ended"], first["missing"]) == (run, None, [])
+    assert first["verdict"].startswith(f"{first['state']} for ")
+    assert site.wait_for_state(job, "succeeded", timeout=150)["attempt"] == 2
+
+    done = document(site, job)
+    assert done["verdict"].startswith("succeeded after ")
+    assert done["verdict"].endswith(", in attempt 2 after 1 failure")
+    assert done["world_size"] == 2
+    assert done["command"][-3:] == ["twice.py", "300", "150"]
+    assert done["settings"]["args"] == ["300", "150"]
+    assert [one["torch"] for one in done["nodes"]] == ["2.13.0+cpu"] * 2
+    assert done["attempts"][0]["cause"]["rank"] == 1
+    loss = curve(done, "loss")
+    assert [line["attempt"] for line in loss["lines"]] == [1, 2]
+    assert loss["lines"][0]["points"][0][0] == 10
+    assert loss["lines"][1]["points"][0][0] == 110, "the second attempt continues from step 100"
+    assert loss["lines"][1]["points"][-1][0] == 300
+    for line in loss["lines"]:
+        assert all(before < after for (before, _), (after, _) in pairwise(line["points"]))
+    assert done["network"]["hosts"] == ["node0", "node1"]
+    assert len(done["network"]["links"]) == 2
+    assert done["checkpoints"][0]["name"] == "step_000300.pt"
+
+    shown, text = page(site, job)
+    assert "attempt 2 after 1 failure" in shown.stdout
+    assert "rank 1 was killed by SIGKILL" in text
+    assert text.count('class="pygal-chart"') == 2
+
+    from_elsewhere = document(site.elsewhere("other"), job)
+    assert from_elsewhere == done | {"made": from_elsewhere["made"]}, "the nodes hold the truth"
+
+    lab[1].power_off()
+    left = document(site, job)
+    assert [one["host"] for one in left["missing"]] == ["node1"]
+    assert left["network"] == done["network"]
+    shown, text = page(site, job)
+    assert "not in this report: node1: " in shown.stdout
+    assert "Not in this report: 1 host of 2" in text
+
+
+def test_a_run_that_failed_without_preflight(site: Site) -> None:
+    site.only(0, 1)
+    job = site.job("fails", FAILS)
+    site.up(job, "--skip-preflight")
+    site.wait_for_state(job, "failed")
+    found = document(site, job)
+    assert (found["state"], found["cause"]["rank"], found["network"]) == ("failed", 1, None)
+    loss = curve(found, "loss")
+    assert (loss["not_finite"], loss["not_finite_at"], loss["count"]) == (2000, 2000, 4000)
+    assert len(loss["lines"][0]["points"]) <= 500
+    shown, text = page(site, job)
+    assert "not measured: preflight was skipped" in shown.stdout
+    assert "ValueError: <b>weights</b> are nan" in shown.stdout
+    assert "&lt;b&gt;weights&lt;/b&gt; are nan" in text
+    assert "<b>weights" not in text
+    assert "are not finite" in text

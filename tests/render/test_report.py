@@ -1,0 +1,112 @@
+"""A report about a run, for a terminal and as a page: whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl.render.console import make_console
+from ddpctl.render.report import report_view, sparkline
+from ddpctl.render.report_page import MOST_CHARTS, report_html
+from ddpctl.spec.report import RunReport
+from tests.render.reports import small, worst
+
+
+def shown(report: RunReport) -> str:
+    out = io.StringIO()
+    make_console(out).print(report_view(report))
+    return out.getvalue()
+
+
+def test_the_verdict_comes_first_then_the_metrics_then_what_ran() -> None:
+    text = shown(small())
+    assert text.startswith("train  succeeded after 12 min 12 s  run 20261124T030000Z-aaaaaa  cluster lab\n")
+    order = [
+        "succeeded after",
+        "ATTEMPT",
+        "loss",
+        "started  2026-11-24 03:00:00 UTC by anna on desk",
+        "code     commit",
+    ]
+    places = [text.index(word) for word in order]
+    assert places == sorted(places)
+    assert "commit 3f2c91a0b2c4, with changes that were not committed" in text
+    assert "network" not in text, "one host has none"
+
+
+def test_a_secret_in_the_environment_is_in_no_report() -> None:
+    report = small()
+    assert report.to_json()["settings"]["env"] == {"API_KEY": "********", "OMP_NUM_THREADS": "4"}
+    assert "hunter2" not in report_html(report) + json.dumps(report.to_json()) + shown(report)
+
+
+def test_a_live_run_says_so() -> None:
+    node = replace(small().run.nodes[0], state="running", ended=None)
+    live = replace(small(), run=replace(small().run, nodes=(node,)))
+    assert live.headline == "running for 13 min"
+    assert "The run was live at that time." in report_html(live)
+
+
+class Markup(HTMLParser):
+    """The page's elements, each closed in its order."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("report", [small(), worst(8, 30)], ids=["small", "worst"])
+def test_the_page_is_whole_and_nothing_in_it_is_markup_or_a_request(report: RunReport) -> None:
+    page = report_html(report)
+    markup = Markup()
+    markup.feed(page)
+    assert markup.open == []
+    assert not markup.seen & {"script", "link", "img", "iframe", "a", "object"}
+    assert not re.search(r"""@import|url\(|\ssrc=|javascript:|\x1b|\u202e""", page)
+
+
+def test_the_largest_page_can_still_be_sent() -> None:
+    assert len(report_html(worst())) < 8 << 20
+
+
+def test_names_without_end_do_not_make_a_page_without_end() -> None:
+    report = small()
+    many = tuple(replace(report.curves[0], name=f"loss_{number}") for number in range(100))
+    page = report_html(replace(report, curves=many))
+    assert page.count('class="pygal-chart"') == MOST_CHARTS
+    assert f"{100 - MOST_CHARTS} more names left out" in page
+
+
+def test_the_largest_report_in_a_terminal() -> None:
+    text = shown(worst())
+    assert "not in this report: gpu-node-with-a-long-name-005" in text
+    assert "17 values from step 812 on are not finite" in text
+    assert "\x1b" not in text
+
+
+@given(st.lists(st.floats(-1e299, 1e299), min_size=1, max_size=200))
+def test_a_sparkline_of_any_values(values: list[float]) -> None:
+    drawn = sparkline(values, 24)
+    assert len(drawn) == min(24, len(values))
+    assert set(drawn) <= set("▁▂▃▄▅▆▇█")

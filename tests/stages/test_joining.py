@@ -1,0 +1,76 @@
+"""What is said while some nodes have not started their ranks yet."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ddpctl.spec.event import Event, Note
+from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.stages import joining as stage
+from tests.transport.dry import Asked, DryFleet, DryTransport
+
+RUN = "20260101T000000Z-aaaaaa"
+HOSTS = ["a", "b", "c"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(stage, "AGAIN_S", 0.01)
+
+
+def told(*looks: dict[str, str]) -> list[str]:
+    """What is said of a run whose hosts are in these states, look by look; the last one stays."""
+    seen: dict[str, int] = {}
+
+    def answer(asked: Asked) -> dict[str, Any]:
+        number = seen[asked.host] = seen.get(asked.host, -1) + 1
+        state = looks[min(number, len(looks) - 1)][asked.host]
+        names = {"run": RUN, "job": "train", "cluster": "lab", "host": asked.host, "node_rank": HOSTS.index(asked.host)}
+        return {
+            "runs": [
+                {**names, "state": state.lower(), "pid": None if state.isupper() else 7, "record": {"hosts": HOSTS}}
+            ]
+        }
+
+    said: list[str] = []
+
+    def tell(event: Event) -> None:
+        assert isinstance(event, Note)
+        said.append(event.message)
+
+    run = RunStatus("train", RUN, "lab", tuple(NodeStatus(host, rank, "starting") for rank, host in enumerate(HOSTS)))
+    with stage.joining(run, DryFleet(DryTransport(host, {"status": answer}) for host in HOSTS), tell, patience=0.01):
+        deadline = time.monotonic() + 20
+        while min(seen.get(host, 0) for host in HOSTS) < len(looks) - 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+    return said
+
+
+def states(*values: str) -> dict[str, str]:
+    return dict(zip(HOSTS, values, strict=True))
+
+
+def test_who_is_waited_for_is_said_once_and_so_is_that_all_have_come() -> None:
+    """STARTING: its launcher is not there yet."""
+    first = states("starting", "STARTING", "PENDING")
+    one, all_started = states("running", "starting", "starting"), states("running", "running", "running")
+    assert told(first, first, states("starting", "starting", "starting"), one, all_started) == [
+        "launchers run on 1 of 3 nodes; waiting for b,c",
+        "launchers run on all 3 nodes, and wait for each other: no rank has started yet",
+        "ranks run on 1 of 3 nodes; waiting for b,c",
+        "ranks run on all 3 nodes",
+    ]
+
+
+def test_a_start_that_is_quick_needs_no_words() -> None:
+    assert told(states("running", "running", "running")) == []
+
+
+@pytest.mark.parametrize("end", ["failed", "killed", "succeeded"])
+def test_a_run_of_which_a_part_is_over_is_not_waited_for(end: str) -> None:
+    assert told(states("running", "starting", end)) == []

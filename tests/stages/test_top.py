@@ -1,0 +1,145 @@
+"""Watching hosts: what they say becomes one picture, and what becomes of a host is its own row."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ddpctl.errors import DdpctlError, RemoteError, Unreachable
+from ddpctl.spec.top import Overview
+from ddpctl.stages import top as stage
+from ddpctl.stages.top import HostWatch, look
+from ddpctl.transport import answers, limits
+from ddpctl.transport.base import Frame
+from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
+
+RANK = {"pid": 41, "state": "running", "cpu": 99.5, "rss_mb": 10.5, "output_age_s": 0.5, "metrics": {"step": 3}}
+GPU = {
+    "index": 0,
+    "name": "NVIDIA H100",
+    "use": 97.0,
+    "memory": 1,
+    "memory_total": 2,
+    "temperature": 71.0,
+    "power_w": 350.5,
+    "power_limit_w": None,
+    "holders": [{"pid": 41, "user": "ada", "command": "x", "job": "train", "run": "r1", "rank": 0, "memory": None}],
+    "error": None,
+}
+
+
+def pulse(**changes: Any) -> dict[str, Any]:
+    return {
+        "load": 0.5,
+        "cores": 8,
+        "cpu": None,
+        "memory": {"total": 64, "available": 60},
+        "late": {},
+        "gpus": {"gpus": [GPU], "error": None},
+        "runs": {"r1": {"heartbeat_age_s": 0.5, "last_output_age_s": None, "ranks": {"0": RANK}}},
+        **changes,
+    }
+
+
+def status(host: str, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
+    record = {"hosts": list(hosts), "world_size": len(hosts)}
+    where = {"host": host, "node_rank": hosts.index(host), "ranks": [hosts.index(host)]}
+    return {"run": "r1", "job": "train", "cluster": "lab", "state": state, "record": record, **where}
+
+
+def says(host: str, over: threading.Event | None = None) -> Stream:
+    """A status and a pulse; then nothing until it is ``over``."""
+
+    def frames() -> Iterator[Frame]:
+        yield from (Frame({"run": status(host)}), Frame({"pulse": pulse()}))
+        if over is not None:
+            over.wait(30)
+
+    return Stream(frames(), {})  # type: ignore[arg-type]
+
+
+def until(watch: HostWatch, done: Callable[[Overview], Any], seconds: float = 20) -> Overview:
+    deadline = time.monotonic() + seconds
+    while not done(seen := watch.overview()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.02)
+    return seen
+
+
+def test_one_look_at_all_hosts() -> None:
+    gone = DryTransport("b", unreachable=Unreachable("no route to b", host="b"))
+    seen, outcome = look(DryFleet([DryTransport("a", {"top": says("a")}), gone]))
+    assert list(outcome.errors) == ["b"]
+    first, second = seen.hosts
+    assert first.pulse is not None
+    assert first.pulse.gpus is not None
+    assert first.pulse.gpus[0].holders[0].rank == 0
+    assert first.pulse.runs["r1"]["0"].metrics == {"step": 3}
+    assert (second.pulse, second.error) == (None, "no route to b")
+    (run,) = seen.runs
+    assert [node.state for node in run.nodes] == ["running", "unreachable"]
+
+
+def test_a_host_that_breaks_is_a_row_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr(limits, "RETRY_MOST_S", 0.1)
+    over = threading.Event()
+    ill: list[DdpctlError | Stream] = [Unreachable("no route to b", host="b")]
+
+    def b(asked: Asked) -> DdpctlError | Stream:
+        return ill[0]
+
+    watch = HostWatch(DryFleet([DryTransport("a", {"top": says("a", over)}), DryTransport("b", {"top": b})]))
+    watch.start()
+    until(watch, lambda seen: seen.hosts[1].error == "no route to b")
+    ill[0] = RemoteError("python is missing", kind="bug", host="b")
+    until(watch, lambda seen: seen.hosts[1].error == "python is missing")
+    ill[0] = Stream([Frame({"pulse": {"load": "high"}})], {})
+    until(watch, lambda seen: "top: pulse" in (seen.hosts[1].error or ""))
+    assert watch.overview().hosts[0].host == "a"
+    ill[0] = says("b", over)
+    until(watch, lambda seen: seen.hosts[1].pulse and [node.state for node in seen.runs[0].nodes] == ["running"] * 2)
+    watch.stop()
+    over.set()
+
+
+def test_a_host_that_says_nothing_more_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "SILENT_S", -1.0)
+    seen, _ = look(DryFleet([DryTransport("a", {"top": says("a")})]))
+    assert seen.hosts[0].error == "silent for 0 s"
+
+
+def test_a_run_that_is_removed_goes() -> None:
+    frames = [Frame({"run": status("a")}), Frame({"pulse": pulse()}), Frame({"pulse": pulse(runs={})})]
+    seen, _ = look(DryFleet([DryTransport("a", {"top": Stream(frames, {})})]))
+    assert seen.runs == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpu": float("nan")},
+        {"cpu": 101.0},
+        {"cores": -1},
+        {"memory": {"total": 1}},
+        {"late": {"gpus": "long"}},
+        {"gpus": {"gpus": [{**GPU, "use": -1.0}], "error": None}},
+        {"gpus": {"gpus": [{**GPU, "holders": [{"pid": 1}]}], "error": None}},
+        {"runs": {"../r1": {}}},
+        {"runs": {"r1": {"ranks": {"x": RANK}}}},
+        {"runs": {"r1": {"ranks": {"0": {**RANK, "state": "x" * 21}}}}},
+    ],
+)
+def test_what_no_pulse_is_like_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(RemoteError) as caught:
+        answers.frame("top", Frame({"pulse": pulse(**changes)}), "a", {})
+    assert caught.value.kind == "protocol"
+
+
+def test_a_node_speaks_for_itself() -> None:
+    with pytest.raises(RemoteError, match="another host"):
+        answers.frame("top", Frame({"run": status("b")}), "a", {})

@@ -1,0 +1,91 @@
+"""What is published: a wheel and a source distribution, and three ways to install them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uv
+
+from ddpctl import __version__
+from ddpctl.environment.origins import origins, pip_settings
+from ddpctl.environment.resolve import uv_environment
+from ddpctl.spec.inventory import Environment
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+UV = uv.find_uv_bin()
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """uv with the package sources of this machine's pip, and folders of its own."""
+    found = uv_environment(origins(Environment(), os.environ, pip_settings(os.environ)))
+    ours = {"UV_TOOL_DIR": "tools", "UV_TOOL_BIN_DIR": "bin", "PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin"}
+    return found | {name: str(folder / below) for name, below in ours.items()} | {"PIP_NO_COMPILE": "1"}
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, env=variables(folder), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with both; the wheel is built from the source distribution, as an index would have it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run([UV, "build", "--quiet", "--python", sys.executable, "--out-dir", str(folder), str(ROOT)], folder)
+    return folder
+
+
+def wheel(published: Path) -> Path:
+    return next(published.glob("*.whl"))
+
+
+def test_the_wheel_has_both_programs_and_the_jobs(published: Path) -> None:
+    names = set(zipfile.ZipFile(wheel(published)).namelist())
+    for name in ("ddpctl/cli/app.py", "ddpctl_worker/__main__.py", "ddpctl/jobs/resnet_ddp.py"):
+        assert name in names
+    assert not [name for name in names if name.startswith(("tests", "docs", "inventory"))]
+
+
+def test_the_source_distribution_has_what_its_tests_need(published: Path) -> None:
+    with tarfile.open(next(published.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("Makefile", "README.md", "docs/start.md", "inventory/local.yaml", "tests/test_package.py"):
+        assert name in names
+
+
+def by_uv(wheel: Path, folder: Path) -> Path:
+    run([UV, "tool", "install", "--quiet", "--python", sys.executable, str(wheel)], folder)
+    return folder / "bin" / "ddpctl"
+
+
+def by_pipx(wheel: Path, folder: Path) -> Path:
+    run([UV, "tool", "run", "--quiet", "--python", sys.executable, "pipx", "install", str(wheel)], folder)
+    return folder / "bin" / "ddpctl"
+
+
+def by_pip(wheel: Path, folder: Path) -> Path:
+    run([sys.executable, "-m", "venv", "venv"], folder)
+    run(["venv/bin/pip", "install", "-qq", "--disable-pip-version-check", str(wheel)], folder)
+    return folder / "venv" / "bin" / "ddpctl"
+
+
+@pytest.mark.parametrize("way", [by_uv, by_pipx, by_pip])
+def test_an_installed_ddpctl_plans_a_job(way: Callable[[Path, Path], Path], published: Path, tmp_path: Path) -> None:
+    """Far from the checkout: the command, the inventory's reader, the plan, and the jobs that ship with it."""
+    ddpctl = str(way(wheel(published), tmp_path))
+    assert run([ddpctl, "--version"], tmp_path).split() == ["ddpctl", __version__]
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("")
+    (work / "inventory.yaml").write_text("hosts: [{name: here, connection: local}]\njobs: {a: {script: train.py}}\n")
+    assert "torch.distributed" in run([ddpctl, "up", "--dry-run"], work)

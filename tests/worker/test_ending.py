@@ -1,0 +1,34 @@
+"""A node's own view of how a run ends, and a stop that comes before the nodes have agreed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import FAILED, KILLED
+from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.run.ending import Ending
+from ddpctl_worker.run.findings import Findings
+
+EARLY = outcomes.failed(outcomes.ended_early("node0", 0, "2026-01-02T03:04:05+00:00", 5.0), suspect=True)
+RAISED = outcomes.failed(outcomes.cause("node0", "exited", "rank 0 exited with code 1", rank=0, exit_code=1))
+VICTIM = RAISED._replace(victim=True)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "state"),
+    [(None, KILLED), (VICTIM, KILLED), (EARLY, KILLED), (RAISED, FAILED)],
+    ids=["nothing", "victim", "ended early", "failed"],
+)
+def test_a_stop_ends_what_has_not_failed_by_itself(candidate: Outcome | None, state: str) -> None:
+    """A rank that ended with exit code 0 is no failure while nobody has said that it was too early."""
+    told: list[str] = []
+    ending = Ending("node0", cast(Findings, None), None, lambda: told.append("told"))
+    if candidate is not None:
+        ending.propose(candidate)
+    ending.obey("ada")
+    outcome: Any = ending.outcome
+    assert outcome.state == state
+    assert told
