@@ -66,6 +66,7 @@ exec "{python}" "$@"
 
 
 def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(ddpctl: Ddpctl, inventory: Path) -> None:
+    (inventory.parent / "report.py").write_text(f"import time\ntime.sleep(3)  # long enough to be seen\n{REPORT}")
     slow = inventory.with_name("slow-python")
     slow.write_text(SLOW_PYTHON.format(python=sys.executable))
     slow.chmod(0o755)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import enum
 import errno
 import gc
 import importlib
@@ -110,14 +109,9 @@ def _plain_flags(params: list[Any]) -> list[Any]:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
-        elif param.metavar is None and param.param_type_name == "option" and not _is_choice(param):
+        elif param.metavar is None and param.param_type_name == "option":
             param.metavar = max(param.opts, key=len).lstrip("-").replace("-", "_").upper()
     return params
-
-
-def _is_choice(param: Any) -> bool:
-    kind = param.type_descriptor.annotation
-    return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
 def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:

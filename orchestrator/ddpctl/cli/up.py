@@ -50,6 +50,7 @@ DetachOption = typer.Option(False, "-d", "--detach", help="Return once every nod
 OnInterruptOption = typer.Option(
     OnInterrupt.ASK,
     "--on-interrupt",
+    metavar="|".join(OnInterrupt),
     help="What Ctrl-C does while following: ask (without a terminal: detach), detach, or kill the job.",
 )
 

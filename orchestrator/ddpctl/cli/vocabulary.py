@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import typer.main
@@ -41,7 +40,6 @@ def _kind(name: str, option: Any) -> str | list[str] | None:
     """What the option takes; None for a flag."""
     if option.is_flag:
         return None
-    annotation = getattr(getattr(option, "type_descriptor", None), "annotation", None)
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return [str(one.value) for one in annotation]
+    if "|" in (option.metavar or ""):
+        return list(option.metavar.split("|"))
     return next((_OPTIONS[one] for one in option.opts if one in _OPTIONS), FREE)
