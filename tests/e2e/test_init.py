@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.conftest import MakeLab
 from tests.files.foreign.samples import ACCELERATE
 from tests.lab import Lab
 from tests.lab.command import COLUMNS, PATH, PROGRAM, ROWS, Ddpctl, Done
+from tests.test_package import ROOT, UV, run, variables
 
 pytestmark = pytest.mark.torch
 
@@ -52,12 +55,20 @@ class Desk:
     def __call__(self, *args: str, timeout: float = 120) -> Done:
         return self.ddpctl(*args, home=self.home, cwd=self.code, timeout=timeout)
 
-    def at_terminal(self, *args: str) -> pexpect.spawn[str]:
+    def at_terminal(
+        self, *args: str, program: Path = PROGRAM, more: dict[str, str] | None = None
+    ) -> pexpect.spawn[str]:
         env = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8", "USER": "root", "LOGNAME": "root"}
         size, place = (ROWS, COLUMNS), str(self.code)
         env["TERM"] = "xterm-256color"
         return pexpect.spawn(
-            str(PROGRAM), list(args), env=env, cwd=place, timeout=120, dimensions=size, encoding="utf-8"
+            str(program),
+            list(args),
+            env={**env, **(more or {})},
+            cwd=place,
+            timeout=120,
+            dimensions=size,
+            encoding="utf-8",
         )
 
     def ssh_config(self, text: str = "") -> None:
@@ -118,6 +129,35 @@ def test_at_a_terminal_from_nothing_to_the_first_all_reduce(desk: Desk, lab: Lab
     again.sendline("")
     again.expect("error: inventory.yaml is there already; it was left as it is")
     assert end(again) == 2
+
+
+def test_three_commands_from_nothing_take_less_than_two_minutes(desk: Desk, lab: Lab, tmp_path: Path) -> None:
+    """Install, init, up. What uv downloads is in its cache."""
+    install = ["tool", "install", "--python", sys.executable]
+    run(
+        [UV, "build", "--quiet", "--wheel", "--python", sys.executable, "--out-dir", str(tmp_path), str(ROOT)], tmp_path
+    )
+    wheel = str(next(tmp_path.glob("*.whl")))
+    run([UV, *install, "--quiet", wheel], tmp_path)  # fills the cache
+    run([UV, "tool", "uninstall", "--quiet", "ddpctl"], tmp_path)
+    ddpctl = tmp_path / "bin" / "ddpctl"
+    assert not ddpctl.exists()
+
+    begun = time.monotonic()
+    uv = desk.at_terminal(*install, wheel, program=Path(UV), more=variables(tmp_path))
+    assert end(uv) == 0
+    init = desk.at_terminal("init", program=ddpctl)
+    init.expect("Hosts .*: ")
+    init.sendline(f"root@{lab[0].address} {lab[1].address}")
+    init.expect(r"add 2 keys\? \[y/N\]: ")
+    init.sendline("y")
+    choose_torch(init)
+    init.expect("next: ddpctl up\r\n")
+    assert end(init) == 0
+    up = desk.at_terminal("up", program=ddpctl)
+    up.expect(SUM)
+    assert time.monotonic() - begun < 120
+    assert end(up) == 0
 
 
 def test_without_a_terminal_by_options(desk: Desk, lab: Lab) -> None:
