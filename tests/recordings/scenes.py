@@ -19,7 +19,7 @@ def start(stage: Stage) -> None:
     terminal.done()
     terminal.type(f"ddpctl init --host node0 --host node1 --script train.py --python {stage.python}")
     terminal.done()
-    terminal.type("ddpctl up")
+    terminal.type(f"ddpctl up -- {' '.join(LONG)}")
     terminal.see("epoch 2")
     terminal.press("\x03")
     terminal.see("etach")
@@ -58,7 +58,7 @@ def failure(stage: Stage) -> None:
     stage.wait_for_end()
     terminal.type("ddpctl status train")
     terminal.done()
-    terminal.type("ddpctl exec -- pgrep -fc train.py")
+    terminal.type("ddpctl kill train")
     terminal.done()
 
 
