@@ -70,7 +70,7 @@ def restart(stage: Stage) -> None:
     terminal.type("ddpctl up")
     terminal.see("epoch 2")
     stage.lab[1].power_off()
-    terminal.see(r"#2 \| epoch")
+    terminal.see(r"#2 \|\S* epoch")
     terminal.press("\x03")
     terminal.see("etach")
     terminal.press("d")
