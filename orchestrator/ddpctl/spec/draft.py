@@ -222,9 +222,9 @@ def merged(file: Imported, line: Imported) -> Imported:
 
 
 def with_master(source: Imported, typed: Sequence[HostEntry]) -> tuple[HostEntry, ...]:
-    """The hosts with the main one in front, where that is not among them and one is lacking.
+    """The hosts with the master first, if it is not listed and a host is missing.
 
-    Where as many are typed as there are, the main host's address is another one of theirs: of a faster network, say.
+    If no host is missing, the master address is a second address of a listed host, for example on a faster network.
 
     Raises:
         HostFault: no host can be called so.
