@@ -131,6 +131,7 @@ def test_at_a_terminal_from_nothing_to_the_first_all_reduce(desk: Desk, lab: Lab
     assert end(again) == 2
 
 
+@pytest.mark.alone  # it has a limit of time
 def test_three_commands_from_nothing_take_less_than_two_minutes(desk: Desk, lab: Lab, tmp_path: Path) -> None:
     """Install, init, up. What uv downloads is in its cache."""
     install = ["tool", "install", "--python", sys.executable]
