@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.stages import follow as stage
 from ddpctl.stages.follow import follow
+from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
+from ddpctl.transport.conversation import died
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
 LINES = {
@@ -63,6 +66,25 @@ def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, mo
     errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, restarts=restarts)
     assert list(errors) == ([] if restarts else ["b"])
     assert bool(shown) == restarts
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("deaths", [1, 3, 100])
+def test_a_worker_that_is_killed_ends_no_following(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost: the next one reads on. Only where none survives, the following ends."""
+    monkeypatch.setattr(limits, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(limits, "RETRY_MOST_S", 0.02)
+    answers: Iterator[RemoteError | Stream] = iter([*[died("exit status 137")] * deaths, WELL])
+    fleet = DryFleet([DryTransport("a", {"tail": lambda _: next(answers)})])
+    told: list[Event] = []
+    shown: list[Group] = []
+    errors = follow("run", ["a"], fleet, told.append, shown.extend)
+    if deaths > stage.DEATHS_MOST:
+        assert "the worker ended without a result" in str(errors["a"])
+    else:
+        assert not errors
+        assert [line.text for group in shown for line in group] == ["loss"]
+    assert [note.message.endswith("trying again") for note in told if isinstance(note, Note)] == [True]
 
 
 @pytest.mark.timeout(30)

@@ -34,6 +34,7 @@ from ddpctl.stages.rejoin import TAKES_PART, cannot
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
+from ddpctl.transport.conversation import has_ended
 from ddpctl_worker import contract
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ GIVE_UP_S = 30.0
 # ... and when one of those has failed: without restarts that is the end, and its last words can be read later.
 GIVE_UP_FAILED_S = 2.0
 BACK_MOST_S = 60.0  # between two times that a host takes part again
+DEATHS_MOST = 5  # one after the other, of workers that were to read a host's output
 BACK_TRIES = 6  # ... twice as long each time
 IDLE_S, TURN_S = 0.2, 0.02  # between two looks of the loop: at nothing, at lines that wait
 ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still wanted
@@ -72,7 +74,7 @@ class _Cut:
     """No connection; it is tried again."""
 
     host: str
-    error: ConnectError
+    error: DdpctlError
 
     @property
     def note(self) -> Note:
@@ -180,7 +182,7 @@ class Selection:
 
 @dataclass
 class _Stream:
-    """One host's reader: calls `tail` until the run is over there, through any number of broken connections."""
+    """One host's reader: calls `tail` until the run is over there, through broken connections and workers that die."""
 
     fleet: Fleet
     host: str
@@ -192,6 +194,7 @@ class _Stream:
     offset: int | None = None
     warned: bool = False  # of a broken connection, since the last one that was whole
     pause: float = limits.RETRY_FIRST_S
+    deaths: int = 0  # of workers that were to read it, since one that brought something
     back: Back | None = None
     returns: int = 0  # how often the host took part again
 
@@ -214,19 +217,25 @@ class _Stream:
                 state = self._call()
                 if state != contract.LOST or self.back is None or not self._take_part_again():
                     return _Ended(self.host, failed=state in FAILURES)
-            except ConnectError as error:
-                if not self.follow:
-                    raise
-                if not self.warned:
-                    self.out.put(_Cut(self.host, error))
-                    self.warned = True
-                if self.cancelled.wait(self.pause):
-                    raise
-                self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
-            except RemoteError as error:
-                if self.back is not None and is_no_such_run(error):
-                    self.out.put(_Word(self.host, cannot(error, self.host)))
-                raise
+            except (ConnectError, RemoteError) as error:
+                self._wait_after(error)
+
+    def _wait_after(self, error: ConnectError | RemoteError) -> None:
+        """Before the next try; raises ``error`` where no other one helps."""
+        if isinstance(error, RemoteError):
+            if self.back is not None and is_no_such_run(error):
+                self.out.put(_Word(self.host, cannot(error, self.host)))
+            self.deaths += 1
+            if not has_ended(error) or self.deaths > DEATHS_MOST:
+                raise error
+        if not self.follow:
+            raise error
+        if not self.warned:
+            self.out.put(_Cut(self.host, error))
+            self.warned = True
+        if self.cancelled.wait(self.pause):
+            raise error
+        self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
 
     def _take_part_again(self) -> bool:
         """A host whose part is lost while the run is live is asked to take part again, until somebody answers."""
@@ -264,7 +273,7 @@ class _Stream:
         return str(answer["state"])
 
     def _frame(self, frame: Frame) -> None:
-        self.warned, self.pause = False, limits.RETRY_FIRST_S
+        self.warned, self.pause, self.deaths = False, limits.RETRY_FIRST_S, 0
         if frame.data.get("state") == contract.STALE:
             self.out.put(_Stale(self.host, frame.data.get("heartbeat_age_s")))
         elif "state" in frame.data:
@@ -413,6 +422,8 @@ def _unreachable(broken: _Cut | _Stale) -> DdpctlError:
     """Unreachable without a connection: another try would cost seconds. Else it is the supervisor that says nothing."""
     if isinstance(broken, _Stale):
         return ConnectError(broken.note.message, host=broken.host)
+    if isinstance(broken.error, RemoteError):
+        return broken.error
     return Unreachable(broken.error.message, hint=broken.error.hint, host=broken.host)
 
 

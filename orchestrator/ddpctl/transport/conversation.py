@@ -279,7 +279,8 @@ def _serve(worker: Worker, request: Request, watch: Watch, waiting: Waiting, pac
         said = worker.converse(watch, package, request, checked)
         result = answers.result(verb, said, host, request.args)
         if verb in _NOTHING_STAYS:
-            pipe.exit_code(ENDED_S)
+            with suppress(LinkLost):  # it has answered
+                pipe.exit_code(ENDED_S)
     except BaseException as error:
         pipe.close(lost=isinstance(error, LinkLost))
         _log(worker, host, verb)

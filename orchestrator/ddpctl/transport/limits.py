@@ -6,6 +6,7 @@ RESOLVE_S = 10.0  # a name server's answer
 RESOLVE_DEAD_S = 1.0  # the same, once several questions in a row found no server alive
 CONNECT_S = 10.0  # TCP, all addresses of a host together
 FIRST_BYTE_S = 10.0  # from the TCP connection to the server's first byte
+DYING_S = 0.5  # from the end of a channel to the end of the connection that died under it
 HANDSHAKE_S = 20.0  # key exchange
 AUTH_S = 20.0  # each answer in a login
 GATE_S = 20.0  # a login that waited longer for its turn dials again: sshd's LoginGraceTime has been running

@@ -13,7 +13,15 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
 from ddpctl.transport.dial import Dropped, silent
-from ddpctl.transport.limits import CHANNEL_S, CHANNELS, FIRST_BYTE_S, POLL_S, SESSION_PAUSE_S, SESSION_RETRIES
+from ddpctl.transport.limits import (
+    CHANNEL_S,
+    CHANNELS,
+    DYING_S,
+    FIRST_BYTE_S,
+    POLL_S,
+    SESSION_PAUSE_S,
+    SESSION_RETRIES,
+)
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 from ddpctl_worker.contract import BUSY
@@ -135,6 +143,13 @@ class HopLogin:
     @property
     def alive(self) -> bool:
         return self.connection.is_active()
+
+    def has_died(self) -> bool:
+        """Whether the connection is dead, or dies in this moment: paramiko ends its channels a little earlier."""
+        until = time.monotonic() + DYING_S
+        while self.alive and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self.alive
 
     def start(self, line: str, timeout: float, reclaim: Callable[[], None]) -> ChannelPipe:
         """Run a shell line on a session of its own.
@@ -287,7 +302,7 @@ class ChannelPipe:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._link.lost(error) from None
         self._drain()
-        if data == b"" and not self._channel.eof_received and not self._link.alive:
+        if data == b"" and not self._channel.eof_received and self._link.has_died():
             raise self._link.lost()
         return data
 
@@ -302,7 +317,10 @@ class ChannelPipe:
 
     def exit_code(self, timeout: float) -> int:
         self._channel.status_event.wait(timeout)
-        return int(self._channel.exit_status)
+        code = int(self._channel.exit_status)
+        if code < 0 and self._link.has_died():
+            raise self._link.lost()
+        return code
 
     def close(self, *, lost: bool = False) -> None:
         with self._lock:
