@@ -101,8 +101,10 @@ def test_stateless_rule_that_stops_the_answers_too(lab3: Lab) -> None:
 
 def test_ephemeral_range_blocked_in_one_direction(lab3: Lab) -> None:
     lab3[1].drop(port=RANGE, from_=lab3[2])
-    (found,) = trouble(preflight(lab3))
+    report = preflight(lab3)
+    (found,) = trouble(report)
     assert where([found]) == [("mesh.ports", "error", "node1", "node2")]
+    assert "network mesh  1 error" in report.stderr
     run_fix(found, lab3[1])
     clean(lab3)
 
@@ -117,6 +119,7 @@ def test_direction_that_gloo_never_uses_is_an_info(lab3: Lab) -> None:
     assert "gloo" in found.message
     assert "NCCL" in found.message
     assert report.exit_code == 0
+    assert "network mesh  ok" in report.stderr
 
 
 def test_outgoing_rule(lab3: Lab) -> None:
