@@ -83,7 +83,7 @@ article.warning { border-left: 4px solid var(--warning); }
 .bar { display: inline-block; width: 8rem; height: .6rem; margin-right: .5rem; border-radius: 3px;
   background: var(--line); }
 .bar i { display: block; height: 100%; border-radius: 3px; background: var(--info); }
-.use { display: block; width: 22rem; min-width: 10rem; height: 1.4rem; }
+.use { display: block; width: 22rem; height: 1.4rem; }
 .use rect { fill: var(--line); } .use path { fill: var(--info); }
 pre { max-height: 26rem; overflow: auto; }
 .card pre { background: var(--card); }
@@ -91,6 +91,7 @@ dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .35r
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 footer { margin-top: 3rem; padding-top: .75rem; border-top: 1px solid var(--line); font-size: .85rem; }
 @media (max-width: 40rem) { main { padding: 1.25rem 1rem 3rem; } h1 { font-size: 1.6rem; } .bar { width: 5rem; }
+  .use { width: 9rem; }
   dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: .6rem; } }
 @media print { .strip i, .badge { print-color-adjust: exact; } }
 """
@@ -291,7 +292,7 @@ def _gpus(report: RunReport) -> str:
     text = "How much of the time each had work, from the start of the run to its end; the least busy one comes first."
     if not any(one.held for one in shown):
         text = "All GPUs of the hosts: which of them the run used could not be seen. " + text
-    head = "<th>GPU</th><th>use over time</th><th>use</th><th>most memory</th><th>hottest</th><th>most power</th>"
+    head = "<th>GPU</th><th>use</th><th>use over time</th><th>most memory</th><th>hottest</th><th>most power</th>"
     rows = "".join(_gpu(one, report) for one in shown)
     left = len(report.gpus) - len(shown)
     more = _soft(f"{left} busier ones are left out here: `ddpctl report --json` has all.") if left else ""
@@ -307,14 +308,14 @@ def _gpus(report: RunReport) -> str:
 def _gpu(gpu: GpuUse, report: RunReport) -> str:
     began, took = report.run.started, report.duration_s
     picture = use_picture(over_time(gpu, began, max(took, 1.0), GPU_COLUMNS)) if began and took is not None else ""
+    use = "-" if gpu.use is None else f"{gpu.use:.0f} %"
     figures = (
-        "-" if gpu.use is None else f"{gpu.use:.0f} %",
         memory_text(gpu),
         "-" if gpu.temperature_max is None else f"{gpu.temperature_max:.0f} °C",
         "-" if gpu.power_max_w is None else f"{gpu.power_max_w:.0f} W",
     )
     cells = "".join(f"<td>{escape(figure)}</td>" for figure in figures)
-    return f"<tr><th>{escape(gpu.host)}:{gpu.index}</th><td>{picture}</td>{cells}</tr>"
+    return f"<tr><th>{escape(gpu.host)}:{gpu.index}</th><td>{use}</td><td>{picture}</td>{cells}</tr>"
 
 
 # --- who was slow ----------------------------------------------------------------------------------------------------
