@@ -19,7 +19,6 @@ from ddpctl_worker import notes, tool
 from ddpctl_worker.contract import SCHEMA
 from ddpctl_worker.output.averaged import Averaged
 from ddpctl_worker.run import processes
-from ddpctl_worker.top.gpus import Gpus
 
 EVERY_S = 2.0  # from one reading to the next: the driver averages over the last second or less
 FIRST_S, MOST_S = 4.0, 30.0  # of reading, until the process says what it saw: short runs have a beginning as well
@@ -144,6 +143,8 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 def main() -> None:
     """The process: read for $DDPCTL_READ_S seconds, print what was seen, and what that cost."""
+    from ddpctl_worker.top.gpus import Gpus  # the supervisor needs none of it
+
     processes.die_with_parent(signal.SIGKILL)
     seen = look(Gpus().read, float(os.environ[_SECONDS]))
     print(json.dumps(dict(seen, cost=_cost())), flush=True)
