@@ -211,7 +211,7 @@ class View:
 
 Ask = Callable[[Target, Want], Question | tuple[Question, ...] | None]
 RECORDED = "recorded output only"
-NO_HARDWARE = f"{RECORDED}, never run on real hardware here"
+NO_HARDWARE = f"{RECORDED}, never real hardware"
 
 
 @dataclass(frozen=True)
