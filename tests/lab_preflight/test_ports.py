@@ -165,6 +165,26 @@ def test_server_with_a_closed_firewall(lab3: Lab) -> None:
     clean(lab3)
 
 
+CLOSED = ("ct state established,related accept", 'iifname "lo" accept', "tcp dport 1024-65535 drop")
+RESTARTS = {"train": {"script": "train.py", "code": None, "restarts": 2, "nodes": ["node0", "node1"]}}
+
+
+@pytest.mark.parametrize("witness", [False, True], ids=["", "witness"])
+def test_what_restarts_need_is_open_on_every_host(lab3: Lab, witness: bool) -> None:
+    """An agent listens on each, and any but the witness may be the next master; once fixed, it is."""
+    jobs = {"train": {**RESTARTS["train"], **({"witness": "node2"} if witness else {})}}
+    for host in lab3:
+        for rule in CLOSED:
+            host.firewall(rule)
+    found = trouble(preflight(lab3, jobs=jobs))
+    assert where(found) == [("mesh.ports", "error", host.name, None) for host in lab3]
+    assert all("(for restarts)" in one.message and "29500-29999" in (one.command or "") for one in found)
+    assert ("ephemeral" in found[-1].message) != witness, "nothing of the job runs on the witness"
+    for one, host in zip(found, lab3, strict=True):
+        run_fix(one, host)
+    assert where(trouble(preflight(lab3, jobs=jobs))) == []
+
+
 def test_two_chains_that_both_block(lab3: Lab) -> None:
     """An accept in one chain does not spare the packet the next one: the fix opens both."""
     for name, priority in (("first", -10), ("second", 10)):

@@ -253,7 +253,9 @@ def _with_mesh(
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1], cluster), fleet, tell)
+    witness = next((target.name for target in view.targets if target.witness), None)
+    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents, witness=witness)
+    mesh, errors = run_mesh(plan, fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
     if suspected:

@@ -18,7 +18,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED
+from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED, USUAL_PORTS
 
 HOW = {
     DROPPED: "nothing comes back (dropped)",
@@ -77,8 +77,10 @@ def _never_used(mesh: Mesh, dial: Dial) -> bool:
 
 
 def _role(mesh: Mesh, dial: Dial) -> str:
-    """master, gang or sample; ``spare``: the master port of a node that is not the master."""
+    """master, gang, agent or sample; ``spare``: the job never uses it, as the master port of another node."""
     role = mesh.ports.get(dial.peer, {}).get(dial.port, "sample")
+    if mesh.witness in (dial.dialer, dial.peer) and role != "agent":
+        return "spare"
     return "spare" if role == "master" and dial.peer != mesh.master else role
 
 
@@ -124,8 +126,10 @@ def _same(*ways: Sequence[BlockedDial]) -> bool:
 
 def _ports_words(mesh: Mesh, group: _Group) -> str:
     """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
-    own = sorted({f.dial.port for f in group.faults if _role(mesh, f.dial) != "sample"})
-    words = [f"port {', '.join(str(port) for port in own)}"] if own else []
+    own = {f.dial.port for f in group.faults if _role(mesh, f.dial) not in ("sample", "agent")}
+    words = [f"port {_listed(own)}"] if own else []
+    of_agents = {f.dial.port for f in group.faults if _role(mesh, f.dial) == "agent"}
+    words += [f"port {_listed(of_agents)} (for restarts)"] if of_agents else []
     closed = {(f.dial.peer, f.dial.port) for f in group.faults if _role(mesh, f.dial) == "sample"}
     if closed:
         targets = {peer for peer, _ in closed}
@@ -135,6 +139,10 @@ def _ports_words(mesh: Mesh, group: _Group) -> str:
         }
         words.append(f"ephemeral ports {low}-{high} ({len(closed)} of {len(tried)} tried)")
     return " and on ".join(words)
+
+
+def _listed(ports: Iterable[int]) -> str:
+    return ", ".join(str(port) for port in sorted(ports))
 
 
 def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Finding:
@@ -224,15 +232,20 @@ def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | Non
 
 
 def _opened(found: Iterable[BlockedDial], mesh: Mesh) -> list[tuple[int, int]]:
-    """The ports to open: those of the job's own that are blocked, and a host's whole ephemeral range where a sample of
-    it is."""
+    """The ports to open: those of the job's own that are blocked, and the whole range where one of it is: a host's
+    ephemeral ports, and those that agents and later attempts pick from."""
     spans: dict[tuple[int, int], None] = {}
     for fault in found:
         if not fault.reply:
-            dial = fault.dial
-            sample = _role(mesh, dial) == "sample"
-            spans[mesh.ranges.get(dial.peer, DEFAULT_RANGE) if sample else (dial.port, dial.port)] = None
+            spans[_span(mesh, fault.dial)] = None
     return list(spans)
+
+
+def _span(mesh: Mesh, dial: Dial) -> tuple[int, int]:
+    if _role(mesh, dial) == "sample":
+        return mesh.ranges.get(dial.peer, DEFAULT_RANGE)
+    first, last = USUAL_PORTS
+    return USUAL_PORTS if mesh.agents and first <= dial.port <= last else (dial.port, dial.port)
 
 
 def _spans(ports: Iterable[tuple[int, int]]) -> str:
