@@ -30,6 +30,7 @@ HARMLESS = (
     "harmless under gloo, where the node with the larger address connects to the one with the smaller; under NCCL it "
     "would be an error"
 )
+NO_COPIES = "; checkpoints that are saved on {host} get no copy on {others}, which have to connect for that"
 DEFAULT_RANGE = (32768, 60999)
 CROWD = 3  # hosts
 MOST_NAMED = 8  # addresses
@@ -41,9 +42,10 @@ MOST_NAMED = 8  # addresses
 @of_mesh
 def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
     """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
-    blocks, and each way in which it does. What gloo never uses is an info."""
+    blocks, and each way in which it does. What gloo never uses is an info; for restarts it is needed, as every host
+    gets the checkpoints of the others."""
     needed = [fault for fault in faults(view, mesh) if _role(mesh, fault.dial) != "spare"]
-    gloo = uses_gloo(view)
+    gloo = uses_gloo(view) and not view.want.agents
     used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
     guilty = {fault.host for fault in used}
     groups = _grouped([fault for fault in needed if fault.host in guilty])
@@ -157,7 +159,7 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
     return report.finding(
         severity,
         group.host,
-        f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
+        f"{text}; {_harmless(group, view, who) if harmless else _cause(group, dump)}",
         peer=report.only(group.others),
         fix=fix,
         command=command,
@@ -169,6 +171,11 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
             "dials": [dial_json(fault.dial) for fault in group.faults[:20]],
         },
     )
+
+
+def _harmless(group: _Group, view: View, others: str) -> str:
+    lost = NO_COPIES.format(host=group.host, others=others) if view.want.copies and not group.outgoing else ""
+    return HARMLESS + lost
 
 
 def _without_a_rule(groups: Sequence[_Group]) -> list[_Group]:
@@ -266,7 +273,9 @@ CHECKS = (
         "port on which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
         "ports that the kernel picks (ip_local_port_range): a firewall that opens SSH and the master port alone lets "
         "the rendezvous succeed and the job hang. Under gloo the node with the smaller address listens and the other "
-        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error.",
+        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error. With "
+        "restarts every direction is needed: an agent listens on each host on a port from 29600 to 29999, a later "
+        "attempt may have its master on another one, and the hosts copy each other's checkpoints.",
         symptom="client socket has timed out after 900000ms while trying to connect to (HOST, 29500) on a node; Timed "
         "out after 901 seconds waiting for clients. 1/2 clients joined on the master; init_process_group hangs (gloo: "
         "5 times its timeout); Gloo connectFullMesh failed ... Connect timeout [none]; NCCL: socketPollConnect: "
