@@ -28,7 +28,7 @@ def test_a_spare_has_no_command_in_a_plan_yet() -> None:
     make_console(out).print(plan_view(plan))
     said = out.getvalue()
     assert "node1  node rank 1\n" in said
-    assert said.endswith("node2  spare: it takes the place of a host that is lost\n")
+    assert "node2  spare: it takes the place of a host that is lost\n" in said
     assert "--node_rank 2" not in said
 
 
