@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
-# Three processes, each test file in one of them: most tests only wait for deadlines. `make test PARALLEL=` runs one by one.
-PARALLEL := -n 3 --dist loadfile
+# Four processes, each test file in one of them, the longest files first (tests/conftest.py): most tests only wait for
+# deadlines. `make test PARALLEL=` runs one by one.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 ROOT := $(filter 0,$(shell id -u))
 SEED := 1
 N := 40

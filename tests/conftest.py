@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -25,11 +26,13 @@ settings.load_profile("busy")
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
 SLOW_FIXTURES = {"make_node"}  # real supervisors, which wait for real deadlines
 SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs", "pages", "saves")  # jobs: torch is imported
+LONG = ("lab", "slow", "torch")
 MakeLab = Callable[..., Lab]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests ``lab`` and ``slow`` by their folder and their fixtures."""
+    """Marks tests ``lab`` and ``slow`` by their folder and their fixtures. The files with most of those come first: one
+    that takes minutes and is begun last would keep all other processes waiting."""
     here = Path(__file__).parent
     for item in items:
         folder, fixtures = item.path.relative_to(here).parts[0], set(getattr(item, "fixturenames", ()))
@@ -37,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("lab")
         if folder in SLOW_FOLDERS or SLOW_FIXTURES & fixtures:
             item.add_marker("slow")
+    long = Counter(item.path for item in items if any(map(item.get_closest_marker, LONG)))
+    items.sort(key=lambda item: -long[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
