@@ -28,8 +28,18 @@ while True:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim: int) -> None:
-    """The command that started the run is killed before. What the master saved is on the other hosts by then."""
+    """The command that started the run is killed before. What the master saved is on the other hosts by then.
+
+    Once with firewalls that drop everything but SSH until preflight has opened them: for the agents, for the next
+    master, and for the copies of checkpoints.
+    """
     job = site.job(f"carry{victim}", MEET, restarts=2, spares=1)
+    if victim == 0:
+        for host in lab:
+            host.firewall("ct state established,related accept", 'iifname "lo" accept', "tcp dport 1024-65535 drop")
+        fixed = site("preflight", "--job", job, "--only", "ssh,mesh", "--fix", "--yes", timeout=180).ok()
+        assert "(for restarts)" in fixed.stdout
+        assert "unknown" not in fixed.stdout.partition("all checks passed")[2], "with the ports open, links are measured"
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing")
     up.kill()

@@ -170,16 +170,20 @@ def with_findings(report: PreflightReport, checks: Collection[str], findings: Se
 def second_look(
     report: PreflightReport, done: Sequence[Applied], launch: Launch, fleet: Fleet, tell: Tell, options: Options
 ) -> PreflightReport:
-    """``report`` with the checks of the fixes that were run made again."""
-    checks = tuple(dict.fromkeys(one.fix.check for one in done))
-    again = run_preflight(launch, fleet, tell, options=replace(options, only=checks, skip=()))
+    """``report`` with the checks of the fixes that were run made again; where one is of the mesh, all of the mesh: links
+    that could not be measured before can be now."""
+    fixed = {one.fix.check for one in done}
+    again = MESH_IDS if fixed & MESH_IDS else frozenset()
+    made = [finding.check for finding in report.findings if not finding.on_request]
+    checks = tuple(dict.fromkeys(check for check in made if check in fixed | again))
+    second = run_preflight(launch, fleet, tell, options=replace(options, only=checks, skip=()))
     now = replace(
         report,
-        duration_s=report.duration_s + again.duration_s,
-        mesh=again.mesh or report.mesh,
-        unreachable=again.unreachable,
+        duration_s=report.duration_s + second.duration_s,
+        mesh=second.mesh or report.mesh,
+        unreachable=second.unreachable,
     )
-    return with_findings(now, checks, [finding for finding in again.findings if finding.check in checks])
+    return with_findings(now, checks, [finding for finding in second.findings if finding.check in checks])
 
 
 def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
