@@ -124,16 +124,26 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
-    """The hosts to read: those named, or those that run one of the ranks."""
-    if text is not None:
-        names = session.host_names(text)
-        for name in names:
-            if name not in run.hosts:
-                raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
-        return names
+    """The hosts to read: those named, or those that may run one of the ranks; of both, those of both."""
+    return hosts_with_output(run) if text is None and ranks is None else chosen_hosts(run, text, ranks)
+
+
+def chosen_hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
+    """What --host and --rank leave of a run's hosts.
+
+    Raises:
+        UsageError: a host that the run is not on, or nobody is left.
+    """
+    names = list(run.hosts) if text is None else session.host_names(text)
+    for name in names:
+        if name not in run.hosts:
+            raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
     if ranks is None:
-        return hosts_with_output(run)
-    hosts = [node.host for node in run.nodes if ranks & set(node.ranks)]
-    if not hosts:
-        raise UsageError(f"{run.run} has no rank {min(ranks)}", hint=f"its ranks are 0 to {run.world_size - 1}")
-    return hosts
+        return names
+    having = run.hosts_of(ranks)
+    chosen = [name for name in names if name in having]
+    if not chosen:
+        where = "" if text is None else f" on {text}"
+        what = f"{run.run} has no rank {','.join(map(str, sorted(ranks)))}{where}"
+        raise UsageError(what, hint=f"its ranks are 0 to {run.world_size - 1}")
+    return chosen
