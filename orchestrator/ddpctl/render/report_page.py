@@ -141,7 +141,7 @@ def _troubles(report: RunReport) -> Iterator[str]:
         yield f'<article class="error"><h3>What ended it</h3>{_cause(run.cause)}</article>'
     lines = [slow_line(one) for one in run.slow]
     if run.diagnosis:
-        lines.insert(0, stuck_line(run.diagnosis, report.made))
+        lines.insert(0, stuck_line(run, report.made))
     if lines:
         yield f'<article class="warning">{"".join(f"<p>{escape(line)}</p>" for line in lines)}</article>'
 

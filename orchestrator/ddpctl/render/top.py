@@ -152,7 +152,7 @@ def notes(run: RunStatus) -> list[str]:
     """What a person should know of a run: why it failed or is stuck, who is slow, which host does not answer."""
     found = [cause_line(run.cause)] if run.cause and run.terminal else []
     if run.diagnosis and not run.terminal:
-        found.append(stuck_line(run.diagnosis))
+        found.append(stuck_line(run))
     if not run.terminal:
         found += [slow_line(one) for one in run.slow]
         found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_WORD]
