@@ -199,6 +199,23 @@ def test_inside_a_run_and_back() -> None:
     play(Cluster(), steps)
 
 
+def test_a_progress_bar_leaves_room_for_other_lines() -> None:
+    """As in `tail`: a line a second at most."""
+    cluster = Cluster()
+
+    def log(_one: RunStatus, _tell: object, show: Callable[[Sequence[Group]], None], _stop: object) -> None:
+        bars = [Line("node0", 0, "stdout", number / 100, f"{number}%", "\r") for number in range(100)]
+        show([[line] for line in (Line("node0", 0, "stdout", 0.0, "epoch 1"), *bars)])
+
+    cluster.log = log  # type: ignore[method-assign, assignment]
+
+    async def steps(pilot: Pilot[None]) -> None:
+        shown = await until(pilot, "epoch 1", "| 0%")
+        assert "| 99%" not in shown
+
+    play(cluster, steps, inside="run-train")
+
+
 def test_an_error_of_an_action_is_a_page_that_can_be_closed() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await until(pilot, "RANK")
