@@ -41,7 +41,17 @@ def test_hosts_as_a_person_types_them() -> None:
 
 @pytest.mark.parametrize(
     ("text", "offset"),
-    [("a b:x", 4), ("a @b", 2), ("a a", 2), ("gpu[1-", 3), ("a gpu[3-1]", 2), ("a, b/c", 3), ("a:70000", 2), ("a]", 1)],
+    [
+        ("a b:x", 4),
+        ("a @b", 2),
+        ("a a", 2),
+        ("gpu[1-", 3),
+        ("a gpu[3-1]", 2),
+        ("a, b/c", 3),
+        ("a:70000", 2),
+        ("a]", 1),
+        ("a ssh://b@c", 2),
+    ],
 )
 def test_what_is_no_host_is_refused_where_it_begins(text: str, offset: int) -> None:
     with pytest.raises(HostFault) as caught:

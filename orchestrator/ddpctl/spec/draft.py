@@ -166,7 +166,7 @@ def typed_words(text: str) -> list[tuple[int, str]]:
 
 def _typed(word: str, offset: int, before: Sequence[HostEntry]) -> list[HostEntry]:
     parts = _PARTS.fullmatch(word)
-    if parts is None or not parts["host"] or parts["user"] == "":
+    if parts is None or not parts["host"] or parts["user"] == "" or "/" in word:
         raise HostFault(f"{word!r} is not a host", offset, "write host, user@host or host:port")
     port = parts["port"]
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
