@@ -54,6 +54,16 @@ def test_one_host_that_cannot_be_read(answer: object, kind: type[DdpctlError], l
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_host_that_has_left_the_inventory_is_no_bad_usage(lasting: bool) -> None:
+    shown: list[Group] = []
+    fleet = DryFleet([DryTransport("a", {"tail": WELL})])
+    errors = follow("run", ["a", "gone"], fleet, lambda event: None, shown.extend, follow=lasting)
+    assert [(host, error.exit_code) for host, error in errors.items()] == [("gone", 4)]
+    assert len(shown) == 1
+
+
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of it that is lost says nothing of the others. Else the run is over once one has failed."""

@@ -31,7 +31,7 @@ from ddpctl.spec.flow import FULL, MOST, Flow, Out
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.stages.rejoin import TAKES_PART, cannot
-from ddpctl.stages.status import is_no_such_run
+from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl.transport.conversation import has_ended
@@ -213,6 +213,8 @@ class _Stream:
 
     def _read(self) -> _Ended:
         """Raises what ends the reading, a broken connection apart: it is opened again where the run is followed."""
+        if self.host not in self.fleet.hosts:
+            raise not_listed(self.host)
         self.offset = self.selection.offsets.get(self.host)
         while True:
             try:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError
+from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable
 from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.merge import current, merge_runs
 from ddpctl.spec.names import ambiguous
@@ -109,6 +109,11 @@ def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> Run
     """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
     asked = [host for host in run.hosts if host in fleet.hosts]
     return find_run(fleet, run.run, [host for host in asked if host not in gone] or asked)
+
+
+def not_listed(host: str) -> Unreachable:
+    """The error of a host that a run was on, and that has left the inventory."""
+    return Unreachable("it is not in the inventory", host=host)
 
 
 def is_no_such_run(error: DdpctlError) -> bool:
