@@ -19,7 +19,6 @@ from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import Brought, fetch_run, nowhere
 from ddpctl.stages.fetch import watch as watch_outputs
-from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet
 
 LIST = "`ddpctl checkpoints JOB` says what is there, and what is missing"
@@ -55,7 +54,7 @@ def fetch(
     if checkpoints:
         return _fetch_newest(inventory, job, dest)
     with session.at_work(inventory) as (fleet, tell):
-        run = find_run(fleet, job)
+        run = session.find_run(fleet, job)
         hosts = chosen_hosts(run, host, ranks)
         folder = dest if dest is not None else Path(RUNS_FOLDER, run.job, run.run)
         kept: dict[str, Brought] | None = {} if watch else None

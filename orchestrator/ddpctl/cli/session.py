@@ -24,9 +24,11 @@ from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
-from ddpctl.spec.ranges import RangeFault, expand, split
+from ddpctl.spec.ranges import RangeFault, expand, fold, split
 from ddpctl.spec.values import is_name
+from ddpctl.stages import status as stage
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 
@@ -110,6 +112,24 @@ def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterato
     """``fleet_of`` with a display on stderr of what the stages tell."""
     with fleet_of(inventory, hosts) as fleet, ProgressView(stderr_console()) as view:
         yield fleet, view.tell
+
+
+def find_run(fleet: Fleet, job: str) -> RunStatus:
+    """The run that ``job`` means, and a warning where another one may be meant. Raises as ``stages.find_run``."""
+    run = stage.find_run(fleet, job)
+    tell_unheard(run)
+    return run
+
+
+def tell_unheard(run: RunStatus) -> None:
+    """A host that does not answer may have a newer run of that name."""
+    if run.unheard:
+        warn(f"{unheard(run)}: a newer run of {run.job} may be there; this is {run.run}")
+
+
+def unheard(run: RunStatus) -> str:
+    """``node[2-4] did not answer``."""
+    return f"{fold(run.unheard)} did not answer"
 
 
 def prompter() -> TerminalPrompter | None:

@@ -15,7 +15,6 @@ from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import Selection
-from ddpctl.stages.status import find_run
 
 LINES = 50
 ALL = "all"
@@ -56,7 +55,7 @@ def tail(
     look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        run = find_run(fleet, job)
+        run = session.find_run(fleet, job)
         print_lines(run, fleet, _hosts(run, host, ranks), selection, look)
     return 0
 

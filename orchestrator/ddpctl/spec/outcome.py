@@ -148,7 +148,10 @@ _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before."""
+    """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before.
+
+    ``unheard``: other hosts that were asked which run a name means, and did not answer.
+    """
 
     job: str
     run: str
@@ -156,6 +159,7 @@ class RunStatus:
     nodes: tuple[NodeStatus, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
     seen: End | None = None
+    unheard: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:

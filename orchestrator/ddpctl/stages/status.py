@@ -88,7 +88,10 @@ def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
 def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list[RunStatus]:
     outcome = ask_runs(fleet, job, hosts=hosts)
     found = merged(outcome)
-    if runs := [run for run in found if job in (run.run, run.job)]:
+    if runs := [run for run in found if run.run == job]:
+        return runs
+    found = [replace(run, unheard=tuple(host for host in outcome.errors if host not in run.hosts)) for run in found]
+    if runs := [run for run in found if run.job == job]:
         return runs
     begun = [run for run in found if contract.begins(run.run, job)]
     if len(begun) > 1:
