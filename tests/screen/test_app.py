@@ -119,6 +119,15 @@ def test_many_hosts_are_a_row_each_and_enter_opens_one() -> None:
     play(cluster, steps)
 
 
+def test_a_host_with_two_gpus_of_one_number_does_not_end_the_screen() -> None:
+    twice = HostView("node0", Pulse(0.5, 8, 10.0, 1, 2, (GpuPulse(0, "one"), GpuPulse(0, "two"))))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await until(pilot, "gpu0 one", "gpu0 two")
+
+    play(Cluster(Overview((twice,), (run("train", "running"),))), steps)
+
+
 def test_the_cursor_stays_on_its_row_and_leaves_the_table_at_its_end() -> None:
     cluster = Cluster()
 
