@@ -39,6 +39,12 @@ def test_hosts_as_a_person_types_them() -> None:
     ]
 
 
+def test_a_user_or_a_port_on_this_machine_is_a_container_behind_ssh() -> None:
+    assert keys(typed_hosts("alice@localhost")) == [{"name": "localhost", "user": "alice"}]
+    assert keys(typed_hosts("127.0.0.1:2201")) == [{"name": "127.0.0.1", "port": 2201}]
+    assert keys(typed_hosts("[::1]:2201")) == [{"name": "1", "address": "::1", "port": 2201}]
+
+
 @pytest.mark.parametrize(
     ("text", "offset"),
     [

@@ -109,12 +109,13 @@ class Draft:
 
 
 def host_entry(name: str, **keys: Any) -> HostEntry:
-    """A host by its name or address. An address that is no name gets one; this machine needs no SSH.
+    """A host by its name or address. An address that is no name gets one; this machine needs no SSH, unless a user or a
+    port is named: then it may be a container.
 
     Raises:
         HostFault: there can be no such host.
     """
-    if name in _HERE:
+    if name in _HERE and keys.get("user") is None and keys.get("port") is None:
         name, keys = "localhost", {**keys, "connection": "local"}
     elif _is_ipv6(name):
         keys.setdefault("address", name)
