@@ -141,12 +141,15 @@ def host_names(text: str) -> list[str]:
     """The hosts that ``--host`` names: ``node1``, ``node[0-3],node7``.
 
     Raises:
-        UsageError: a range that is none.
+        UsageError: a range that is none, or no name at all: the variable of a script may be unset.
     """
     try:
-        return list(dict.fromkeys(name for part in split(text) for name in expand(part)))
+        names = list(dict.fromkeys(name for part in split(text) for name in expand(part)))
     except RangeFault as error:
         raise UsageError(f"--host {text!r}: {error}") from None
+    if not names:
+        raise UsageError(f"--host {text!r} names no host", hint="write node1, or node[0-3],node7")
+    return names
 
 
 def sudo_password(user: str) -> str | None:

@@ -19,6 +19,7 @@ from ddpctl.stages.follow import Selection
 LINES = 50
 ALL = "all"
 _AGO = re.compile(r"([0-9]{1,9})([smhd])")
+_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -112,13 +113,13 @@ def parse_ranks(text: str) -> frozenset[int]:
     """
     ranks: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
-            raise UsageError(f"--rank {text!r} is not a list of ranks", hint="write 2, or 0,3, or 4-7")
-        end = int(last) if dash else int(first)
-        if end < int(first) or end - int(first) > 100_000:
-            raise UsageError(f"--rank {text!r}: {part} is not a range", hint="write the smaller rank first")
-        ranks.update(range(int(first), end + 1))
+        match = _RANKS.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"--rank {text[:60]!r} is not a list of ranks", hint="write 2, or 0,3, or 4-7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first > 100_000:
+            raise UsageError(f"--rank {text[:60]!r}: {part} is not a range", hint="write the smaller rank first")
+        ranks.update(range(first, last + 1))
     return frozenset(ranks)
 
 
