@@ -96,7 +96,7 @@ class PreflightFailed(DdpctlError):
 
 
 class ConnectError(DdpctlError):
-    """A host could not be reached or refused us."""
+    """A host could not be reached or refused the login."""
 
     exit_code = 4
 
@@ -118,7 +118,7 @@ class HostKeyChanged(ConnectError):
 
 
 class AuthRefused(ConnectError):
-    """The host accepts none of our keys."""
+    """The host accepts none of your keys."""
 
 
 class AgentSilent(ConnectError):

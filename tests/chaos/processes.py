@@ -94,13 +94,13 @@ def thread_stopped(name: str) -> Callable[[Scene], bool]:
 
 
 def threads(scene: Scene) -> list[int]:
-    """The supervisor's, by the pids of this machine, from which it is to be traced."""
+    """The supervisor's in the order of their start, by the pids of this machine, from which it is to be traced."""
     found = the_supervisor(scene)
     if found is None:
         return []
     with contextlib.suppress(OSError, StopIteration):
         outer = next(pid for pid in scene.victim.outer_pids() if inner_pid(pid) == found.pid)
-        return sorted(int(task.name) for task in Path(f"/proc/{outer}/task").iterdir())
+        return [int(task.name) for task in Path(f"/proc/{outer}/task").iterdir()]  # the kernel lists them so
     return []
 
 

@@ -110,11 +110,14 @@ def until(
 ) -> Any:
     """Poll until it is true; returns what it gave."""
     deadline = time.monotonic() + timeout
-    while not (found := done()):
-        if time.monotonic() > deadline:
+    while True:
+        begun = time.monotonic()
+        if found := done():
+            return found
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not within {timeout} s: {trouble if isinstance(trouble, str) else trouble()}")
-        time.sleep(pause)
-    return found
+        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from what they wait for
 
 
 def running(host: Host) -> list[Process]:

@@ -14,6 +14,7 @@ from tests.e2e.programs import REPORT, SLEEP
 from tests.e2e.site import until
 from tests.lab.command import Ddpctl
 from tests.lab.process import Process, read_processes
+from tests.worker import nvml_library
 
 
 @pytest.fixture
@@ -57,6 +58,26 @@ def test_kill_ends_all_and_nobody_else(ddpctl: Ddpctl, inventory: Path) -> None:
     assert ddpctl("ps", "--json", inventory=inventory).ok().json()["jobs"][0]["state"] == "killed"
 
 
+def test_the_report_says_how_busy_the_gpus_were(ddpctl: Ddpctl, inventory: Path, tmp_path: Path) -> None:
+    """With a stand-in for NVIDIA's library, of two GPUs."""
+    if nvml_library.build(tmp_path, gpus=2) is None:
+        pytest.skip("there is no C compiler")
+    library = {"LD_LIBRARY_PATH": str(tmp_path)}
+    ddpctl("up", "--job", "sleep", "-d", "--only", "ssh", inventory=inventory, env=library, timeout=120).ok()
+
+    def seen() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = ddpctl("report", "sleep", "--json", inventory=inventory).ok().json()["gpus"]
+        return found if len(found) == 4 else []
+
+    gpus = until(seen, 60, "no GPU in the report", pause=1.0)
+    assert [(one["host"], one["index"]) for one in gpus] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert all(40 < one["use"] < 98 and one["memory_max_mb"] == 40 << 10 for one in gpus)
+    done = ddpctl("report", "sleep", "--html", str(tmp_path / "report.html"), inventory=inventory).ok()
+    assert "GPUs     4, busy " in done.stdout
+    assert (tmp_path / "report.html").read_text().count('<svg class="use"') == 4
+    ddpctl("kill", "sleep", inventory=inventory).ok()
+
+
 # Takes its time before it runs a launcher, and only then.
 SLOW_PYTHON = """\
 #!/bin/sh
@@ -74,8 +95,8 @@ def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(ddpctl: D
     data["hosts"][1]["python"] = str(slow)
     inventory.write_text(json.dumps(data))
     up = ddpctl("up", "--job", "report", "--only", "ssh", inventory=inventory, timeout=120).ok()
-    assert "launchers run on all 2 nodes, and wait for each other: no rank has started yet\n" in up.stderr
-    assert "ranks run on all 2 nodes\n" in up.stderr
+    assert "launchers run on every node and wait for each other: no rank has started yet\n" in up.stderr
+    assert "ranks run on every node\n" in up.stderr
 
 
 GROWS = """\

@@ -28,6 +28,7 @@ class Seen:
 
     findings: tuple[Finding, ...]
     exit_code: int
+    stderr: str
 
 
 def preflight(lab: Lab, *, only: tuple[str, ...] = NETWORK, deep: bool = False, **keys: Any) -> Seen:
@@ -44,7 +45,9 @@ def preflight(lab: Lab, *, only: tuple[str, ...] = NETWORK, deep: bool = False, 
     document = done.json()
     assert document["ok"] == (done.rc == 0)
     return Seen(
-        tuple(Finding(**{**one, "severity": Severity(one["severity"])}) for one in document["findings"]), done.rc
+        tuple(Finding(**{**one, "severity": Severity(one["severity"])}) for one in document["findings"]),
+        done.rc,
+        done.stderr,
     )
 
 

@@ -101,8 +101,10 @@ def test_stateless_rule_that_stops_the_answers_too(lab3: Lab) -> None:
 
 def test_ephemeral_range_blocked_in_one_direction(lab3: Lab) -> None:
     lab3[1].drop(port=RANGE, from_=lab3[2])
-    (found,) = trouble(preflight(lab3))
+    report = preflight(lab3)
+    (found,) = trouble(report)
     assert where([found]) == [("mesh.ports", "error", "node1", "node2")]
+    assert "network mesh  1 error" in report.stderr
     run_fix(found, lab3[1])
     clean(lab3)
 
@@ -117,6 +119,7 @@ def test_direction_that_gloo_never_uses_is_an_info(lab3: Lab) -> None:
     assert "gloo" in found.message
     assert "NCCL" in found.message
     assert report.exit_code == 0
+    assert "network mesh  ok" in report.stderr
 
 
 def test_outgoing_rule(lab3: Lab) -> None:
@@ -160,6 +163,26 @@ def test_server_with_a_closed_firewall(lab3: Lab) -> None:
     assert "policy drop" in found.message
     run_fix(found, lab3[0])
     clean(lab3)
+
+
+CLOSED = ("ct state established,related accept", 'iifname "lo" accept', "tcp dport 1024-65535 drop")
+RESTARTS = {"train": {"script": "train.py", "code": None, "restarts": 2, "nodes": ["node0", "node1"]}}
+
+
+@pytest.mark.parametrize("witness", [False, True], ids=["", "witness"])
+def test_what_restarts_need_is_open_on_every_host(lab3: Lab, witness: bool) -> None:
+    """An agent listens on each, and any but the witness may be the next master; once fixed, it is."""
+    jobs = {"train": {**RESTARTS["train"], **({"witness": "node2"} if witness else {})}}
+    for host in lab3:
+        for rule in CLOSED:
+            host.firewall(rule)
+    found = trouble(preflight(lab3, jobs=jobs))
+    assert where(found) == [("mesh.ports", "error", host.name, None) for host in lab3]
+    assert all("(for restarts)" in one.message and "29500-29999" in (one.command or "") for one in found)
+    assert ("ephemeral" in found[-1].message) != witness, "nothing of the job runs on the witness"
+    for one, host in zip(found, lab3, strict=True):
+        run_fix(one, host)
+    assert where(trouble(preflight(lab3, jobs=jobs))) == []
 
 
 def test_two_chains_that_both_block(lab3: Lab) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ddpctl.spec.curves import Curve, CurveLine
+from ddpctl.spec.gpuuse import GpuStretch, GpuUse
 from ddpctl.spec.mesh import Link
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import NodeStatus, RunStatus
@@ -42,6 +44,14 @@ def small(state: str = "succeeded") -> RunReport:
     line = CurveLine(1, ((10, 2.5), (20, 1.25), (30, 0.5)))
     launch = {"argv": ["python", "-m", "torch.distributed.launch", "train.py"], "torch": "2.13.0", "controller": "desk"}
     return RunReport(run, BEGAN + timedelta(minutes=13), {"node0": launch}, (Curve("loss", "step", (line,), 3),))
+
+
+def gpu(host: str = "node0", index: int = 0, use: float = 90.0, **changed: Any) -> GpuUse:
+    """Of a run of 12.2 minutes: it had nothing to do from the second minute to the fourth."""
+    uses = (*[use] * 12, *[0.0] * 12, *[None] * 6, *[use] * 43)
+    stretch = GpuStretch(1, at(0), 10.0, uses, tuple(None if value is None else 60 << 10 for value in uses))
+    made = GpuUse(host, index, "NVIDIA H100 80GB HBM3", True, 80 << 10, 61 << 10, 71.0, 690.0, (stretch,))
+    return replace(made, **changed)
 
 
 def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
@@ -102,8 +112,9 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
     ]
     launches = {name: {"argv": ["python", HOSTILE, "y" * 2000], "torch": "2.13.0"} for name in names}
     missing = {names[5]: f"no route to host {HOSTILE}", names[6]: "the login was refused"}
+    gpus = tuple(gpu(name, local, 97.0 - local, name=f"GPU {HOSTILE}") for name in names for local in range(8))
     made = BEGAN + timedelta(hours=11)
-    return RunReport(run, made, launches, tuple(curves), Network(names, tuple(links)), (), missing)
+    return RunReport(run, made, launches, tuple(curves), gpus, Network(names, tuple(links)), (), missing)
 
 
 def line(attempt: int, scale: float) -> CurveLine:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from ddpctl.render.console import make_console
 from ddpctl.render.report import report_view, sparkline
 from ddpctl.render.report_page import MOST_CHARTS, report_html
+from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.report import RunReport
-from tests.render.reports import at, small, worst
+from tests.render.reports import at, gpu, small, worst
 
 
 def shown(report: RunReport) -> str:
@@ -46,6 +47,33 @@ def test_a_secret_in_the_environment_is_in_no_report() -> None:
     report = small()
     assert report.to_json()["settings"]["env"] == {"API_KEY": "********", "OMP_NUM_THREADS": "4"}
     assert "hunter2" not in report_html(report) + json.dumps(report.to_json()) + shown(report)
+
+
+def test_how_busy_the_gpus_were() -> None:
+    gpus = (gpu(index=0, use=80.0), gpu(index=1, use=20.0), gpu(index=2, use=80.0))
+    report = replace(small(), gpus=gpus)
+    assert "GPUs     3, busy 49 % of the time on average, node0:1 only 16 %; memory: 61 of 80 GiB\n" in shown(report)
+    page = report_html(report)
+    assert "3 × NVIDIA H100 80GB HBM3" in page
+    assert page.index("node0:1</th>") < page.index("node0:0</th>") < page.index("node0:2</th>"), "least busy first"
+    assert page.count('<svg class="use"') == 3
+    assert page.count("<rect") - report_html(small()).count("<rect") == 6, "each was read twice, with a gap between"
+    assert "could not be seen" not in page
+
+
+def test_gpus_of_which_little_is_known() -> None:
+    unknown = GpuUse("node0", 0, "NVIDIA H100", False, None, None, None, None, ())
+    report = replace(small(), gpus=(unknown,))
+    assert "GPUs     1\n" in shown(report)
+    page = report_html(report)
+    assert "which of them the run used could not be seen" in page
+    assert "GPU use" not in page
+    assert json.loads(json.dumps(report.to_json()))["gpus"][0]["use"] is None
+
+
+def test_as_busy_as_the_others_is_not_worth_a_word() -> None:
+    report = replace(small(), gpus=(gpu(index=0, use=80.0), gpu(index=1, use=75.0)))
+    assert "only" not in shown(report)
 
 
 def test_a_live_run_says_so() -> None:

@@ -11,15 +11,26 @@ import pytest
 from rich.console import RenderableType
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import ago, attempt_line, kill_view, lasted, runs_table, saved_view, status_view
+from ddpctl.render.status import ago, attempt_line, kill_view, lasted, plan_view, runs_table, saved_view, status_view
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
+from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
 HOSTS = [f"rack7-machine{number:03}" for number in range(64)]
 NODES = tuple(NodeStatus(host, rank, "succeeded", pid=123456, exit_code=0) for rank, host in enumerate(HOSTS))
 STATUS = RunStatus("a-job-with-quite-a-long-name", RUN, "laboratory", NODES, {"user": "somebody"})
 KILLED = KillOutcome(STATUS.job, RUN, "killed", 1.0, tuple(StoppedNode(host, 2, 1) for host in HOSTS))
+
+
+def test_a_spare_has_no_command_in_a_plan_yet() -> None:
+    plan = test_planning.plan({"nproc_per_node": 2, "restarts": 1}, test_planning.hosts(3), spares=1)
+    out = io.StringIO()
+    make_console(out).print(plan_view(plan))
+    said = out.getvalue()
+    assert "node1  node rank 1\n" in said
+    assert "node2  spare: it takes the place of a host that is lost\n" in said
+    assert "--node_rank 2" not in said
 
 
 class Terminal(io.StringIO):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ddpctl.spec.mesh import Dial, Link, Mesh, Speed
 from ddpctl.spec.network import MOST_HOSTS, Network
-from ddpctl.spec.report import elapsed, lasting
+from ddpctl.spec.times import elapsed, lasting
 from tests.render.reports import small, worst
 
 KEYS = [
     "schema", "job", "run", "cluster", "state", "verdict", "made", "started", "ended", "duration_s", "user",
     "controller", "world_size", "code", "command", "settings", "nodes", "continues", "attempts", "cause",
-    "candidates", "diagnosis", "slow", "metrics", "ranks", "network", "checkpoints", "missing",
+    "candidates", "diagnosis", "slow", "metrics", "ranks", "gpus", "network", "checkpoints", "missing",
 ]  # fmt: skip
 
 

@@ -114,6 +114,32 @@ def test_parts_of_all_hosts_are_one_checkpoint() -> None:
     }
 
 
+def of_two_hosts(name: str, replicas: int) -> list[dict[str, Any]]:
+    """Its part of a run whose hosts copy each other's checkpoints, or do not."""
+    one = run_of(name, "running")
+    hosts, rank = ["a", "b"], 0 if name == "a" else 1
+    return [
+        {
+            **one,
+            "node_rank": rank,
+            "record": {"hosts": hosts, "checkpoint": {"replicas": replicas, "signal": "SIGUSR1", "timeout": 120.0}},
+        }
+    ]
+
+
+def test_a_checkpoint_without_a_copy_is_named() -> None:
+    def seen(of_b: tuple[str, ...], replicas: int = 1) -> str:
+        hosts = [
+            host("a", "a", "b", runs=of_two_hosts("a", replicas)),
+            host("b", *of_b, runs=of_two_hosts("b", replicas)),
+        ]
+        return shown(DryFleet(hosts))
+
+    assert "step_1: no other host has a copy." in seen(())
+    assert "no other host" not in seen(("a", "b"))
+    assert "no other host" not in seen((), replicas=0), "none was asked for"
+
+
 def test_what_a_host_that_is_down_had_is_missing() -> None:
     found = list_checkpoints(DryFleet([host("a", "a"), down("b")]), "train")
     (one,) = found.to_json()["checkpoints"]

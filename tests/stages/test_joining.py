@@ -61,9 +61,9 @@ def test_who_is_waited_for_is_said_once_and_so_is_that_all_have_come() -> None:
     one, all_started = states("running", "starting", "starting"), states("running", "running", "running")
     assert told(first, first, states("starting", "starting", "starting"), one, all_started) == [
         "launchers run on 1 of 3 nodes; waiting for b,c",
-        "launchers run on all 3 nodes, and wait for each other: no rank has started yet",
+        "launchers run on every node and wait for each other: no rank has started yet",
         "ranks run on 1 of 3 nodes; waiting for b,c",
-        "ranks run on all 3 nodes",
+        "ranks run on every node",
     ]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddpctl.checks.base import Target, View, Want
 from ddpctl.checks.catalogue import MESH
@@ -133,6 +135,27 @@ class World:
             "uid": 0,
             "neighbours": table,
         }
+
+
+def test_with_restarts_every_host_listens_as_an_agent_may_and_where_the_next_master_would() -> None:
+    networks = tuple(HostNetwork(name, (), local=name == "b") for name in "abc")
+    plan = MeshPlan(networks, "a", PORT, GANG, agents=True, witness="c")
+    ports = {host: plan.ports(host) for host in plan.hosts}
+    assert ports["a"][:2] == (PORT, GANG)
+    agents = [found[-1] for found in ports.values()]
+    assert len(set(agents)) == 3
+    assert all(29600 <= port <= 29999 and port not in (PORT, GANG) for port in agents)
+    assert [plan.role("a", port) for port in ports["a"]] == ["master", "gang", "agent"]
+    assert {plan.role("b", port) for port in ports["b"]} == {"agent"}
+    assert MeshPlan(networks, "a", PORT, GANG).ports("b") == (PORT,)
+
+
+@given(st.integers(1, 65535), st.integers(1, 100))
+def test_no_two_of_a_machine_s_ports_are_the_same(port: int, count: int) -> None:
+    networks = tuple(HostNetwork(f"n{number}", (), local=True) for number in range(count))
+    plan = MeshPlan(networks, "n0", port, port + 1, agents=True)
+    found = [one for host in plan.hosts for one in plan.ports(host)]
+    assert len(found) == len(set(found)) == count + 2
 
 
 def test_thousand_hosts_and_a_master_that_drops_everything_are_named_within_a_minute() -> None:

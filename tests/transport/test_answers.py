@@ -158,7 +158,20 @@ def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> 
 
 
 CURVE: dict[str, Any] = {"points": [[1, 0.5], [2, 0.25]], "count": 2, "not_finite": 0, "not_finite_at": None}
+GPU: dict[str, Any] = {
+    "index": 0,
+    "name": "H100",
+    "held": True,
+    "every_s": 10.0,
+    "use": [97.5, None],
+    "memory_mb": [61440, None],
+    "memory_total_mb": 81920,
+    "memory_max_mb": 61440,
+    "temperature_max": 71.0,
+    "power_max_w": None,
+}
 HISTORY: dict[str, Any] = {
+    "gpus": {"1": {"began": "2026-11-24T03:00:00Z", "gpus": [GPU]}},
     "launch": {"argv": ["python"], "torch": None},
     "network": {"hosts": ["node1", "node2"], "links": [[0, 1, "ok", 0.1, 940.0]], "left_out": 0},
     "attempts": {"1": {"0": {"axis": "step", "sampled": False, "series": {"loss": CURVE}}}},
@@ -168,6 +181,7 @@ HISTORY: dict[str, Any] = {
 def test_a_history_is_whole() -> None:
     found = answers.result("history", HISTORY, "node1", {})
     assert found["attempts"]["1"]["0"]["series"]["loss"]["points"] == [(1, 0.5), (2, 0.25)]
+    assert found["gpus"]["1"]["gpus"] == [GPU]
     assert found["network"]["links"] == [(0, 1, "ok", 0.1, 940.0)]
 
 
@@ -178,6 +192,9 @@ def test_a_history_is_whole() -> None:
         ("network.links.0", [0, 1, "o k", None, None]),
         ("network.hosts", ["../x", "node2"]),
         ("launch.argv", [1]),
+        ("gpus.1.gpus.0.use", [101.0]),
+        ("gpus.1.gpus.0.every_s", 0),
+        ("gpus.1.began", "yesterday"),
         ("attempts.1", {"one": {}}),
         ("attempts.1.0.axis", "time"),
         ("attempts.1.0.series.loss.points", [[1, 0.5]] * 501),
@@ -190,7 +207,7 @@ def test_a_history_that_is_none_is_refused(place: str, value: object) -> None:
     *folders, name = place.split(".")
     at: Any = wrong
     for folder in folders:
-        at = at[folder]
+        at = at[int(folder) if isinstance(at, list) else folder]
     at[int(name) if isinstance(at, list) else name] = value
     with pytest.raises(RemoteError, match="history"):
         answers.result("history", wrong, "node1", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import queue
 import secrets
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddpctl_worker.contract import TERMINAL
+from ddpctl_worker.contract import AGAIN, READY, TERMINAL
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "worker")
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.__main__ import main; sys.exit(main())"
+_PATH = "import sys; sys.path.insert(0, sys.argv[1]); "
+_MAIN = "from ddpctl_worker.__main__ import main; sys.exit(main())"
+_BOOT = _PATH + _MAIN
+_BOOT_FOR_STATUS = _PATH + "import ddpctl_worker.run.status; " + _MAIN
 
 # Does what torchrun does, in 30 ms: each rank a session of its own, SIGTERM handed on, the first failure ends the rest.
 LAUNCHER = """
@@ -55,12 +59,14 @@ def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause
     """What ``found`` returns once it is true; fails when it never is."""
     deadline = time.monotonic() + seconds
     while True:
+        begun = time.monotonic()
         value = found()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(pause)
+        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from what they wait for
 
 
 class Stream:
@@ -119,6 +125,43 @@ def lines_of(frame: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
+class Poller:
+    """A worker that is asked for the status again and again: each question costs a fork, and no start of Python."""
+
+    def __init__(self, python: str) -> None:
+        argv = [python, "-I", "-c", _BOOT_FOR_STATUS, WORKER]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._frames: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            frame = json.loads(line)
+            if "hb" not in frame:
+                self._frames.put(frame)
+
+    def ask(self, body: dict[str, Any], timeout: float = 60.0) -> dict[str, Any]:
+        """The result; an error of the worker's fails the test."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({**body, AGAIN: True}).encode() + b"\n")
+        self._process.stdin.flush()
+        answer = self._frames.get(timeout=timeout)
+        assert answer.get("ok"), answer
+        assert READY in self._frames.get(timeout=timeout)
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._thread.join(30)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
 class Node:
     """A base_dir and a host name."""
 
@@ -127,9 +170,10 @@ class Node:
         self.started: list[str] = []
         self.env = dict(os.environ)
         self.python = sys.executable
+        self._poller: Poller | None = None
 
     def open(self, verb: str, **request: Any) -> Stream:
-        body = {"verb": verb, "host": self.host, "base_dir": str(self.base), **request}
+        body = self._body(verb, request)
         argv = [self.python, "-I", "-c", _BOOT, WORKER]
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env)
         assert process.stdin is not None
@@ -183,7 +227,8 @@ class Node:
         return run
 
     def status(self, run: str) -> dict[str, Any]:
-        found = self.call("status", run=run)["runs"]
+        self._poller = self._poller or Poller(self.python)
+        found = self._poller.ask(self._body("status", {"run": run}))["runs"]
         assert len(found) == 1
         return dict(found[0])
 
@@ -200,8 +245,7 @@ class Node:
             return last if last["state"] in wanted else None
 
         try:
-            # Each look starts a process: without a pause, the wait takes most of a core from what it waits for.
-            found: dict[str, Any] = eventually(look, f"state {wanted}", seconds, pause=0.25)
+            found: dict[str, Any] = eventually(look, f"state {wanted}", seconds, pause=0.1)
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {last}") from None
         return found
@@ -241,8 +285,13 @@ class Node:
         return found, result
 
     def clean_up(self) -> None:
+        if self._poller is not None:
+            self._poller.end()
         for run in self.started:
             self.open("stop", run=run, grace=0, by="the end of the test").last()
+
+    def _body(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        return {"verb": verb, "host": self.host, "base_dir": str(self.base), **request}
 
     def _file(self, name: str, text: str) -> str:
         path = self.scratch / name

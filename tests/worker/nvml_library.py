@@ -1,5 +1,7 @@
 """A stand-in for NVIDIA's management library, with the layouts of nvml.h: nvmlMemory_t, nvmlUtilization_t and
-nvmlProcessInfo_t. Each GPU has one process, and one that cannot be seen; what it says changes with every call."""
+nvmlProcessInfo_t. Each GPU has one process, and one that cannot be seen; what it says changes with every call.
+
+In its environment: NO_DRIVER, HOT (heat slows it down), and HOLDER, a file with the number of the process on it."""
 
 from __future__ import annotations
 
@@ -11,10 +13,16 @@ NAME = "libnvidia-ml.so.1"
 SOURCE = r"""
 #include <string.h>
 #include <stdlib.h>
+#include <stdio.h>
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned int gpu, memory; } use_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process_t;
 static int device[64], calls;
+static unsigned int holder(void) {
+  unsigned int pid = PID;
+  FILE *file = getenv("HOLDER") ? fopen(getenv("HOLDER"), "r") : 0;
+  if (file) { if (fscanf(file, "%u", &pid) != 1) pid = PID; fclose(file); }
+  return pid; }
 #define LOST(d) if (*(int *)(d) == 2) return 15
 int nvmlInit_v2(void) {
   for (int i = 0; i < GPUS + LOST_GPUS; i++) device[i] = i < GPUS ? 1 : 2;
@@ -31,9 +39,11 @@ int nvmlDeviceGetMemoryInfo(void *d, memory_t *m) {
 int nvmlDeviceGetTemperature(void *d, unsigned int sensor, unsigned int *t) { LOST(d); *t = sensor ? 1 : 71; return 0; }
 int nvmlDeviceGetPowerUsage(void *d, unsigned int *mw) { LOST(d); *mw = 350500; return 0; }
 int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned int *mw) { *mw = 700000; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *why) {
+  LOST(d); *why = getenv("HOT") ? 0x44 : 0x4; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned int *n, process_t *p) {
   LOST(d); if (*n < 2) return 7; *n = 2;
-  p[0].pid = PID; p[0].used = 10737418240ULL; p[1].pid = 4000000; p[1].used = ~0ULL; return 0; }
+  p[0].pid = holder(); p[0].used = 10737418240ULL; p[1].pid = 4000000; p[1].used = ~0ULL; return 0; }
 """
 
 

@@ -37,9 +37,15 @@ def test_the_kernel_s_tables() -> None:
     assert hosts.swapped("nr_free 1\npswpin 3\npswpout 4\n") == 7
     assert hosts.memory("MemTotal:  1000 kB\nMemAvailable:   250 kB\n") == {"free": 0.25}
     assert hosts.clock("cpu MHz\t\t: 1000.0\nflags\t: x\ncpu MHz\t\t: 3000.0\n") == {"mhz": 2000.0}
-    assert hosts.gpus("61, 0x0000000000000004\n74, 0x0000000000000020\n") == {"gpu_c": 74.0, "gpu_slowed": 1.0}
     for text in ("", "x", "cpu\n", "MemTotal: x\n"):
-        hosts.memory(text), hosts.clock(text), hosts.gpus(text), hosts.swapped(text), hosts.processors(text)
+        hosts.memory(text), hosts.clock(text), hosts.swapped(text), hosts.processors(text)
+
+
+def test_the_hottest_gpu_counts() -> None:
+    cool, hot = {"temperature": 61.0, "slowed": False}, {"temperature": 74.0, "slowed": True}
+    assert hosts.heat([cool, hot]) == {"gpu_c": 74.0, "gpu_slowed": 1.0}
+    assert hosts.heat([cool, {"temperature": None, "slowed": None}]) == {"gpu_c": 61.0, "gpu_slowed": 0.0}
+    assert hosts.heat([]) == hosts.heat([{"temperature": None, "slowed": None}]) == {}
 
 
 def test_this_machine_tells() -> None:

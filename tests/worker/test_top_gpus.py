@@ -19,8 +19,8 @@ from tests.worker import nvml_library
 
 APPS = "GPU-a, 4021, 10312\nGPU-b, 4022, [N/A]\n"
 GPUS = (
-    "GPU-a, NVIDIA A100-SXM4-80GB, 97, 10312, 81920, 61, 312.55, 400.00\n"
-    "GPU-b, NVIDIA A100-SXM4-80GB, [N/A], 0, 81920, 33, [N/A], [Unknown Error]\n"
+    "GPU-a, NVIDIA A100-SXM4-80GB, 97, 10312, 81920, 61, 312.55, 400.00, 0x0000000000000024\n"
+    "GPU-b, NVIDIA A100-SXM4-80GB, [N/A], 0, 81920, 33, [N/A], [Unknown Error], [N/A]\n"
 )
 
 
@@ -44,11 +44,17 @@ def test_nvml_is_read_as_its_header_says(library: Path) -> None:
         "memory_total": 80 << 30,
         "temperature": 71.0,
         "power_w": 350.5,
+        "slowed": False,
         "pids": {os.getpid(): 10 << 30, 4000000: None},
         "error": None,
     }
-    nothing: dict[str, Any] = dict.fromkeys(("use", "memory", "memory_total", "temperature", "power_w"))
+    nothing: dict[str, Any] = dict.fromkeys(("use", "memory", "memory_total", "temperature", "power_w", "slowed"))
     assert lost == {**first, **nothing, "pids": {}, "error": "NVML: GPU is lost"}
+
+
+def test_a_gpu_that_heat_slows_down(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOT", "1")
+    assert Nvml().read()[0]["slowed"] is True
 
 
 def test_who_holds_a_gpu(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +88,9 @@ def test_without_its_driver_the_library_says_so(library: Path, monkeypatch: pyte
 def test_nvidia_smi_where_there_is_no_library() -> None:
     first, second = of_tables(GPUS, APPS)
     assert (first["use"], first["memory"], first["power_limit_w"]) == (97.0, 10312 << 20, 400.0)
-    assert first["pids"] == {4021: 10312 << 20}
+    assert (first["pids"], first["slowed"]) == ({4021: 10312 << 20}, True)
     assert (second["use"], second["power_w"], second["power_limit_w"]) == (None, None, None)
-    assert second["pids"] == {4022: None}
+    assert (second["pids"], second["slowed"]) == ({4022: None}, None)
 
 
 def test_nvidia_smi_that_fails_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +130,7 @@ def test_amd_from_the_kernels_files(tmp_path: Path) -> None:
         "temperature": 55.0,
         "power_w": 412.0,
         "power_limit_w": 750.0,
+        "slowed": None,
         "pids": {77: 60 << 30},
         "error": None,
     }

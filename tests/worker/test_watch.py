@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import look, verdict, watch
 from ddpctl_worker.doctor.flight import Entry
+from ddpctl_worker.doctor.hosts import HostFacts
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
 from ddpctl_worker.doctor.watch import RunWatch, Unjudged, brief, shortened
@@ -68,6 +69,7 @@ class Node:
             self.say,
             self.saved.append,
             lambda host: Offset(0.0, 0.0),
+            HostFacts(),
         )
 
     def say(self, message: dict[str, Any]) -> None:

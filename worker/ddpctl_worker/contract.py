@@ -93,6 +93,7 @@ BUG = "bug"  # a fault of the worker itself
 
 # --- ports and what a dialer finds on them ---------------------------------------------------------------------------
 USUAL_PORTS = (29500, 29999)  # torch's default and the ones after it: first and last
+AGENT_PORTS = (29600, 29999)  # where the agents of a run with restarts listen
 OK = "ok"
 REFUSED = "refused"  # a reset came back
 REJECTED = "rejected"  # a firewall or router on the way said no by ICMP

@@ -95,7 +95,10 @@ class Checkpoints:
         ]
         if few and self.place.rank == 0:
             rank, host, seen = few[-1]  # rank 0 has .metadata; the last one shows best what is missing
-            say(f"no shared disk: rank {rank} on {host} has {seen} of {len(files)} files of {folder}; {ADVICE}")
+            kept = os.environ.get("DDPCTL_CHECKPOINT_DIR")
+            gathered = kept and os.path.abspath(folder).startswith(os.path.join(kept, ""))
+            advice = "the next `ddpctl up` gives every node all of them" if gathered else ADVICE
+            say(f"no shared disk: rank {rank} on {host} has {seen} of {len(files)} files of {folder}; {advice}")
 
     def remove_the_rest(self) -> None:
         """Removes from this node what is older than the checkpoints kept, damaged, or half written."""

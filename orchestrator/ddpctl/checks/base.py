@@ -83,6 +83,8 @@ class Want:
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
     rendezvous: str = "static"  # static, c10d or etcd-v2
+    copies: bool = False  # hosts keep copies of each other's checkpoints
+    agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
     imports: Imports | None = None  # what the job's program imports; None: not known
 
@@ -111,6 +113,8 @@ class Want:
             free_disk_gb=job.requires.free_disk_gb,
             backend=backend_of(job.args),
             rendezvous=job.rendezvous,
+            copies=job.checkpoint.replicas > 0,
+            agents=job.most_restarts > 0,
             imports=imports,
         )
 
@@ -211,7 +215,7 @@ class View:
 
 Ask = Callable[[Target, Want], Question | tuple[Question, ...] | None]
 RECORDED = "recorded output only"
-NO_HARDWARE = f"{RECORDED}, never run on real hardware here"
+NO_HARDWARE = f"{RECORDED}, never real hardware"
 
 
 @dataclass(frozen=True)

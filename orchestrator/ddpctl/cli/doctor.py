@@ -19,7 +19,7 @@ def doctor(
     stacks: bool = StacksOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Say why a run is stuck or slow: where every rank stands, and which one the others wait for."""
+    """Say why a run is stuck or slow: where every rank is, and which one the others wait for."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         found = consult(fleet, job)

@@ -31,8 +31,9 @@ def exec(
 ) -> int:
     """Run one command on every host: ddpctl exec -- nvidia-smi. Equal outputs are shown once.
 
-    The words after -- reach the program unchanged; for a pipe or a variable of the host: -- sh -c 'LINE'. On Ctrl-C and
-    at the timeout, the command and everything it started are ended.
+    The words after -- reach the program unchanged; for a pipe or a variable of the host: -- sh -c 'LINE'
+
+    On Ctrl-C and at the timeout, the command and everything it started are ended.
     """
     if not GLOBAL.script:
         raise UsageError("no command to run", hint="name it after --: ddpctl exec -- nvidia-smi")

@@ -37,7 +37,7 @@ def fetch(
         help="Only the logs of these ranks, and the outputs of the hosts that run them.",
     ),
     watch: bool = typer.Option(
-        False, "--watch", help="Bring what changes of the outputs every few seconds, until the run ends."
+        False, "--watch", help="Copy what changes in the outputs every few seconds, until the run ends."
     ),
     checkpoints: bool = typer.Option(
         False, "--checkpoints", help="Instead: the checkpoints that a restart would resume from, to DEST/checkpoints/."

@@ -100,7 +100,7 @@ def init(
         show_default=False,
     ),
 ) -> int:
-    """Write an inventory: name the hosts, or let them be read from a file of another tool. ddpctl finds the rest.
+    """Write an inventory: you name the hosts, or another tool's file that lists them, and ddpctl finds the rest.
 
     A launcher's command line may follow `--`: torchrun, python -m torch.distributed.launch, or deepspeed.
     """

@@ -26,7 +26,11 @@ from ddpctl_worker import contract
 def kill(
     job: str = session.JobArgument,
     grace: float = typer.Option(
-        None, "--grace", min=0.0, help="Seconds from SIGTERM to SIGKILL; default: the job's timeouts.stop (10)."
+        None,
+        "--grace",
+        min=0.0,
+        metavar="SECONDS",
+        help="Time from SIGTERM to SIGKILL; default: the job's timeouts.stop (10).",
     ),
     save: bool = typer.Option(False, "--save", help="Ask the ranks for a checkpoint first, and wait for it."),
     every: bool = typer.Option(False, "--all", help="Kill every live run of that name."),

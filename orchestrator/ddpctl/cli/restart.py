@@ -24,8 +24,9 @@ def restart(
 ) -> int:
     """Continue an ended run from its newest complete checkpoint: same code, same settings, on the hosts that are left.
 
-    It is a new run of the same name, and its attempts count on. A live run is left alone; a host of it that lost power
-    and is back takes part again.
+    The new run has the same name, and its attempts continue the count.
+
+    A live run is left alone, except that a host of it that lost power and is back takes part again.
     """
     inventory = session.load(None, option, job=job)
     with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:

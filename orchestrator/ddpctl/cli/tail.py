@@ -26,8 +26,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def tail(
     job: str = session.JobArgument,
     follow: bool = typer.Option(False, "-f", "--follow", help="Keep printing new lines until the run ends."),
-    rank: str = typer.Option(None, "--rank", help="Only these ranks: 2 or 0,3 or 4-7."),
-    host: str = typer.Option(None, "--host", help="Only these hosts: node1 or node[0-3],node7."),
+    rank: str = typer.Option(None, "--rank", metavar="R,...", help="Only these ranks: 2 or 0,3 or 4-7."),
+    host: str = typer.Option(None, "--host", metavar="H,...", help="Only these hosts: node1 or node[0-3],node7."),
     lines: str = typer.Option(
         None,
         "-n",

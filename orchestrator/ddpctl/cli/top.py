@@ -45,8 +45,8 @@ LAST_LINES = 200  # of its output, where a run is opened
 
 
 def top(
-    job: str = typer.Argument(None, metavar="JOB", help="Begin inside this run.", show_default=False),
-    readonly: bool = typer.Option(False, "--readonly", help="Only look: without the key that kills."),
+    job: str = typer.Argument(None, metavar="JOB", help="Begin with this run.", show_default=False),
+    readonly: bool = typer.Option(False, "--readonly", help="Only look: the key that kills a run is disabled."),
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Watch hosts, GPUs, runs and ranks live. Without a terminal: print them once."""

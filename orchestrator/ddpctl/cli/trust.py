@@ -83,9 +83,7 @@ def _confirmed(count: int, yes: bool, command: str) -> bool:
     """
     if yes:
         return True
-    require_terminal(
-        f"{command} asks before it adds a key", otherwise=f"compare the fingerprints, then: ddpctl {command} --yes"
-    )
+    require_terminal(f"{command} asks before it adds a key", otherwise="compare the fingerprints, then add --yes")
     return confirm(f"add {plural(count, 'key')}?")
 
 

@@ -59,7 +59,7 @@ def up(
     inventory: Path | None = session.InventoryArgument,
     job: str = typer.Option(None, "--job", help="Job to run; required if the inventory has more than one."),
     name: str = typer.Option(
-        None, "--name", help="Name of this run instead of the job's; it must not be live. For runs side by side."
+        None, "--name", help="Name for this run instead of the job's, so that runs of one job can be live side by side."
     ),
     nodes: int = typer.Option(None, "--nodes", min=1, help="Number of nodes to run on."),
     nproc: int = typer.Option(None, "--nproc", min=1, help="Processes per node."),
@@ -73,7 +73,9 @@ def up(
     only: str = session.OnlyOption,
     skip: str = session.SkipOption,
     fresh: bool = typer.Option(
-        False, "--fresh", help="Start without the checkpoints of earlier runs: they get another name on every node."
+        False,
+        "--fresh",
+        help="Start without the checkpoints of earlier runs: they are renamed on every node, not deleted.",
     ),
     on_interrupt: OnInterrupt = OnInterruptOption,
     option: Path | None = session.InventoryOption,
@@ -81,8 +83,9 @@ def up(
 ) -> int:
     """Run preflight, send environment and code, start every node, and follow the output.
 
-    A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3. Options alone are
-    added to the job's own arguments: ddpctl up --job train -- --lr 0.1
+    A script given after -- runs on the inventory's hosts: ddpctl up lab.yaml -- train.py --epochs 3
+
+    Options alone are added to the job's own arguments: ddpctl up --job train -- --lr 0.1
     """
     if skip_preflight and (
         given := [name for name, value in (("deep", deep), ("only", only), ("skip", skip)) if value]

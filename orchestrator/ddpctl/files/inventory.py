@@ -55,7 +55,10 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
         return here
     if job is not None and (found := _recorded_inventory(job)) is not None:
         return found
-    raise UsageError("no inventory given, and there is no ./inventory.yaml", hint=f"give a file, or set ${VARIABLE}")
+    raise UsageError(
+        "no inventory given, and there is no ./inventory.yaml",
+        hint=f"`ddpctl init` writes one; or name a file, or set ${VARIABLE}",
+    )
 
 
 def _recorded_inventory(job: str) -> Path | None:

@@ -23,7 +23,17 @@ def checkpoints_view(found: JobCheckpoints) -> RenderableType:
         state = Text("complete", style="green") if one.complete else Text("not complete", style="yellow")
         table.add_row(Text(one.entry), step, size(one.size), ago(one.time), Text(", ".join(one.hosts) or "-"), state)
     lines = [Text(f"{one.entry}: {_missing(one.missing)}") for one in found.saved if not one.complete]
-    return Group(Whole(table), *lines)
+    return Group(Whole(table), *lines, *_without_copy(found))
+
+
+def _without_copy(found: JobCheckpoints) -> list[Text]:
+    if not found.uncopied:
+        return []
+    names = ", ".join(found.uncopied)
+    text = (
+        f"{names}: no other host has a copy. What keeps it from being copied is in supervisor.log of the other hosts:"
+    )
+    return [Text(f"{text} ddpctl fetch {found.job}", style="yellow")]
 
 
 def _missing(missing: tuple[str, ...]) -> str:

@@ -15,12 +15,15 @@ from ddpctl.render.push import size
 from ddpctl.render.status import aside_text, attempt_end, cause_view, slow_line, state_text, stuck_line
 from ddpctl.spec.command import display
 from ddpctl.spec.curves import Curve
+from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use
 from ddpctl.spec.metrics import COUNTERS
 from ddpctl.spec.outcome import Attempt
 from ddpctl.spec.ranges import fold
-from ddpctl.spec.report import RunReport, elapsed, lasting
+from ddpctl.spec.report import RunReport
+from ddpctl.spec.times import elapsed, lasting
 from ddpctl.spec.values import plural
 
+LESS_BUSY = 10.0  # percent of the time: a GPU that had work so much less than the others is named
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 24  # of a curve in a line
 
@@ -114,8 +117,29 @@ def _facts(report: RunReport) -> Iterator[str]:
         newest = report.checkpoints[0]
         count = plural(len(report.checkpoints), "checkpoint")
         yield f"saved    {count}, the newest one {newest.entry} ({size(newest.size)})"
+    if report.gpus:
+        yield f"GPUs     {gpus_text(report.gpus)}"
     if len(run.hosts) > 1:
         yield f"network  {network_text(report)}"
+
+
+def gpus_text(gpus: Sequence[GpuUse]) -> str:
+    """``16, busy 87 % of the time on average, node1:3 only 12 %; memory: 71.2 of 80 GiB``."""
+    text = str(len(gpus))
+    if (mean := mean_use(gpus)) is not None:
+        text += f", busy {mean:.0f} % of the time on average"
+        least = least_busy_first(gpus)[0]
+        text += f", {least.host}:{least.index} only {least.use:.0f} %" if mean - (least.use or 0.0) >= LESS_BUSY else ""
+    fullest = max(gpus, key=lambda one: one.memory_max_mb or 0)
+    return text if fullest.memory_max_mb is None else f"{text}; memory: {memory_text(fullest)}"
+
+
+def memory_text(gpu: GpuUse) -> str:
+    """``71.2 of 80 GiB``: the most that it had in use."""
+    if gpu.memory_max_mb is None:
+        return "-"
+    most = f"{gpu.memory_max_mb / 1024:.3g}"
+    return f"{most} GiB" if gpu.memory_total_mb is None else f"{most} of {gpu.memory_total_mb / 1024:.3g} GiB"
 
 
 def network_text(report: RunReport) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
 import ddpctl
-from ddpctl.render.chart import curve_chart, short
+from ddpctl.render.chart import curve_chart, short, use_picture
 from ddpctl.render.groups import matrix
 from ddpctl.render.html import HEAT_HOSTS, heat_map
 from ddpctl.render.page import page, table
@@ -18,6 +19,7 @@ from ddpctl.render.report import (
     clock,
     code_text,
     environments,
+    memory_text,
     not_finite_text,
     shown_curves,
     who_and_when,
@@ -25,16 +27,20 @@ from ddpctl.render.report import (
 from ddpctl.render.status import aside_text, cause_line, fold_ranks, slow_line, stuck_line
 from ddpctl.spec.command import display
 from ddpctl.spec.curves import MOST_POINTS, Curve, thinned
+from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use, over_time
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES
 from ddpctl.spec.outcome import Attempt, Cause
 from ddpctl.spec.ranges import fold
-from ddpctl.spec.report import RunReport, elapsed, lasting
+from ddpctl.spec.report import RunReport
+from ddpctl.spec.times import elapsed, lasting
 from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 MOST_TILES = 3  # metrics at the top
 MOST_CHARTS = 32
 MOST_RANKS = 32
+MOST_GPUS = 64
+GPU_COLUMNS = 120  # of the picture of a GPU's use
 MOST_ATTEMPTS = 6  # the newest ones; the others are folded away
 MOST_MARKS = 8  # attempts whose beginnings can be told apart in a picture
 MANY_HOSTS = 8  # more of them are folded away
@@ -77,12 +83,15 @@ article.warning { border-left: 4px solid var(--warning); }
 .bar { display: inline-block; width: 8rem; height: .6rem; margin-right: .5rem; border-radius: 3px;
   background: var(--line); }
 .bar i { display: block; height: 100%; border-radius: 3px; background: var(--info); }
+.use { display: block; width: 22rem; height: 1.4rem; }
+.use rect { fill: var(--line); } .use path { fill: var(--info); }
 pre { max-height: 26rem; overflow: auto; }
 .card pre { background: var(--card); }
 dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .35rem 1.25rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 footer { margin-top: 3rem; padding-top: .75rem; border-top: 1px solid var(--line); font-size: .85rem; }
 @media (max-width: 40rem) { main { padding: 1.25rem 1rem 3rem; } h1 { font-size: 1.6rem; } .bar { width: 5rem; }
+  .use { width: 9rem; }
   dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: .6rem; } }
 @media print { .strip i, .badge { print-color-adjust: exact; } }
 """
@@ -96,6 +105,7 @@ def report_html(report: RunReport) -> str:
         _tiles(report),
         _metrics(report),
         _attempts(report),
+        _gpus(report),
         _ranks(report),
         _network(report),
         _checkpoints(report),
@@ -170,6 +180,8 @@ def _tiles(report: RunReport) -> str:
         ("duration", "-" if took is None else lasting(took)),
         ("ranks", f"{run.world_size} on {plural(len(run.nodes_at_work), 'host')}"),
     ]
+    if (use := mean_use(report.gpus)) is not None:
+        tiles.append(("GPU use", f"{use:.0f} %"))
     for one in [one for one in shown_curves(report.curves) if one.lines][:MOST_TILES]:
         x, y = one.points[-1]
         tiles.append((f"{one.name}, {one.axis} {x:g}", short(y)))
@@ -267,6 +279,43 @@ def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
         f"<li><b>{attempt.number}</b><div><p>{escape(text)}</p>{aside}"
         f'<p class="soft">{escape(where)}</p>{more}</div></li>'
     )
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def _gpus(report: RunReport) -> str:
+    """Each GPU's use over the run, the least busy one first: idle ones are what a person looks for."""
+    if not report.gpus:
+        return ""
+    shown = least_busy_first(report.gpus)[:MOST_GPUS]
+    text = "How much of the time each had work, from the start of the run to its end; the least busy one comes first."
+    if not any(one.held for one in shown):
+        text = "All GPUs of the hosts: which of them the run used could not be seen. " + text
+    head = "<th>GPU</th><th>use</th><th>use over time</th><th>most memory</th><th>hottest</th><th>most power</th>"
+    rows = "".join(_gpu(one, report) for one in shown)
+    left = len(report.gpus) - len(shown)
+    more = _soft(f"{left} busier ones are left out here: `ddpctl report --json` has all.") if left else ""
+    names = ", ".join(f"{count} × {name}" for name, count in Counter(one.name for one in report.gpus).items())
+    return _section(
+        "GPUs",
+        _soft(f"{names}. {text}"),
+        f'<div class="wide"><table class="hosts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>',
+        more,
+    )
+
+
+def _gpu(gpu: GpuUse, report: RunReport) -> str:
+    began, took = report.run.started, report.duration_s
+    picture = use_picture(over_time(gpu, began, max(took, 1.0), GPU_COLUMNS)) if began and took is not None else ""
+    use = "-" if gpu.use is None else f"{gpu.use:.0f} %"
+    figures = (
+        memory_text(gpu),
+        "-" if gpu.temperature_max is None else f"{gpu.temperature_max:.0f} °C",
+        "-" if gpu.power_max_w is None else f"{gpu.power_max_w:.0f} W",
+    )
+    cells = "".join(f"<td>{escape(figure)}</td>" for figure in figures)
+    return f"<tr><th>{escape(gpu.host)}:{gpu.index}</th><td>{use}</td><td>{picture}</td>{cells}</tr>"
 
 
 # --- who was slow ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ def plan_view(plan: Plan) -> RenderableType:
         dirty = " (dirty)" if plan.code.dirty else ""
         parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
     parts += [Text(f"notify  {_notifier(one)}") for one in plan.notify]
-    parts += [_node_view(node) for node in plan.nodes]
+    parts += [_node_view(node) for node in plan.active]
+    spares = plan.nodes[len(plan.active) :]
+    parts += [Text(f"\n{node.host}  spare: it takes the place of a host that is lost", style="bold") for node in spares]
     if plan.witness is not None:
         parts.append(Text(f"\n{plan.witness.host}  witness: it only votes on restarts", style="bold"))
     if plan.open_questions:

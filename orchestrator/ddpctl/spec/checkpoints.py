@@ -23,6 +23,7 @@ class JobCheckpoints:
     saved: tuple[Saved, ...]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     unsettled: tuple[tuple[str, str, str], ...] = ()  # what a host has no manifest of yet: name, host, time
+    uncopied: tuple[str, ...] = ()  # names of those that should have a copy on another host by now, and have none
 
     @property
     def resumed(self) -> tuple[Saved, ...]:

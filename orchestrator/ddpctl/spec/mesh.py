@@ -97,11 +97,12 @@ class Link:
 class Mesh:
     """All that the mesh round saw, on the addresses that were chosen.
 
-    ``ports``: for each host its dialled ports and what they stand for (master, gang, sample); ``ranges``: each host's
-    ephemeral ports, both ends included; ``again``: the dialled pairs that were measured twice; ``reached``: for a host
-    whose address nobody reaches, others of it that somebody did (only where that address seems to be the wrong one, and
-    not the network to be broken); ``scheduled``: who was to dial whom; ``absent``: hosts that could not take part, and
-    why.
+    ``ports``: for each host its dialled ports and what they stand for (master, gang, agent, sample); ``ranges``:
+    each host's ephemeral ports, both ends included; ``again``: the dialled pairs that were measured twice; ``reached``:
+    for a host whose address nobody reaches, others of it that somebody did (only where that address seems to be the
+    wrong one, and not the network to be broken); ``scheduled``: who was to dial whom; ``absent``: hosts that could not
+    take part, and why; ``agents``: the job has restarts, so agents listen on every host, and any but the ``witness``
+    may be the next master.
     """
 
     hosts: tuple[str, ...] = ()
@@ -118,6 +119,8 @@ class Mesh:
     scheduled: frozenset[Pair] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
+    agents: bool = False
+    witness: str | None = None
     left_out = 0  # of the hosts: it is whole
 
     def without(self, hosts: Collection[str]) -> Mesh:

@@ -10,9 +10,11 @@ from typing import Any
 
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.curves import Curve
+from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.metrics import Values
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import SLOW, Attempt, RunStatus
+from ddpctl.spec.times import elapsed, lasting
 from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 from ddpctl_worker.checkpoint.unite import Saved
@@ -29,6 +31,7 @@ class RunReport:
     made: datetime
     launches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
     network: Network | None = None
     checkpoints: tuple[Saved, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +114,7 @@ class RunReport:
             "slow": [{name: one[name] for name in SLOW} for one in run.slow],
             "metrics": [one.to_json() for one in self.curves],
             "ranks": [{"host": host, "rank": rank, "metrics": dict(values)} for host, rank, values in self.ranks],
+            "gpus": [one.to_json() for one in self.gpus],
             "network": self.network.to_json() if self.network else None,
             "checkpoints": [
                 {"name": one.entry, "step": one.step, "time": one.time, "size": one.size, "complete": one.complete}
@@ -122,28 +126,3 @@ class RunReport:
     def _node(self, host: str) -> dict[str, Any]:
         told = self.launches.get(host, {})
         return {"torch": told.get("torch"), "environment": told.get("environment")}
-
-
-def elapsed(begin: str | None, end: str | None) -> float | None:
-    """Seconds between two times of a record; None where one is missing or damaged."""
-    try:
-        first, last = (datetime.fromisoformat((time or "").replace("Z", "+00:00")) for time in (begin, end))
-        return (last - first).total_seconds()
-    except (ValueError, TypeError):
-        return None
-
-
-def lasting(took: float) -> str:
-    """``8.3 s``, ``3 min 12 s``, ``2 h 5 min``, ``3 d 4 h``."""
-    if took < 59.95:
-        return f"{took:.1f} s" if took < 10 else f"{took:.0f} s"
-    whole = round(took)
-    for (one, length), (below, part) in (
-        (("d", 86400), ("h", 3600)),
-        (("h", 3600), ("min", 60)),
-        (("min", 60), ("s", 1)),
-    ):
-        if whole >= length:
-            rest = whole % length // part
-            return f"{whole // length} {one} {rest} {below}" if rest else f"{whole // length} {one}"
-    return f"{whole} s"

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import secrets
 import shutil
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
 from ddpctl.stages.status import ask_runs, live_runs_named, merged
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.complete import METADATA
+from ddpctl_worker.checkpoint.complete import METADATA, moment
 from ddpctl_worker.checkpoint.unite import Saved, SavedPart
 
 TIMEOUT_S = 60.0
+COPIED_S = 300.0  # after a save: longer than a host waits before it tries again to copy it
 _BLOCK = 1 << 20
 
 
@@ -41,6 +44,8 @@ def list_checkpoints(fleet: Fleet, name: str) -> JobCheckpoints:
     runs = [run for run in known if name in (run.run, run.job)] or (begun if len(begun) == 1 else [])
     job = runs[-1].job if runs else name
     found = read_checkpoints(fleet, job) if is_name(job) else JobCheckpoints(job, ())
+    if runs and runs[-1].copies and not found.errors:
+        found = replace(found, uncopied=_uncopied(found))
     if runs or found.saved:
         return found
     if begun:
@@ -52,6 +57,11 @@ def list_checkpoints(fleet: Fleet, name: str) -> JobCheckpoints:
         f"no job, run or checkpoint of {job!r} on {plural(len(fleet.hosts), 'host')}",
         hint="`ddpctl ps --all` lists every run",
     )
+
+
+def _uncopied(found: JobCheckpoints) -> tuple[str, ...]:
+    late = time.time() - COPIED_S
+    return tuple(one.entry for one in found.resumed if one.held < 2 and moment(one.time) < late)
 
 
 def read_checkpoints(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> JobCheckpoints:

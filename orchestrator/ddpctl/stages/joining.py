@@ -44,7 +44,7 @@ def _watch(run: RunStatus, fleet: Fleet, tell: Tell, over: threading.Event, pati
             return
         if text is None:
             if said is not None and all(node.state == contract.RUNNING for node in now.nodes_at_work):
-                tell(Note(f"ranks run on all {len(now.nodes_at_work)} nodes"))
+                tell(Note("ranks run on every node"))
             return
         if text != said:
             tell(Note(text))
@@ -65,6 +65,8 @@ def _waiting(run: RunStatus) -> str | None:
         launched = sum(node.pid is not None for node in nodes)
         return f"launchers run on {launched} of {len(nodes)} nodes; waiting for {fold(without)}"
     if len(coming) == len(nodes):
-        return f"launchers run on all {len(nodes)} nodes, and wait for each other: no rank has started yet"
+        if len(nodes) == 1:
+            return "the launcher runs: no rank has started yet"
+        return "launchers run on every node and wait for each other: no rank has started yet"
     running = sum(node.state == contract.RUNNING for node in nodes)
     return f"ranks run on {running} of {len(nodes)} nodes; waiting for {fold(node.host for node in coming)}"

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpctl.errors import DdpctlError, RemoteError, as_fault
-from ddpctl.spec.event import Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.event import Progress, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
 from ddpctl.spec.mesh import NOISY_MBIT, OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl_worker.contract import TIMEOUT, WRONG_HOST
+from ddpctl_worker.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST
 
 STAGE = "mesh"
 LISTEN_S = 300.0  # a listener that is forgotten ends by itself
@@ -36,13 +36,16 @@ MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are
 class MeshPlan:
     """What the mesh needs to know: the hosts' networks in node rank order, and the ports that the job will use.
 
-    The same ``seed`` gives the same sample of a big mesh."""
+    ``agents``: the job has restarts; ``witness``: the host that has an agent and nothing else. The same ``seed`` gives
+    the same sample of a big mesh."""
 
     networks: tuple[HostNetwork, ...]
     master: str
     master_port: int
     gang_port: int | None = None
     seed: str = ""
+    agents: bool = False
+    witness: str | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -58,7 +61,21 @@ class MeshPlan:
         else:
             local = {network.host for network in self.networks if network.local}
             own = () if {host, self.master} <= local else (self.master_port,)
-        return tuple(port for port in own if port is not None)
+        agent = self._agent_port(host) if self.agents else None
+        return tuple(dict.fromkeys(port for port in (*own, agent) if port is not None))
+
+    def _agent_port(self, host: str) -> int:
+        """One that an agent may listen on, away from the master's; hosts that are one machine have different ones."""
+        first, last = AGENT_PORTS
+        count = last - first + 1
+        return first + (self.master_port - first + count // 2 + self.hosts.index(host)) % count
+
+    def role(self, host: str, port: int) -> str:
+        """What one of these ports stands for. After a restart an agent's port, or the next master's, may be any of the
+        usual ones."""
+        if host == self.master and port in (self.master_port, self.gang_port):
+            return "gang" if port == self.gang_port else "master"
+        return "agent" if self.agents else "master"
 
 
 @dataclass
@@ -94,7 +111,11 @@ class _Bulk:
 
 
 def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, DdpctlError]]:
-    """The mesh of all hosts of the plan, and the errors of hosts that could not take part."""
+    """The mesh of all hosts of the plan, and the errors of hosts that could not take part.
+
+    ``tell`` hears of the stage's beginning and progress. How it ended the checks know: not every connection that fails
+    is one that the job needs.
+    """
     order = schedule(plan.hosts, plan.master, plan.seed)
     tell(StageStarted(STAGE, order.links, "links"))
     with _listeners(plan, fleet) as listening:
@@ -102,7 +123,6 @@ def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, 
         seen = _dial_all(plan, order, listening, bulk, fleet, tell)
         errors = {**listening.errors, **seen.errors}
         mesh = _measure_again(_mesh(plan, order, listening, seen, errors), listening.nonce, fleet)
-    tell(StageEnded(STAGE, not errors and all(dial.status == OK for dial in mesh.dials)))
     return mesh, errors
 
 
@@ -233,12 +253,14 @@ def _mesh(
     ports: dict[str, dict[int, str]] = {}
     for host, said in listening.ready.items():
         roles = dict.fromkeys(said["samples"], "sample")
-        roles.update({port: "gang" if port == plan.gang_port else "master" for port in said["listening"]})
+        roles.update({port: plan.role(host, port) for port in said["listening"]})
         ports[host] = roles
     return Mesh(
         hosts=plan.hosts,
         master=plan.master,
         master_port=plan.master_port,
+        agents=plan.agents,
+        witness=plan.witness,
         fabric=fabric,
         dials=tuple(dialled),
         reached=_reached_elsewhere(plan.networks, fabric, dials),

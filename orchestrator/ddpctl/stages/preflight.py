@@ -37,6 +37,7 @@ from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import read_closed
 from ddpctl.stages.imports import with_script_on_nodes
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.mesh import STAGE as MESH_STAGE
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.probe import Probed, probe
 from ddpctl.stages.recall import key_of, remember, remembered, still_holds
@@ -122,6 +123,8 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, ports)
     findings = judge.verdicts(checks, view, left_out)
+    if view.mesh is not None:
+        tell(_ended(MESH_STAGE, [one for one in findings if one.check in MESH_IDS], whole=not view.mesh.absent))
     if options.deep and deep.REHEARSAL in checks:
         reason = _no_rehearsal(findings, want)
         if reason:
@@ -141,9 +144,14 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
         open_ports=_open_ports(view.mesh),
         unreachable=tuple(host for host, error in probed.errors.items() if isinstance(error, ConnectError)),
     )
-    errors = report.count(Severity.ERROR)
-    tell(StageEnded(STAGE, not errors, result=plural(errors, "error") if errors else ""))
+    tell(_ended(STAGE, report.findings))
     return report
+
+
+def _ended(stage: str, findings: Sequence[Finding], *, whole: bool = True) -> StageEnded:
+    """``whole``: every host took part."""
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    return StageEnded(stage, whole and not errors, result=plural(errors, "error") if errors else "")
 
 
 def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
@@ -245,7 +253,9 @@ def _with_mesh(
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    mesh, errors = run_mesh(MeshPlan(networks, str(master), ports[0], ports[1], cluster), fleet, tell)
+    witness = next((target.name for target in view.targets if target.witness), None)
+    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents, witness=witness)
+    mesh, errors = run_mesh(plan, fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
     if suspected:

@@ -7,9 +7,11 @@ from typing import Any
 
 from ddpctl.spec.checkpoints import job_checkpoints
 from ddpctl.spec.curves import curves
+from ddpctl.spec.gpuuse import gpu_use
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.report import RunReport, elapsed
+from ddpctl.spec.report import RunReport
+from ddpctl.spec.times import elapsed
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
@@ -42,6 +44,7 @@ def make_report(fleet: Fleet, job: str) -> RunReport:
         datetime.now(timezone.utc),
         launches={host: one["launch"] for host, one in told.items()},
         curves=curves([one["attempts"] for one in told.values()]),
+        gpus=gpu_use({host: one["gpus"] for host, one in told.items()}),
         network=Network.from_json(networks[0]) if networks else None,
         checkpoints=_of_run(run, job_checkpoints(run.job, {host: one["held"] for host, one in told.items()}, {}).saved),
         missing={**silent, **errors},

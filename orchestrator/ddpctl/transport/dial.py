@@ -68,7 +68,7 @@ class Resolver:
             raise NameUnknown(f"the name server does not answer for {hop.address} ({patience:g} s)", hint=hint)
         self._unanswered = 0
         if isinstance(answer[0], OSError):
-            raise NameUnknown(f"the name {hop.address} has no address ({answer[0].strerror})", hint=hint)
+            raise NameUnknown(f"no address is known for {hop.address} ({answer[0].strerror})", hint=hint)
         return answer[0]
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List, Mapping, Sequence
 
 from ddpctl_worker import fs
+from ddpctl_worker.agent.talk import at_once
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, STARTING, TERMINAL
+from ddpctl_worker.contract import BAD_REQUEST, STARTING, TERMINAL, USUAL_PORTS
 from ddpctl_worker.run.record import attempt_of, named_by
 from ddpctl_worker.run.status import node_status
 
 BEGIN_S = 60.0
+CONNECT_S = 3.0
+MOST_NAMED = 4  # hosts
+HINT = "let the nodes reach each other on TCP %d-%d: ddpctl preflight --fix" % USUAL_PORTS
 
 
 def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -30,5 +35,23 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         if status["state"] in TERMINAL or stands or channel.closed.is_set():
             return {"status": status}
         if time.monotonic() > until:
-            raise WorkerError(STARTING, "the agents did not find each other within %d s" % BEGIN_S)
+            said = "the agents did not find each other within %d s" % BEGIN_S
+            missed = unreached({host: place for host, place in peers.items() if host != run["host"]})
+            raise WorkerError(STARTING, "; ".join([said, *missed]), HINT if missed else None)
         time.sleep(0.05)
+
+
+def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
+    """What keeps this host from the agents of others, for a person; nothing where each takes a connection."""
+    why: Dict[str, str] = {}
+
+    def look(host: str) -> None:
+        try:
+            socket.create_connection((str(peers[host][0]), int(peers[host][1])), CONNECT_S).close()
+        except OSError as error:
+            why[host] = error.strerror or str(error)
+
+    at_once(look, sorted(peers), CONNECT_S + 1.0)
+    found = ["no connection to %s at %s port %s: %s" % (host, *peers[host], why[host]) for host in sorted(why)]
+    more = len(found) - MOST_NAMED
+    return [*found[:MOST_NAMED], *(["nor to %d other hosts" % more] if more > 0 else [])]

@@ -18,7 +18,7 @@ from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import net
-from ddpctl_worker.contract import USUAL_PORTS
+from ddpctl_worker.contract import AGENT_PORTS
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger, Wire
 from ddpctl_worker.notes import note, trace
 
@@ -149,10 +149,10 @@ class AnswerDesk:
 
 
 def _bound(address: str) -> socket.socket:
-    """A socket on a free port of this address, one of torch's usual ones if there is one: a firewall may be open for
-    these. On all addresses where the node does not have this one (NAT)."""
-    first, last = USUAL_PORTS
-    usual = random.sample(range(first + 100, last + 1), 50)
+    """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
+    addresses where the node does not have this one (NAT)."""
+    first, last = AGENT_PORTS
+    usual = random.sample(range(first, last + 1), 50)
     for port in (*usual, 0):
         try:
             return net.listen_at(address or "::", port, BACKLOG)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker import fs, tool
+from ddpctl_worker import fs
 from ddpctl_worker.doctor.steps import median
 
 BUSIER = 25.0  # percent of all processors, more than on the others
@@ -13,10 +12,8 @@ SLOWER = 0.85  # of the others' clock
 LITTLE = 0.05  # of the memory
 PAGES = 50.0  # swapped in or out in a second
 HOTTER = 10.0  # degrees
-GPU_EVERY = 12  # glances: nvidia-smi takes a second of a processor
-_GPU = ["nvidia-smi", "--query-gpu=temperature.gpu,clocks_throttle_reasons.active", "--format=csv,noheader,nounits"]
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, software and hardware thermal, power brake (NVML's bits)
 Facts = Mapping[str, Any]
+Gpus = Sequence[Mapping[str, Any]]
 
 
 class _Counted(NamedTuple):
@@ -27,12 +24,11 @@ class _Counted(NamedTuple):
 
 
 class HostFacts:
-    """Asked at each glance; ``now`` in seconds of any one clock."""
+    """Asked at each glance; ``now`` in seconds of any one clock. ``gpus``: as they were last (run/gpuwatch.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: Callable[[], Gpus] = tuple) -> None:
         self._before: Optional[_Counted] = None
-        self._glances = 0
-        self._gpu: Dict[str, float] = {}
+        self._gpus = gpus
 
     def look(self, now: float) -> Dict[str, float]:
         """``busy``: percent of all processors since the last look; ``mhz``; ``free``: share of the memory; ``pages``
@@ -46,11 +42,8 @@ class HostFacts:
             found["busy"] = 100.0 * (after.busy - before.busy) / (after.total - before.total)
             found["pages"] = (after.pages - before.pages) / (now - before.at)
         found.update(memory(fs.read_text("/proc/meminfo")), **clock(fs.read_text("/proc/cpuinfo")))
-        if self._glances % GPU_EVERY == 0 and os.path.exists("/dev/nvidiactl"):
-            said = tool.tool(_GPU, 2.0)
-            self._gpu = gpus(said["stdout"]) if said is not None and said["code"] == 0 else {}
-        self._glances += 1
-        return {name: round(value, 3) for name, value in {**found, **self._gpu}.items()}
+        found.update(heat(self._gpus()))
+        return {name: round(value, 3) for name, value in found.items()}
 
 
 def processors(text: str) -> Tuple[int, int]:
@@ -83,16 +76,10 @@ def clock(text: str) -> Dict[str, float]:
     return {"mhz": median(found)} if found else {}
 
 
-def gpus(text: str) -> Dict[str, float]:
-    """``gpu_c`` and ``gpu_slowed``, from nvidia-smi's table."""
-    degrees, slowed = [], False
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if words[0].isdigit():
-            degrees.append(float(words[0]))
-        if len(words) == 2 and words[1].startswith("0x"):
-            slowed = slowed or bool(int(words[1], 16) & _SLOWED)
-    return {"gpu_c": max(degrees), "gpu_slowed": float(slowed)} if degrees else {}
+def heat(gpus: Gpus) -> Dict[str, float]:
+    """``gpu_c`` and ``gpu_slowed``."""
+    degrees = [float(one["temperature"]) for one in gpus if one.get("temperature") is not None]
+    return {"gpu_c": max(degrees), "gpu_slowed": float(any(one.get("slowed") for one in gpus))} if degrees else {}
 
 
 def differences(own: Facts, others: Sequence[Facts]) -> List[str]:

@@ -57,13 +57,14 @@ class RunWatch:
         say: Say,
         save: Say,
         offset: Callable[[str], Optional[Offset]],
+        facts: HostFacts,
     ) -> None:
         self._host, self._hosts, self._tools = host, list(hosts or ()), tools
         self._decides = bool(self._hosts) and self._hosts[0] == host
         self._subjects, self._gone, self._ages = subjects, gone, ages
         self._say, self._save = say, save
         self._offset = offset
-        self._facts = HostFacts()
+        self._facts = facts
         self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> what it told last
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()

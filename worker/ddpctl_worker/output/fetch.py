@@ -57,7 +57,7 @@ def _send_all_but_outputs(paths: RunPaths, sender: _Sender, ranks: Optional[List
 
 
 def _send_record(paths: RunPaths, sender: _Sender, folder: str) -> None:
-    for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look):
+    for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look, paths.gpus):
         sender.plain(path, folder + os.path.basename(path))
     for path in dumps.kept(paths.dumps):
         sender.plain(path, folder + "nccl/" + os.path.basename(path))

@@ -7,13 +7,12 @@ each name, attempt and rank.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel
 from ddpctl_worker.output.metrics import MOST_NAMES, files_of, is_finite, numbers_of, opened
 from ddpctl_worker.output.thinned import LEAST, Thinned
-from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import record
 
 POINTS = 500  # of one series
@@ -29,7 +28,7 @@ AXES = ("step", "epoch")  # what says how far a rank was; the first one that its
 
 def history(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: ``launch``, what was started here; ``network``, what preflight saw of it; ``attempts``: number ->
-    rank -> its series.
+    rank -> its series; ``gpus``: number -> how busy they were (run/gpuwatch.py).
 
     A rank's ``axis`` is what its points' x is: step, epoch, or line. ``sampled``: its file was too long to be read.
     """
@@ -38,21 +37,19 @@ def history(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     own = [*paths.attempts()[-ATTEMPTS:]] or [paths]
     numbers = [str(one.attempt or record.attempt_of(run)) for one in own]
     files = {number: files_of(one) for number, one in zip(numbers, own)}  # noqa: B905  (Python 3.8)
+    gpus = {number: fs.read_optional(one.gpus) for number, one in zip(numbers, own)}  # noqa: B905
     share = READ_BYTES // max(1, sum(map(len, files.values())))
     ranks = {number: {rank: RankSeries(path, share) for rank, path in found.items()} for number, found in files.items()}
     most = sum(len(one.series) for found in ranks.values() for one in found.values())
     points = min(POINTS, max(LEAST, ALL_POINTS // max(1, most)))
     return {
         "launch": {name: run.get(name) for name in LAUNCH},
-        "network": _network(paths),
+        "network": fs.read_optional(paths.network) or None,
+        "gpus": {number: seen for number, seen in gpus.items() if seen},
         "attempts": {
             number: {rank: one.to_json(points) for rank, one in found.items()} for number, found in ranks.items()
         },
     }
-
-
-def _network(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    return fs.read_optional(paths.network) or None
 
 
 class RankSeries:

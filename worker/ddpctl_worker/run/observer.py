@@ -12,6 +12,7 @@ from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
 from ddpctl_worker.doctor import dumps
+from ddpctl_worker.doctor.hosts import Gpus, HostFacts
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.service import fitting
 from ddpctl_worker.doctor.watch import RunWatch, shortened
@@ -57,7 +58,7 @@ class _Once:
 
 
 class Observer:
-    """``settings`` is the job's ``doctor``: {"stall": seconds}."""
+    """``settings`` is the job's ``doctor``: {"stall": seconds}. ``gpus``: those of this node as they were last."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Observer:
         recorder: Recorder,
         gang: Optional[Gang],
         changed: Callable[[], None],
+        gpus: Callable[[], Gpus] = tuple,
     ) -> None:
         run, settings = order["run"], order["run"]["doctor"]
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
@@ -88,6 +90,7 @@ class Observer:
             gang.say if gang is not None else lambda message: None,
             self._save,
             gang.offset if gang is not None else lambda host: Offset(0.0, 0.0),
+            HostFacts(gpus),
         )
         if gang is not None:
             gang.on_word(self._watch.hear)

@@ -174,6 +174,11 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode("ascii")))
 
 
+def die_with_parent(number: int) -> None:
+    """From now on the kernel sends this process ``number`` when the thread that started it ends."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
 class DeathSignal:
     """Callable in a fresh child: the kernel sends it ``number`` when the spawning thread ends.
 

@@ -257,26 +257,34 @@ class Supervisor:
         if self._roster.any and self.state == STARTING:
             self.state = RUNNING
             self._save_state()
-            if self.run.get("doctor"):
-                Thread(target=self._observe, name="doctor-start", daemon=True).start()
+            Thread(target=self._observe, name="observe", daemon=True).start()
         if self.state != STARTING:
             listed = self._roster.changed([os.getpid(), *self._spare()])
             if listed is not None:
                 self._recorder.put(self.paths.processes, listed, durable=False)
 
     def _observe(self) -> None:
-        """Begin to watch the ranks, once there are any. In a thread: the import reads from a disk and takes 20 ms."""
+        """Begin to watch GPUs and ranks, once there are any. In a thread: the imports read from a disk, for 20 ms."""
         try:
+            from ddpctl_worker.run.gpuwatch import GpuWatch
+
+            gpus = GpuWatch(self.run["run"], self.order["code_path"], self._save_gpus)
+            gpus.start()
+            if not self.run.get("doctor"):
+                return
             from ddpctl_worker.run.observer import Observer
 
             if not way_in_stands(self.paths):
                 notes.note(ONLY_OUTSIDE % self.paths.node)
             parts = (self._roster, self._drain, self._recorder, self._gang, self._wakeup.wake)
-            observer = Observer(self.order, self.paths, *parts)
+            observer = Observer(self.order, self.paths, *parts, gpus=lambda: gpus.newest)
             observer.start()
             self._observer = observer
         except Exception as error:
-            notes.note("doctor: %s" % notes.trace(error))
+            notes.note("doctor and GPUs: %s" % notes.trace(error))
+
+    def _save_gpus(self, value: Dict[str, Any]) -> None:
+        self._recorder.put(self.paths.gpus, value, durable=False)
 
     def _decide(self) -> None:
         """What must end, and why."""

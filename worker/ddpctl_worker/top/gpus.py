@@ -12,11 +12,14 @@ from ddpctl_worker.doctor.gpu import number, rows
 from ddpctl_worker.facts import amd
 from ddpctl_worker.facts.processes import owner
 from ddpctl_worker.fs import read_number, read_text
-from ddpctl_worker.top.nvml import Nvml, NvmlError
+from ddpctl_worker.top.nvml import SLOWED, Nvml, NvmlError
 
 TOOL_S = 5.0  # for nvidia-smi
 COMMAND = 60  # characters of a command line
-_FIELDS = "uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
+_FIELDS = (
+    "uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit,"
+    "clocks_throttle_reasons.active"
+)
 _FORM = "--format=csv,noheader,nounits"
 _MB = 1 << 20
 
@@ -98,7 +101,7 @@ def of_tables(gpus: str, apps: str) -> Seen:
         if pid.isdecimal() and len(pid) < 10:
             pids.setdefault(uuid, {})[int(pid)] = _bytes(memory)
     found = []
-    for uuid, name, use, used, total, heat, power, limit in rows(gpus, len(_FIELDS.split(","))):
+    for uuid, name, use, used, total, heat, power, limit, reasons in rows(gpus, len(_FIELDS.split(","))):
         found.append(
             {
                 "name": name,
@@ -108,11 +111,19 @@ def of_tables(gpus: str, apps: str) -> Seen:
                 "temperature": number(heat),
                 "power_w": number(power),
                 "power_limit_w": number(limit),
+                "slowed": _slowed(reasons),
                 "pids": pids.get(uuid, {}),
                 "error": None,
             }
         )
     return found
+
+
+def _slowed(reasons: str) -> Optional[bool]:
+    try:
+        return bool(int(reasons, 16) & SLOWED)
+    except ValueError:  # [N/A]
+        return None
 
 
 def _bytes(text: str) -> Optional[int]:
@@ -139,6 +150,7 @@ def by_files(sys: str = "/sys") -> Seen:
                 "temperature": None if heat is None else heat / 1e3,
                 "power_w": None if watts is None else watts / 1e6,
                 "power_limit_w": None if limit is None else limit / 1e6,
+                "slowed": None,
                 "pids": _pids(kfd + "/proc", numbers.get(gpu["render"])),
                 "error": None,
             }

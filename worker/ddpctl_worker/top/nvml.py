@@ -14,6 +14,8 @@ _CORE = 0  # NVML_TEMPERATURE_GPU
 _TEXT = 96  # bytes of a name
 _MOST = 256  # processes on a GPU
 _NOT_KNOWN = (1 << 64) - 1
+# nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 # The last one has a shorter entry, see _Holder.
 _LISTS = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -83,6 +85,7 @@ class Nvml:
             "memory_total": memory.total if has_memory else None,
             "temperature": float(heat.value) if has_heat else None,
             "power_w": _thousandth(self._number("nvmlDeviceGetPowerUsage", handle)),
+            "slowed": self._slowed(handle),
             "pids": self._pids(handle),
             "error": None if has_memory else self._words(answer),  # a GPU that is lost answers nothing
         }
@@ -90,6 +93,13 @@ class Nvml:
     def _number(self, function: str, handle: ctypes.c_void_p) -> Optional[int]:
         value = ctypes.c_uint()
         return value.value if getattr(self._library, function)(handle, ctypes.byref(value)) == _OK else None
+
+    def _slowed(self, handle: ctypes.c_void_p) -> Optional[bool]:
+        """Whether heat or power holds its clock down."""
+        reasons = ctypes.c_ulonglong()
+        function = getattr(self._library, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
+        known = function is not None and function(handle, ctypes.byref(reasons)) == _OK
+        return bool(reasons.value & SLOWED) if known else None
 
     def _pids(self, handle: ctypes.c_void_p) -> Dict[int, Optional[int]]:
         listing = next((name for name in _LISTS if hasattr(self._library, name)), None)

@@ -18,7 +18,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED
+from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED, USUAL_PORTS
 
 HOW = {
     DROPPED: "nothing comes back (dropped)",
@@ -30,6 +30,7 @@ HARMLESS = (
     "harmless under gloo, where the node with the larger address connects to the one with the smaller; under NCCL it "
     "would be an error"
 )
+NO_COPIES = "; checkpoints that are saved on {host} get no copy on {others}, which have to connect for that"
 DEFAULT_RANGE = (32768, 60999)
 CROWD = 3  # hosts
 MOST_NAMED = 8  # addresses
@@ -41,9 +42,10 @@ MOST_NAMED = 8  # addresses
 @of_mesh
 def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
     """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
-    blocks, and each way in which it does. What gloo never uses is an info."""
+    blocks, and each way in which it does. What gloo never uses is an info; for restarts it is needed, as every host
+    gets the checkpoints of the others."""
     needed = [fault for fault in faults(view, mesh) if _role(mesh, fault.dial) != "spare"]
-    gloo = uses_gloo(view)
+    gloo = uses_gloo(view) and not view.want.agents
     used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
     guilty = {fault.host for fault in used}
     groups = _grouped([fault for fault in needed if fault.host in guilty])
@@ -77,8 +79,10 @@ def _never_used(mesh: Mesh, dial: Dial) -> bool:
 
 
 def _role(mesh: Mesh, dial: Dial) -> str:
-    """master, gang or sample; ``spare``: the master port of a node that is not the master."""
+    """master, gang, agent or sample; ``spare``: the job never uses it, as the master port of another node."""
     role = mesh.ports.get(dial.peer, {}).get(dial.port, "sample")
+    if mesh.witness in (dial.dialer, dial.peer) and role != "agent":
+        return "spare"
     return "spare" if role == "master" and dial.peer != mesh.master else role
 
 
@@ -124,8 +128,10 @@ def _same(*ways: Sequence[BlockedDial]) -> bool:
 
 def _ports_words(mesh: Mesh, group: _Group) -> str:
     """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
-    own = sorted({f.dial.port for f in group.faults if _role(mesh, f.dial) != "sample"})
-    words = [f"port {', '.join(str(port) for port in own)}"] if own else []
+    own = {f.dial.port for f in group.faults if _role(mesh, f.dial) not in ("sample", "agent")}
+    words = [f"port {_listed(own)}"] if own else []
+    of_agents = {f.dial.port for f in group.faults if _role(mesh, f.dial) == "agent"}
+    words += [f"port {_listed(of_agents)} (for restarts)"] if of_agents else []
     closed = {(f.dial.peer, f.dial.port) for f in group.faults if _role(mesh, f.dial) == "sample"}
     if closed:
         targets = {peer for peer, _ in closed}
@@ -135,6 +141,10 @@ def _ports_words(mesh: Mesh, group: _Group) -> str:
         }
         words.append(f"ephemeral ports {low}-{high} ({len(closed)} of {len(tried)} tried)")
     return " and on ".join(words)
+
+
+def _listed(ports: Iterable[int]) -> str:
+    return ", ".join(str(port) for port in sorted(ports))
 
 
 def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Finding:
@@ -149,7 +159,7 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
     return report.finding(
         severity,
         group.host,
-        f"{text}; {HARMLESS if harmless else _cause(group, dump)}",
+        f"{text}; {_harmless(group, view, who) if harmless else _cause(group, dump)}",
         peer=report.only(group.others),
         fix=fix,
         command=command,
@@ -161,6 +171,11 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
             "dials": [dial_json(fault.dial) for fault in group.faults[:20]],
         },
     )
+
+
+def _harmless(group: _Group, view: View, others: str) -> str:
+    lost = NO_COPIES.format(host=group.host, others=others) if view.want.copies and not group.outgoing else ""
+    return HARMLESS + lost
 
 
 def _without_a_rule(groups: Sequence[_Group]) -> list[_Group]:
@@ -224,15 +239,20 @@ def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | Non
 
 
 def _opened(found: Iterable[BlockedDial], mesh: Mesh) -> list[tuple[int, int]]:
-    """The ports to open: those of the job's own that are blocked, and a host's whole ephemeral range where a sample of
-    it is."""
+    """The ports to open: those of the job's own that are blocked, and the whole range where one of it is: a host's
+    ephemeral ports, and those that agents and later attempts pick from."""
     spans: dict[tuple[int, int], None] = {}
     for fault in found:
         if not fault.reply:
-            dial = fault.dial
-            sample = _role(mesh, dial) == "sample"
-            spans[mesh.ranges.get(dial.peer, DEFAULT_RANGE) if sample else (dial.port, dial.port)] = None
+            spans[_span(mesh, fault.dial)] = None
     return list(spans)
+
+
+def _span(mesh: Mesh, dial: Dial) -> tuple[int, int]:
+    if _role(mesh, dial) == "sample":
+        return mesh.ranges.get(dial.peer, DEFAULT_RANGE)
+    first, last = USUAL_PORTS
+    return USUAL_PORTS if mesh.agents and first <= dial.port <= last else (dial.port, dial.port)
 
 
 def _spans(ports: Iterable[tuple[int, int]]) -> str:
@@ -253,7 +273,9 @@ CHECKS = (
         "port on which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
         "ports that the kernel picks (ip_local_port_range): a firewall that opens SSH and the master port alone lets "
         "the rendezvous succeed and the job hang. Under gloo the node with the smaller address listens and the other "
-        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error.",
+        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error. With "
+        "restarts every direction is needed: an agent listens on each host on a port from 29600 to 29999, a later "
+        "attempt may have its master on another one, and the hosts copy each other's checkpoints.",
         symptom="client socket has timed out after 900000ms while trying to connect to (HOST, 29500) on a node; Timed "
         "out after 901 seconds waiting for clients. 1/2 clients joined on the master; init_process_group hangs (gloo: "
         "5 times its timeout); Gloo connectFullMesh failed ... Connect timeout [none]; NCCL: socketPollConnect: "

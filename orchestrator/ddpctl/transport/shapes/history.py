@@ -11,6 +11,7 @@ from ddpctl.transport.shapes.words import Count, Digits, Figure, Moment, Name, S
 
 Pair = Annotated[tuple[Figure, Figure], BeforeValidator(as_tuple)]
 Rate = Annotated[float, Field(ge=0, le=1e12)]
+Megabytes = Annotated[int, Field(ge=0, le=1 << 40)]
 Status = Annotated[str, Field(pattern="^[a-z_]{1,20}$")]
 Row = Annotated[tuple[Small, Small, Status, Rate | None, Rate | None], BeforeValidator(as_tuple)]
 
@@ -50,7 +51,26 @@ class RankCurvesDict(TypedDict):
     series: Annotated[dict[Short, CurveDict], Field(max_length=200)]
 
 
+class GpuUseDict(TypedDict):
+    index: Small
+    name: Short
+    held: bool
+    every_s: Annotated[float, Field(gt=0, le=1e9)]
+    use: Annotated[list[Annotated[float, Field(ge=0, le=100)] | None], Field(max_length=1000)]
+    memory_mb: Annotated[list[Megabytes | None], Field(max_length=1000)]
+    memory_total_mb: Megabytes | None
+    memory_max_mb: Megabytes | None
+    temperature_max: Annotated[float, Field(ge=-300, le=1e4)] | None
+    power_max_w: Annotated[float, Field(ge=0, le=1e9)] | None
+
+
+class GpusUseDict(TypedDict):
+    began: Moment
+    gpus: Annotated[list[GpuUseDict], Field(max_length=1000)]
+
+
 class HistoryDict(TypedDict):
     launch: LaunchDict
+    gpus: Annotated[dict[Digits, GpusUseDict], Field(max_length=200)]
     network: Annotated[MeasuredDict, AfterValidator(_among_its_hosts)] | None
     attempts: Annotated[dict[Digits, dict[Digits, RankCurvesDict]], Field(max_length=200)]

@@ -1,0 +1,128 @@
+"""How busy the GPUs of a run are: read beside it, kept in its record. The library is a stand-in (nvml_library.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.run import gpuwatch
+from ddpctl_worker.run.gpuwatch import GpuRecord, look, together
+from tests.worker import nvml_library
+from tests.worker.node import Node, eventually, processes_of
+
+SLEEPS = """
+import os, time
+if os.environ["RANK"] == "1":
+    with open(os.environ["HOLDER"], "w") as file:
+        file.write(str(os.getpid()))
+time.sleep(120)
+"""
+HELPER = "ddpctl_worker.run.gpuwatch import main"
+
+
+def gpu(index: int = 0, use: float | None = 50.0, **changed: Any) -> dict[str, Any]:
+    known = {"memory": 20 << 30, "memory_total": 80 << 30, "temperature": 60.0, "power_w": 300.0, "slowed": False}
+    return {"index": index, "name": "NVIDIA H100", "use": use, "holders": [], **known, **changed}
+
+
+def helpers(node: Node) -> list[int]:
+    """Those that read this node's GPUs."""
+    return [pid for pid, line in processes_of(node.env["HOLDER"]).items() if HELPER in line]
+
+
+@pytest.fixture
+def two_gpus(node: Node, tmp_path: Path) -> Node:
+    if nvml_library.build(tmp_path, gpus=2) is None:
+        pytest.skip("there is no C compiler")
+    node.env.update(LD_LIBRARY_PATH=str(tmp_path), HOLDER=str(tmp_path / "holder"))
+    return node
+
+
+def test_a_run_keeps_what_its_gpus_did(two_gpus: Node) -> None:
+    node = two_gpus
+    run = node.start(SLEEPS)
+    kept = node.folder(run) / "gpus.json"
+    found = eventually(lambda: kept.exists() and json.loads(kept.read_text()), "it is in the record", seconds=40)
+    assert [one["index"] for one in found["gpus"]] == [0, 1]
+    first = found["gpus"][0]
+    assert (first["name"], first["held"], first["memory_total_mb"], first["power_max_w"]) == (
+        "NVIDIA H100",
+        True,
+        80 << 10,
+        350.5,
+    )
+    assert 40 < first["use"][0] < 98
+    assert first["memory_mb"] == [40 << 10]
+    assert node.call("history", run=run)["gpus"] == {"1": found}
+    assert json.loads(node.files(run)[0]["record/gpus.json"]) == found
+    node.call("stop", run=run, grace=1, by="bob")
+
+
+def test_who_reads_them_is_not_the_job_s_and_ends_with_it(two_gpus: Node) -> None:
+    node = two_gpus
+    run = node.start(SLEEPS)
+    eventually(lambda: helpers(node), "somebody reads them")
+    answer = node.call("stop", run=run, grace=1, by="bob")
+    assert (answer["survivors"], answer["signalled"]) == ([], 3), "the launcher and two ranks"
+    eventually(lambda: not helpers(node), "nobody reads them any more")
+
+
+def test_who_reads_them_ends_with_the_supervisor(two_gpus: Node) -> None:
+    node = two_gpus
+    run = node.start(SLEEPS)
+    eventually(lambda: helpers(node), "somebody reads them")
+    os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+    assert node.wait_state(run)["cause"]["reason"] == "supervisor_lost"
+    eventually(lambda: not helpers(node), "nobody reads them any more")
+
+
+def test_without_gpus_nothing_is_kept(node: Node) -> None:
+    run = node.start("import time; time.sleep(1)")
+    assert node.wait_state(run)["state"] == "succeeded"
+    assert not (node.folder(run) / "gpus.json").exists()
+    assert node.call("history", run=run)["gpus"] == {}
+
+
+def test_a_window_is_read_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpuwatch, "EVERY_S", 0.05)
+    monkeypatch.setattr(gpuwatch, "SHARE", 1e6)
+    uses = iter([10.0, 20.0, 60.0, *[30.0] * 100])
+    found = look(lambda: {"gpus": [gpu(use=next(uses))], "error": None}, 0.5)
+    assert 20.0 < found["gpus"][0]["use"] < 45.0
+    assert found["error"] is None
+
+
+def test_where_there_is_none_it_is_read_once() -> None:
+    readings = iter([{"gpus": [], "error": "NVML: GPU is lost"}])
+    assert look(lambda: next(readings), 100.0) == {"gpus": [], "error": "NVML: GPU is lost"}
+
+
+def test_what_several_readings_say_together() -> None:
+    mine = {"run": "r1", "pid": 5}
+    readings = [
+        [gpu(use=10.0, memory=1 << 30, holders=[mine]), gpu(1, use=None, temperature=None)],
+        [gpu(use=30.0, memory=3 << 30, power_w=100.0, slowed=True), gpu(1, use=None, temperature=None, power_w=None)],
+        [gpu(use=None, temperature=71.0, holders=[{"run": None, "pid": 6}])],
+    ]
+    first, second = together(readings)
+    assert (first["use"], first["memory"], first["temperature"]) == (20.0, 20 << 30, 71.0)
+    assert (first["power_w"], first["slowed"], first["runs"]) == (pytest.approx(233.3, 0.001), True, ["r1"])
+    assert (second["use"], second["temperature"], second["power_w"], second["runs"]) == (None, None, 300.0, [])
+
+
+def test_a_gpu_that_is_lost_is_a_gap_and_a_long_run_stays_small() -> None:
+    record = GpuRecord("r1")
+    for number in range(3 * 7 * 24 * 120):  # three weeks
+        seen = together([[gpu(use=80.0), *([gpu(1, use=40.0)] if number < 100 else [])]])
+        record.add(1e5 + 30.0 * number, seen)
+    first, second = record.to_json()["gpus"]
+    assert set(first["use"]) == {80.0}
+    assert 120 <= len(first["use"]) <= 240
+    assert len(first["use"]) * first["every_s"] >= 3 * 7 * 86400 - 30
+    assert len(second["use"]) * second["every_s"] < 3100
+    assert not first["held"]

@@ -1,0 +1,188 @@
+"""How busy a node's GPUs are while a run lives: for its report, and for what the doctor says of a slow host.
+
+They are read in a process of their own, which is not the job's: a driver may hang. It reads for a while and says at its
+end what it saw, so no reading is held up by a pipe, and one that hangs is left behind (tool.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from threading import Thread
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ddpctl_worker import notes, tool
+from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.output.averaged import Averaged
+from ddpctl_worker.run import processes
+
+EVERY_S = 2.0  # from one reading to the next: the driver averages over the last second or less
+FIRST_S, MOST_S = 4.0, 30.0  # of reading, until the process says what it saw: short runs have a beginning as well
+PATIENCE_S = 15.0  # for the process to start and to end
+SHARE = 0.004  # of a core: with a driver that makes it expensive, GPUs are read less often
+KEPT, LENGTH_S = 240, 10.0  # averages in the record, and the time that one stands for at first
+_SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py knows what hangs by its arguments
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.gpuwatch import main; main()"
+_MB = 1 << 20
+
+Seen = List[Dict[str, Any]]
+
+
+class GpuWatch:
+    """``save`` gets what belongs into the record."""
+
+    def __init__(self, run: str, code_path: str, save: Callable[[Dict[str, Any]], None]) -> None:
+        self._argv = [sys.executable, "-I", "-c", _CODE, code_path]
+        self._save = save
+        self._record = GpuRecord(run)
+        self.newest: Seen = []  # every GPU as it was last; empty where that is not known
+        self._thread = Thread(target=self._run, name="gpus", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        seconds = FIRST_S
+        while True:
+            begun = time.monotonic()
+            said = self._ask(seconds)
+            if said is None or said["gpus"] or said["error"]:
+                self._take(begun, said)
+            else:
+                return  # there is no GPU
+            cost = 0.0 if said is None else float(said["cost"])
+            seconds = min(MOST_S, 2 * seconds)
+            least = MOST_S if said is None else EVERY_S
+            time.sleep(max(least, begun + cost / SHARE - time.monotonic()))
+
+    def _ask(self, seconds: float) -> Optional[Dict[str, Any]]:
+        """What the process says; None where it says nothing in time."""
+        try:
+            said = tool.run(self._argv, seconds + PATIENCE_S, env={_SECONDS: str(seconds)})
+            found: Dict[str, Any] = json.loads(said["stdout"])
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def _take(self, begun: float, said: Optional[Dict[str, Any]]) -> None:
+        self.newest = said["gpus"] if said is not None else []
+        self._record.add(begun, self.newest)
+        if self.newest:
+            self._save(self._record.to_json())
+
+
+class GpuRecord:
+    """The GPUs of a node over an attempt of ``run``."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._began = ""
+        self._first = 0.0
+        self._gpus: Dict[int, _Gpu] = {}
+
+    def add(self, at: float, gpus: Seen) -> None:
+        """What was seen at ``at``, in seconds of any one clock; nothing for a GPU that is not in it."""
+        if not self._began:
+            self._began, self._first = notes.now_iso(), at
+        for gpu in gpus:
+            one = self._gpus.setdefault(gpu["index"], _Gpu(gpu))
+            one.add(at - self._first, gpu, self._run)
+
+    def to_json(self) -> Dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "began": self._began,
+            "gpus": [dict(self._gpus[index].to_json(), index=index) for index in sorted(self._gpus)],
+        }
+
+
+class _Gpu:
+    def __init__(self, gpu: Dict[str, Any]) -> None:
+        self._name, self._total = gpu["name"], gpu["memory_total"]
+        self._use, self._memory = Averaged(KEPT, LENGTH_S), Averaged(KEPT, LENGTH_S)
+        self._held = False
+        self._most: Dict[str, Optional[float]] = {"memory": None, "temperature": None, "power_w": None}
+
+    def add(self, at: float, gpu: Dict[str, Any], run: str) -> None:
+        self._held = self._held or run in gpu["runs"]
+        self._use.add(at, gpu["use"])
+        self._memory.add(at, gpu["memory"])
+        self._most = {name: _most([value, gpu[name]]) for name, value in self._most.items()}
+
+    def to_json(self) -> Dict[str, Any]:
+        """Use in percent, memory in MiB, each averaged over ``every_s`` seconds."""
+        return {
+            "name": self._name,
+            "memory_total_mb": _mb(self._total),
+            "held": self._held,
+            "every_s": self._use.length,
+            "use": [None if value is None else round(value, 1) for value in self._use.values()],
+            "memory_mb": [_mb(value) for value in self._memory.values()],
+            "memory_max_mb": _mb(self._most["memory"]),
+            "temperature_max": self._most["temperature"],
+            "power_max_w": self._most["power_w"],
+        }
+
+
+def _mb(value: Optional[float]) -> Optional[int]:
+    return None if value is None else round(value / _MB)
+
+
+def _most(values: Sequence[Optional[float]]) -> Optional[float]:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def main() -> None:
+    """The process: read for $DDPCTL_READ_S seconds, print what was seen, and what that cost."""
+    from ddpctl_worker.top.gpus import Gpus  # the supervisor needs none of it
+
+    processes.die_with_parent(signal.SIGKILL)
+    seen = look(Gpus().read, float(os.environ[_SECONDS]))
+    print(json.dumps(dict(seen, cost=_cost())), flush=True)
+    os._exit(0)  # the driver's own clean-up may hang
+
+
+def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
+    """``gpus``: each as it was on average over this time, with the ``runs`` whose ranks were on it; ``error`` of the
+    last reading."""
+    until = time.monotonic() + seconds
+    readings = [read()]
+    while readings[-1]["gpus"]:
+        pause = max(EVERY_S, _cost() / len(readings) / SHARE)
+        if time.monotonic() + pause > until:
+            break
+        time.sleep(pause)
+        readings.append(read())
+    return {"gpus": together([one["gpus"] for one in readings]), "error": readings[-1]["error"]}
+
+
+def together(readings: Sequence[Seen]) -> Seen:
+    """Each GPU over several readings: use and power are averaged, of the rest the highest counts."""
+    by_index: Dict[int, Seen] = {}
+    for reading in readings:
+        for gpu in reading:
+            by_index.setdefault(gpu["index"], []).append(gpu)
+    return [_one(seen) for _, seen in sorted(by_index.items())]
+
+
+def _one(seen: Seen) -> Dict[str, Any]:
+    fixed = {name: seen[-1][name] for name in ("index", "name", "memory_total")}
+    averages = {name: _mean([one[name] for one in seen]) for name in ("use", "power_w")}
+    highest = {name: _most([one[name] for one in seen]) for name in ("memory", "temperature")}
+    runs = sorted({holder["run"] for one in seen for holder in one["holders"] if holder["run"]})
+    return {**fixed, **averages, **highest, "slowed": any(one["slowed"] for one in seen), "runs": runs}
+
+
+def _cost() -> float:
+    """Seconds of processor time that this process and its helpers have used."""
+    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + below.ru_utime + below.ru_stime
