@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpctl.cli.session import host_names
 from ddpctl.cli.tail import check_pattern, parse_lines, parse_ranks, parse_since
 from ddpctl.errors import UsageError
 from ddpctl.spec.ranges import split
@@ -20,7 +21,7 @@ def test_ranks(text: str, ranks: set[int]) -> None:
     assert parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["", "x", "3-1", "-1", "1-", "1,,2", "٣", "0-99999999"])
+@pytest.mark.parametrize("text", ["", "x", "3-1", "-1", "1-", "1,,2", "٣", "0-99999999", "9" * 5000])
 def test_what_is_no_rank_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_ranks(text)
@@ -30,6 +31,12 @@ def test_what_is_no_rank_is_refused(text: str) -> None:
 def test_any_text_is_ranks_or_refused(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert parse_ranks(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "node[0", "node[2-1]"])
+def test_what_names_no_host_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        host_names(text)
 
 
 def test_commas_inside_brackets_do_not_split() -> None:

@@ -103,6 +103,19 @@ def test_whatever_ends_it_before_it_follows_nothing_is_left(site: Site, lab: Lab
     until(lambda: site.status(job)["state"] == "killed", 20, "the run was not ended")
 
 
+def test_who_has_seen_enough_is_told_that_the_job_goes_on(site: Site, lab: Lab) -> None:
+    site.only(0, 1)
+    ticking = "import os, time\nwhile True: print('tick', os.environ['RANK'], flush=True) or time.sleep(0.2)\n"
+    job = site.job("ticking", ticking)
+    head = 'ddpctl "$@" | grep -m 1 tick; exit "${PIPESTATUS[0]}"'
+    done = site("up", "--job", job, "--skip-preflight", shell=head)
+    assert done.rc == 128 + signal.SIGPIPE, done.stderr
+    run = site.status(job)
+    assert run["state"] == "running"
+    assert f"ticking was not changed; follow it again: ddpctl attach {run['run']}" in done.stderr
+    site("kill", job).ok()
+
+
 def test_at_a_terminal_it_asks(site: Site, lab: Lab) -> None:
     site.only(0, 1)
     up = sleeping(site, "asked", terminal=True)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ddpctl.files.inventory import load_text
 from ddpctl.render.inventory import inventory_text
 from ddpctl.spec.draft import Draft, JobDraft, host_entry, typed_hosts
+from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment
 from ddpctl.spec.job import Elastic
 from tests.files import strategies as files
@@ -76,3 +77,15 @@ def test_hosts_are_folded_and_what_they_share_is_said_once() -> None:
     assert "  user: bob" in lines
     assert any(line.startswith("  - gpu[1-4]") and line.endswith("# 8 GPUs each") for line in lines)
     assert lines[lines.index("  - name: spare") + 1] == "    port: 2201"
+
+
+def test_a_host_without_a_gpu_runs_one_process_unless_it_is_said() -> None:
+    def first(host: HostEntry, nproc: int | None = None) -> str:
+        job = JobDraft("train", script="train.py", nproc=nproc)
+        text = inventory_text(Draft("lab", (host,), job=job), gpus={"a": 0})
+        return next(line.partition("# ")[2] for line in text.splitlines() if line.startswith("  - "))
+
+    assert first(host_entry("a")) == "no GPU: one process"
+    assert first(host_entry("a", slots=2)) == "no GPU"
+    assert first(host_entry("a", address="10.0.0.1", slots=2)) == "no GPU"
+    assert first(host_entry("a"), nproc=2) == "no GPU"

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from ddpctl.render.report import report_view, sparkline
 from ddpctl.render.report_page import MOST_CHARTS, report_html
 from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.report import RunReport
-from tests.render.reports import gpu, small, worst
+from tests.render.reports import at, gpu, small, worst
 
 
 def shown(report: RunReport) -> str:
@@ -131,6 +132,19 @@ def test_the_largest_report_in_a_terminal() -> None:
     assert "not in this report: gpu-node-with-a-long-name-005" in text
     assert "17 values from step 812 on are not finite" in text
     assert "\x1b" not in text
+
+
+def test_a_page_about_a_run_that_was_stuck_says_no_rank_was_waited_for_only_where_none_was() -> None:
+    def page(**more: Any) -> str:
+        report = small("killed")
+        node = replace(report.run.nodes[0], **more)
+        run = replace(report.run, nodes=(node,), record={**report.run.record, "doctor": {"stall": 30}})
+        return report_html(replace(report, run=run))
+
+    calm = "saw no rank that the others waited for"
+    stuck = {"verdict": "1 of 2 ranks waits", "suspects": [], "since": at(12), "time": at(12)}
+    assert calm in page()
+    assert calm not in page(diagnosis=stuck, reported=at(12))
 
 
 @given(st.lists(st.floats(-1e299, 1e299), min_size=1, max_size=200))

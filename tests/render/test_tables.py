@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -186,3 +187,16 @@ def test_an_attempt_that_ended_to_grow_says_so() -> None:
     after = Attempt(3, ("node0", "node1", "node2"))
     assert attempt_line(before, after).endswith(": stopped to continue on 3 hosts")
     assert attempt_line(before).endswith(": ended")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("running", "stuck for 3h: 1 of 2"), ("killed", "was stuck for 5m00s when it ended: 1 of 2")]
+)
+def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended three hours ago, after the last five of its twenty minutes were spent waiting."""
+    one = of("train", ["node0"], state=state)
+    since = datetime.fromisoformat(one.started or "") + timedelta(minutes=15)
+    diagnosis = {"verdict": "1 of 2 ranks waits", "suspects": [], "since": since.isoformat(), "time": since.isoformat()}
+    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
+    for view in (status_view(run), runs_table([run])):
+        assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))

@@ -119,6 +119,15 @@ def test_many_hosts_are_a_row_each_and_enter_opens_one() -> None:
     play(cluster, steps)
 
 
+def test_a_host_with_two_gpus_of_one_number_does_not_end_the_screen() -> None:
+    twice = HostView("node0", Pulse(0.5, 8, 10.0, 1, 2, (GpuPulse(0, "one"), GpuPulse(0, "two"))))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await until(pilot, "gpu0 one", "gpu0 two")
+
+    play(Cluster(Overview((twice,), (run("train", "running"),))), steps)
+
+
 def test_the_cursor_stays_on_its_row_and_leaves_the_table_at_its_end() -> None:
     cluster = Cluster()
 
@@ -197,6 +206,23 @@ def test_inside_a_run_and_back() -> None:
         await until(pilot, "2 hosts")
 
     play(Cluster(), steps)
+
+
+def test_a_progress_bar_leaves_room_for_other_lines() -> None:
+    """As in `tail`: a line a second at most."""
+    cluster = Cluster()
+
+    def log(_one: RunStatus, _tell: object, show: Callable[[Sequence[Group]], None], _stop: object) -> None:
+        bars = [Line("node0", 0, "stdout", number / 100, f"{number}%", "\r") for number in range(100)]
+        show([[line] for line in (Line("node0", 0, "stdout", 0.0, "epoch 1"), *bars)])
+
+    cluster.log = log  # type: ignore[method-assign, assignment]
+
+    async def steps(pilot: Pilot[None]) -> None:
+        shown = await until(pilot, "epoch 1", "| 0%")
+        assert "| 99%" not in shown
+
+    play(cluster, steps, inside="run-train")
 
 
 def test_an_error_of_an_action_is_a_page_that_can_be_closed() -> None:

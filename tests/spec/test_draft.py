@@ -39,9 +39,25 @@ def test_hosts_as_a_person_types_them() -> None:
     ]
 
 
+def test_a_user_or_a_port_on_this_machine_is_a_container_behind_ssh() -> None:
+    assert keys(typed_hosts("alice@localhost")) == [{"name": "localhost", "user": "alice"}]
+    assert keys(typed_hosts("127.0.0.1:2201")) == [{"name": "127.0.0.1", "port": 2201}]
+    assert keys(typed_hosts("[::1]:2201")) == [{"name": "1", "address": "::1", "port": 2201}]
+
+
 @pytest.mark.parametrize(
     ("text", "offset"),
-    [("a b:x", 4), ("a @b", 2), ("a a", 2), ("gpu[1-", 3), ("a gpu[3-1]", 2), ("a, b/c", 3), ("a:70000", 2), ("a]", 1)],
+    [
+        ("a b:x", 4),
+        ("a @b", 2),
+        ("a a", 2),
+        ("gpu[1-", 3),
+        ("a gpu[3-1]", 2),
+        ("a, b/c", 3),
+        ("a:70000", 2),
+        ("a]", 1),
+        ("a ssh://b@c", 2),
+    ],
 )
 def test_what_is_no_host_is_refused_where_it_begins(text: str, offset: int) -> None:
     with pytest.raises(HostFault) as caught:

@@ -305,3 +305,40 @@ def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
     (only,) = merge_runs({"a": [], "c": [told]})
     assert [one.state for one in only.nodes] == ["lost", "unreachable", "failed"]
     assert only.state == "failed"
+
+
+def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:
+    """A run on hosts with these ranks; a host without any is out of reach."""
+    nodes = [
+        NodeStatus(host, number, "running" if own else "unreachable", ranks=own)
+        for number, (host, own) in enumerate(ranks.items())
+    ]
+    return RunStatus("train", "1", "lab", tuple(nodes), record)
+
+
+@pytest.mark.parametrize(
+    ("run", "wanted", "hosts"),
+    [
+        (ranked({"world_size": 4}, a=(0, 1), b=(2, 3)), {2}, ["b"]),
+        (ranked({"world_size": 4}, a=(0, 1), b=(2, 3)), {1, 2}, ["a", "b"]),
+        (ranked({"world_size": 4}, a=(0, 1), b=(2, 3)), {4}, []),
+        # Who is out of reach has the ranks that nobody else has.
+        (ranked({"world_size": 4}, a=(0, 1), b=()), {3}, ["b"]),
+        (ranked({"world_size": 4}, a=(0, 1), b=()), {1}, ["a"]),
+        (ranked({"world_size": 4}, a=(0, 1), b=()), {1, 9}, ["a"]),
+        (ranked({"world_size": 4}, a=(0, 1), b=()), {9}, []),
+        # A restart may have given a rank to another host, and the next one may give it to a third.
+        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {2}, ["a", "b"]),
+        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=()), {2}, ["a", "b", "c"]),
+        (
+            ranked({"world_size": 4, "restart": {"first": {}}, "witness": "c"}, a=(0, 1), b=(2, 3), c=()),
+            {2},
+            ["a", "b"],
+        ),
+        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {4}, []),
+        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=(4, 5)), {5}, ["a", "b", "c"]),
+        (ranked({"world_size": None, "min_nodes": 1}, a=(0, 1), b=(2, 3)), {3}, ["a", "b"]),
+    ],
+)
+def test_which_hosts_may_have_run_a_rank(run: RunStatus, wanted: set[int], hosts: list[str]) -> None:
+    assert run.hosts_of(wanted) == hosts

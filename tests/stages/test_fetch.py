@@ -32,6 +32,15 @@ def test_each_host_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "b/logs/rank-1.log").read_bytes() == b""
 
 
+def test_a_host_that_has_left_the_inventory_keeps_nothing_of_the_others(tmp_path: Path) -> None:
+    fleet = DryFleet([_host("a", "logs/rank-0.log")])
+    outcome = fetch_run("run", ["gone", "a"], tmp_path, fleet, lambda event: None)
+    assert (tmp_path / "a/logs/rank-0.log").exists()
+    assert [(host, error.exit_code, error.message) for host, error in outcome.errors.items()] == [
+        ("gone", 4, "it is not in the inventory")
+    ]
+
+
 def test_a_folder_in_the_way_is_an_error_of_its_host_that_says_which(tmp_path: Path) -> None:
     (tmp_path / "a/logs/rank-0.log").mkdir(parents=True)
     fleet = DryFleet([_host("a", "logs/rank-0.log"), _host("b", "logs/rank-1.log")])

@@ -16,6 +16,7 @@ from ddpctl.stages.follow import follow
 from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
 from ddpctl.transport.conversation import died
+from ddpctl_worker import contract
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
 LINES = {
@@ -50,6 +51,16 @@ def test_one_host_that_cannot_be_read(answer: object, kind: type[DdpctlError], l
     assert [line.text for group in shown for line in group if line.host == "a"] == ["loss"]
     # Where the others are followed on, it is said at once.
     assert all("no longer followed" in note.message for note in told if isinstance(note, Note))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_host_that_has_left_the_inventory_is_no_bad_usage(lasting: bool) -> None:
+    shown: list[Group] = []
+    fleet = DryFleet([DryTransport("a", {"tail": WELL})])
+    errors = follow("run", ["a", "gone"], fleet, lambda event: None, shown.extend, follow=lasting)
+    assert [(host, error.exit_code) for host, error in errors.items()] == [("gone", 4)]
+    assert len(shown) == 1
 
 
 @pytest.mark.timeout(30)
@@ -122,3 +133,24 @@ def test_what_was_shown_is_what_is_remembered(lasting: bool) -> None:
             assert offsets == {line.host: line.offset for line in sorted(seen)}
     assert done[-1] == {"a": 40, "b": 30}
     assert [line.text for line in noise.lines] == [notice]
+
+
+class Late(list[Frame]):
+    """Frames, and then the deadline of the call."""
+
+    def __iter__(self) -> Iterator[Frame]:
+        yield from super().__iter__()
+        raise RemoteError("`tail` did not end within 600 s", kind=contract.TIMEOUT)
+
+
+@pytest.mark.timeout(30)
+def test_reading_in_a_pager_may_take_longer_than_a_call() -> None:
+    """What has come is not asked for again. A host of which nothing comes is an error."""
+    answers = iter([Stream(Late([FRAME])), WELL, Stream(Late())])
+    host = DryTransport("a", {"tail": lambda _: next(answers)})
+    shown: list[Group] = []
+    assert not follow("run", ["a"], DryFleet([host]), lambda event: None, shown.extend, follow=False)
+    assert len(shown) == 2
+    assert [call.args["offset"] for call in host.calls] == [None, 5]
+    errors = follow("run", ["a"], DryFleet([host]), lambda event: None, shown.extend, follow=False)
+    assert "600 s" in str(errors["a"])

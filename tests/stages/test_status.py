@@ -79,6 +79,17 @@ def test_live_are_the_runs_that_something_may_be_left_of_in_this_fleet() -> None
     assert [run.run for run in live_runs(fleet(a=[("1", "killed", ["a"]), ("2", "failed", ["a"])]), "train")] == ["2"]
 
 
+def test_a_host_that_did_not_answer_may_have_a_newer_run_of_that_name() -> None:
+    heard = fleet(a=[(OLD, "succeeded", ["a", "b"])])
+    silent = {host: DryTransport(host, unreachable=Unreachable("no route", host=host)) for host in ("b", "c")}
+    hosts = DryFleet([*heard.table.values(), *silent.values()])
+    assert find_run(hosts, "train").unheard == ("c",)  # of b its part says so
+    assert find_run(hosts, OLD[:12]).unheard == ("c",)
+    assert live_runs(hosts, "train")[0].unheard == ("c",)
+    assert find_run(hosts, OLD).unheard == ()
+    assert find_run(heard, "train").unheard == ()
+
+
 def test_why_a_host_is_out_of_reach_is_told_beside_its_run() -> None:
     dead = DryTransport("b", unreachable=Unreachable("no answer"))
     told = DryTransport("a", {"status": {"runs": [part("1", "a", "running", ["a", "b"])]}})

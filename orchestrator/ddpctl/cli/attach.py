@@ -8,7 +8,6 @@ from ddpctl.cli import session
 from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.errors import Interrupted
-from ddpctl.stages.status import find_run
 
 
 def attach(
@@ -22,7 +21,7 @@ def attach(
     inventory = session.load(None, option, job=job)
     with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
-            run = find_run(fleet, job)
+            run = session.find_run(fleet, job)
             end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None

@@ -7,7 +7,6 @@ from pathlib import Path
 from ddpctl.cli import session
 from ddpctl.render.status import saved_view
 from ddpctl.stages.save import save_run
-from ddpctl.stages.status import find_run
 
 
 def checkpoint(
@@ -18,6 +17,6 @@ def checkpoint(
     """Ask every rank to save a checkpoint now, and wait until it is complete. The run continues."""
     inventory = session.load(None, option, job=job)
     with session.at_work(inventory) as (fleet, tell):
-        saved = save_run(fleet, find_run(fleet, job), tell)
+        saved = save_run(fleet, session.find_run(fleet, job), tell)
     session.show(saved, saved_view, as_json=as_json)
     return 0

@@ -9,17 +9,16 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.tail import parse_ranks
+from ddpctl.cli.tail import chosen_hosts, parse_ranks
 from ddpctl.code import RUNS_FOLDER
 from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
 from ddpctl.spec.event import Note, Tell
-from ddpctl.spec.inventory import Inventory, suggestion
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import Brought, fetch_run, nowhere
 from ddpctl.stages.fetch import watch as watch_outputs
-from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet
 
 LIST = "`ddpctl checkpoints JOB` says what is there, and what is missing"
@@ -55,8 +54,8 @@ def fetch(
     if checkpoints:
         return _fetch_newest(inventory, job, dest)
     with session.at_work(inventory) as (fleet, tell):
-        run = find_run(fleet, job)
-        hosts = _hosts(run, host, ranks)
+        run = session.find_run(fleet, job)
+        hosts = chosen_hosts(run, host, ranks)
         folder = dest if dest is not None else Path(RUNS_FOLDER, run.job, run.run)
         kept: dict[str, Brought] | None = {} if watch else None
         if kept is not None:
@@ -71,26 +70,6 @@ def fetch(
     if outcome.errors:
         raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(hosts)} hosts", outcome.errors)
     return 0
-
-
-def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
-    """The hosts to fetch from: those named, or those that run one of the ranks; of both, those of both.
-
-    Raises:
-        UsageError: a host that the run is not on, or nobody is left.
-    """
-    names = list(run.hosts) if text is None else session.host_names(text)
-    for name in names:
-        if name not in run.hosts:
-            raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
-    if ranks is None:
-        return names
-    chosen = [node.host for node in run.nodes if node.host in names and ranks & set(node.ranks)]
-    if not chosen:
-        where = "" if text is None else f" on {text}"
-        what = f"{run.run} has no rank {','.join(map(str, sorted(ranks)))}{where}"
-        raise UsageError(what, hint=f"its ranks are 0 to {run.world_size - 1}")
-    return chosen
 
 
 def _watch(run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: Tell, kept: dict[str, Brought]) -> None:

@@ -56,6 +56,7 @@ def kill(
         for outcome in outcomes:
             session.print_view(kill_view(outcome))
     _require_proofs(outcomes)
+    _require_answers(job, runs)
     return 0
 
 
@@ -90,6 +91,19 @@ def _require_proofs(outcomes: Sequence[KillOutcome]) -> None:
         except DdpctlError as error:
             errors.append(error)
     session.raise_gravest(errors)
+
+
+def _require_answers(job: str, runs: Sequence[RunStatus]) -> None:
+    """Where nothing was left to end, the run that is meant may be on a host that did not answer.
+
+    Raises:
+        ConnectError: there is such a host.
+    """
+    newest = runs[-1]
+    if newest.unheard and all(run.terminal for run in runs):
+        what = f"{newest.run} was over already, and {session.unheard(newest)}: another run of {newest.job} may be there"
+        raise ConnectError(what, hint=f"once they answer again: ddpctl kill {job}")
+    session.tell_unheard(newest)
 
 
 def require_proof(outcome: KillOutcome) -> None:

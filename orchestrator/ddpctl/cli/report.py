@@ -27,6 +27,7 @@ def report(
     if html is not None:
         session.write_page(html, report_html(made))
     session.show(made, report_view, as_json=as_json)
+    session.tell_unheard(made.run)
     for host, why in made.missing.items():
         if as_json:  # the view has it
             session.warn(f"{host}: {why}")

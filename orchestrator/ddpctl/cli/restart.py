@@ -31,7 +31,7 @@ def restart(
     inventory = session.load(None, option, job=job)
     with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
         with ProgressView(stderr_console()) as view:
-            run = find_run(fleet, job)
+            run = session.find_run(fleet, job)
             back = rejoin_all(fleet, run, view.tell) if run.record.get("restart") and not run.terminal else []
             launch = None if back else launch_again(fleet, inventory, run, session.new_identity(), view.tell)
         run = bring_up(launch, fleet, Options(), as_json=as_json) if launch else find_run(fleet, run.run)

@@ -24,9 +24,11 @@ from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
-from ddpctl.spec.ranges import RangeFault, expand, split
+from ddpctl.spec.ranges import RangeFault, expand, fold, split
 from ddpctl.spec.values import is_name
+from ddpctl.stages import status as stage
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 
@@ -112,6 +114,24 @@ def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterato
         yield fleet, view.tell
 
 
+def find_run(fleet: Fleet, job: str) -> RunStatus:
+    """The run that ``job`` means, and a warning where another one may be meant. Raises as ``stages.find_run``."""
+    run = stage.find_run(fleet, job)
+    tell_unheard(run)
+    return run
+
+
+def tell_unheard(run: RunStatus) -> None:
+    """A host that does not answer may have a newer run of that name."""
+    if run.unheard:
+        warn(f"{unheard(run)}: a newer run of {run.job} may be there; this is {run.run}")
+
+
+def unheard(run: RunStatus) -> str:
+    """``node[2-4] did not answer``."""
+    return f"{fold(run.unheard)} did not answer"
+
+
 def prompter() -> TerminalPrompter | None:
     """Who can be asked for a passphrase or a password."""
     return TerminalPrompter() if can_ask() else None
@@ -121,12 +141,15 @@ def host_names(text: str) -> list[str]:
     """The hosts that ``--host`` names: ``node1``, ``node[0-3],node7``.
 
     Raises:
-        UsageError: a range that is none.
+        UsageError: a range that is none, or no name at all: the variable of a script may be unset.
     """
     try:
-        return list(dict.fromkeys(name for part in split(text) for name in expand(part)))
+        names = list(dict.fromkeys(name for part in split(text) for name in expand(part)))
     except RangeFault as error:
         raise UsageError(f"--host {text!r}: {error}") from None
+    if not names:
+        raise UsageError(f"--host {text!r} names no host", hint="write node1, or node[0-3],node7")
+    return names
 
 
 def sudo_password(user: str) -> str | None:

@@ -15,11 +15,11 @@ from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import Selection
-from ddpctl.stages.status import find_run
 
 LINES = 50
 ALL = "all"
 _AGO = re.compile(r"([0-9]{1,9})([smhd])")
+_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -56,7 +56,7 @@ def tail(
     look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        run = find_run(fleet, job)
+        run = session.find_run(fleet, job)
         print_lines(run, fleet, _hosts(run, host, ranks), selection, look)
     return 0
 
@@ -113,27 +113,37 @@ def parse_ranks(text: str) -> frozenset[int]:
     """
     ranks: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
-            raise UsageError(f"--rank {text!r} is not a list of ranks", hint="write 2, or 0,3, or 4-7")
-        end = int(last) if dash else int(first)
-        if end < int(first) or end - int(first) > 100_000:
-            raise UsageError(f"--rank {text!r}: {part} is not a range", hint="write the smaller rank first")
-        ranks.update(range(int(first), end + 1))
+        match = _RANKS.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"--rank {text[:60]!r} is not a list of ranks", hint="write 2, or 0,3, or 4-7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first > 100_000:
+            raise UsageError(f"--rank {text[:60]!r}: {part} is not a range", hint="write the smaller rank first")
+        ranks.update(range(first, last + 1))
     return frozenset(ranks)
 
 
 def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
-    """The hosts to read: those named, or those that run one of the ranks."""
-    if text is not None:
-        names = session.host_names(text)
-        for name in names:
-            if name not in run.hosts:
-                raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
-        return names
+    """The hosts to read: those named, or those that may run one of the ranks; of both, those of both."""
+    return hosts_with_output(run) if text is None and ranks is None else chosen_hosts(run, text, ranks)
+
+
+def chosen_hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
+    """What --host and --rank leave of a run's hosts.
+
+    Raises:
+        UsageError: a host that the run is not on, or nobody is left.
+    """
+    names = list(run.hosts) if text is None else session.host_names(text)
+    for name in names:
+        if name not in run.hosts:
+            raise UsageError(f"{run.run} does not run on {name!r}", hint=suggestion(name, run.hosts))
     if ranks is None:
-        return hosts_with_output(run)
-    hosts = [node.host for node in run.nodes if ranks & set(node.ranks)]
-    if not hosts:
-        raise UsageError(f"{run.run} has no rank {min(ranks)}", hint=f"its ranks are 0 to {run.world_size - 1}")
-    return hosts
+        return names
+    having = run.hosts_of(ranks)
+    chosen = [name for name in names if name in having]
+    if not chosen:
+        where = "" if text is None else f" on {text}"
+        what = f"{run.run} has no rank {','.join(map(str, sorted(ranks)))}{where}"
+        raise UsageError(what, hint=f"its ranks are 0 to {run.world_size - 1}")
+    return chosen

@@ -30,7 +30,6 @@ from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.doctor import consult
 from ddpctl.stages.follow import Selection, follow
-from ddpctl.stages.status import find_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.top import HostWatch, look
 from ddpctl.transport.base import Fleet
@@ -57,7 +56,7 @@ def top(
             _once(fleet, job)
         return 0
     with _fleet(inventory) as (fleet, hush):
-        run = find_run(fleet, job).run if job is not None else None
+        run = session.find_run(fleet, job).run if job is not None else None
         _connect(fleet)
         hush()
         with screen(fleet, run, readonly=readonly) as app:
@@ -71,7 +70,7 @@ def _once(fleet: Fleet, job: str | None) -> None:
     Raises:
         HostsFailed: a host did not answer; the others are printed.
     """
-    found = find_run(fleet, job) if job is not None else None
+    found = session.find_run(fleet, job) if job is not None else None
     seen, outcome = look(fleet)
     page = overview_view(seen) if found is None else run_view(seen, seen.run(found.run) or found)
     session.print_view(page)

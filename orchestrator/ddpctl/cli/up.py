@@ -204,12 +204,16 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
             try:
                 with joining(run, fleet, _tell_beside):
                     end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
-                return conclude(end, as_json=as_json)
             except Interrupted:
                 pass
-            except OSError:
-                if not interrupts.pressed:  # `| head` has seen enough
+            except OSError as error:
+                if not interrupts.pressed:
+                    if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+                        what = f"nobody reads the output any more; {run.job} was not changed"
+                        stderr_console().print(f"{what}; {how_to_go_on(run.run)}")
                     raise
+            else:
+                return conclude(end, as_json=as_json)
         choice = OnInterrupt.DETACH if interrupts.told_to_end else on_interrupt
         if choice is OnInterrupt.ASK and can_ask():
             with interrupts.raised():

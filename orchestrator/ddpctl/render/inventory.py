@@ -31,8 +31,9 @@ def inventory_text(draft: Draft, *, gpus: Mapping[str, int] | None = None, torch
     if shared:
         lines += ["", "defaults:", *_keys(shared, "  ", {"python": f"has torch {torch}"} if torch else {})]
     lines += ["", "hosts:"]
+    counted = draft.job is not None and draft.job.nproc is not None
     for hosts in _alike(draft.hosts, shared):
-        lines += _entry(hosts, shared, gpus or {})
+        lines += _entry(hosts, shared, gpus or {}, counted=counted)
     if draft.environment != Environment():
         lines += ["", "environment:", *_environment(draft.environment)]
     if draft.job is not None:
@@ -96,13 +97,17 @@ def _alike(hosts: Iterable[HostEntry], shared: Mapping[str, Any]) -> Iterator[li
         yield group
 
 
-def _entry(hosts: Sequence[HostEntry], shared: Mapping[str, Any], gpus: Mapping[str, int]) -> Iterator[str]:
+def _entry(
+    hosts: Sequence[HostEntry], shared: Mapping[str, Any], gpus: Mapping[str, int], *, counted: bool
+) -> Iterator[str]:
+    """``counted``: the job says how many processes a host runs."""
     own = _own(hosts[0], shared)
+    counted = counted or hosts[0].slots is not None
     if not own:
         for name in _ranges([host.name for host in hosts]):
-            yield from _commented(f"- {scalar(name)}", _gpus(expand(name), gpus), "  ")
+            yield from _commented(f"- {scalar(name)}", _gpus(expand(name), gpus, counted=counted), "  ")
         return
-    yield from _commented(f"- name: {scalar(hosts[0].name)}", _gpus([hosts[0].name], gpus), "  ")
+    yield from _commented(f"- name: {scalar(hosts[0].name)}", _gpus([hosts[0].name], gpus, counted=counted), "  ")
     yield from _keys(own, "    ", {})
 
 
@@ -116,14 +121,17 @@ def _ranges(names: Sequence[str]) -> list[str]:
     return ranges if same else list(names)
 
 
-def _gpus(names: Iterable[str], gpus: Mapping[str, int]) -> str:
-    """A comment on the GPUs, where they are known and alike."""
+def _gpus(names: Iterable[str], gpus: Mapping[str, int], *, counted: bool) -> str:
+    """A comment on the GPUs, where they are known and alike; where there are none and nothing is ``counted``, also on
+    what that means."""
     counts = [gpus.get(name) for name in names]
     first = counts[0]
     if first is None or any(count != first for count in counts):
         return ""
     each = " each" if len(counts) > 1 else ""
-    return f"{plural(first, 'GPU')}{each}" if first else f"no GPU{each and 's'}: one process{each}"
+    if first:
+        return f"{plural(first, 'GPU')}{each}"
+    return f"no GPU{each and 's'}" + ("" if counted else f": one process{each}")
 
 
 def _keys(values: Mapping[str, Any], indent: str, comments: Mapping[str, str]) -> Iterator[str]:

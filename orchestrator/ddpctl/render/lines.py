@@ -23,6 +23,27 @@ _PREFIXES = 10_000  # that are remembered
 _Who = tuple[str, int | None]  # host, rank
 
 
+class Bars:
+    """Progress bars, thinned out to a line a second."""
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[str, int | None, str], float] = {}
+
+    def shows(self, line: Line) -> bool:
+        """Whether a line is to be shown: any that is no bar, and of a bar no empty redraw.
+
+        By the time the line was written, not read: the same log always gives the same.
+        """
+        if line.end != "\r":
+            return True
+        key = (line.host, line.rank, line.stream)
+        last = self._shown.get(key)
+        if not line.text or (last is not None and abs(line.time - last) < _BAR_EVERY_S):
+            return False
+        self._shown[key] = line.time
+        return True
+
+
 class LinePrinter:
     """Writes lines to a binary stream, byte for byte as the process wrote them.
 
@@ -44,7 +65,7 @@ class LinePrinter:
         self._colour = {host: _COLOURS[i % len(_COLOURS)] for i, host in enumerate(hosts)} if colour else {}
         digits = len(str(max(0, (world_size or 1) - 1)))
         self._width = max((len(host) for host in hosts), default=0) + 1 + digits
-        self._bars: dict[tuple[str, int | None, str], float] = {}
+        self._bars = Bars()
         self._prefixes: dict[tuple[frozenset[_Who], int], str] = {}
         self._own: dict[tuple[str, int | None, int], str] = {}
         self._stamp = stamp
@@ -54,8 +75,8 @@ class LinePrinter:
         out: list[str] = []
         for group in groups:
             line = group[0]
-            host, rank, _, time, text, end, _, attempt = line
-            if end == "\r" and (not text or not self._is_due(line)):
+            host, rank, _, time, text, _, _, attempt = line
+            if not self._bars.shows(line):
                 continue
             prefix = self._own.get((host, rank, attempt)) if len(group) == 1 else None
             if prefix is None:
@@ -82,15 +103,6 @@ class LinePrinter:
         whose = _where(who, attempt).ljust(self._width)
         code = self._colour.get(min(hosts)) if len(hosts) == 1 else None
         return f"\x1b[{code}m{whose} |\x1b[0m " if code else f"{whose} | "
-
-    def _is_due(self, line: Line) -> bool:
-        """By the time the line was written, not read: the same log always prints the same."""
-        key = (line.host, line.rank, line.stream)
-        last = self._bars.get(key)
-        if last is not None and line.time - last < _BAR_EVERY_S:
-            return False
-        self._bars[key] = line.time
-        return True
 
 
 def where(group: Group) -> str:

@@ -35,7 +35,7 @@ def report_view(report: RunReport) -> RenderableType:
     head.append(f"  run {run.run}  cluster {run.cluster}")
     parts: list[RenderableType] = [head]
     if run.diagnosis:
-        parts.append(Text(stuck_line(run.diagnosis, report.made), style="bold yellow"))
+        parts.append(Text(stuck_line(run, report.made), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
     if run.cause:
         parts.append(cause_view(run.cause))

@@ -151,7 +151,7 @@ def _troubles(report: RunReport) -> Iterator[str]:
         yield f'<article class="error"><h3>What ended it</h3>{_cause(run.cause)}</article>'
     lines = [slow_line(one) for one in run.slow]
     if run.diagnosis:
-        lines.insert(0, stuck_line(run.diagnosis, report.made))
+        lines.insert(0, stuck_line(run, report.made))
     if lines:
         yield f'<article class="warning">{"".join(f"<p>{escape(line)}</p>" for line in lines)}</article>'
 
@@ -325,7 +325,8 @@ def _ranks(report: RunReport) -> str:
     """The ranks by the time that they spend in communication: who waits least is who the others wait for."""
     ranks = [one for one in report.ranks if COMM_SHARE in one[2]]
     if len(ranks) < 2:
-        calm = not report.run.slow and report.run.record.get("doctor") and report.run.world_size > 1
+        run = report.run
+        calm = not run.slow and not run.diagnosis and run.record.get("doctor") and run.world_size > 1
         return _section("Ranks", _soft("The doctor saw no rank that the others waited for.")) if calm else ""
     shown = sorted(ranks, key=lambda one: one[2][COMM_SHARE])[:MOST_RANKS]
     rows = "".join(

@@ -115,7 +115,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.diagnosis:
-        parts.append(Text(stuck_line(run.diagnosis), style="bold yellow"))
+        parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
     if run.cause:
         parts.append(cause_view(run.cause))
@@ -169,9 +169,16 @@ def left_line(node: NodeStatus) -> str:
     return f"{node.host} takes part no more: {cause_line(node.cause) if node.cause else node.state}"
 
 
-def stuck_line(diagnosis: Mapping[str, Any], now: datetime | None = None) -> str:
-    """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88 in step); rank 13 on node6 is at ...``."""
-    return f"stuck for {ago(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
+def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
+    """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88 in step); rank 13 on node6 is at ...``.
+
+    Of a run that is over: ``was stuck for 40s when it ended: ...``. For a run with a diagnosis.
+    """
+    told = run.diagnosis or {}
+    if run.terminal:
+        took = lasted(told["since"], run.ended or told["time"], live=False)
+        return f"was stuck for {took} when it ended: {told['verdict']}"
+    return f"stuck for {ago(told['since'], now).removesuffix(' ago')}: {told['verdict']}"
 
 
 def slow_line(slow: Mapping[str, Any]) -> str:
@@ -240,7 +247,7 @@ def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
         wide.add_row(*row.values())
         short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
         narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
-    stuck = [Text(f"{run.job}: {stuck_line(run.diagnosis)}", style="bold yellow") for run in runs if run.diagnosis]
+    stuck = [Text(f"{run.job}: {stuck_line(run)}", style="bold yellow") for run in runs if run.diagnosis]
     return Group(Fitted(wide, narrow, _LEAST), *stuck)
 
 

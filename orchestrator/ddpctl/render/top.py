@@ -51,7 +51,7 @@ def host_rows(seen: Overview, opened: Collection[str] = ()) -> list[TopRow]:
     for view in seen.hosts:
         rows.append(_host_row(seen, view))
         if view.pulse is not None and (unfold or view.host in opened):
-            rows += [_gpu_row(view.host, gpu) for gpu in view.pulse.gpus or ()]
+            rows += [_gpu_row(f"{view.host}/{place}", gpu) for place, gpu in enumerate(view.pulse.gpus or ())]
     return rows
 
 
@@ -94,11 +94,11 @@ def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
         yield pulse.gpu_error
 
 
-def _gpu_row(host: str, gpu: GpuPulse) -> TopRow:
+def _gpu_row(key: str, gpu: GpuPulse) -> TopRow:
     watts = _number(gpu.power_w, "{:.0f}W")
     limit = "" if gpu.power_limit_w is None else f"/{gpu.power_limit_w:.0f}"
     return _row(
-        f"{host}/{gpu.index}",
+        key,
         f"  gpu{gpu.index} {gpu.name.removeprefix('NVIDIA ')}",
         "",
         "",
@@ -152,7 +152,7 @@ def notes(run: RunStatus) -> list[str]:
     """What a person should know of a run: why it failed or is stuck, who is slow, which host does not answer."""
     found = [cause_line(run.cause)] if run.cause and run.terminal else []
     if run.diagnosis and not run.terminal:
-        found.append(stuck_line(run.diagnosis))
+        found.append(stuck_line(run))
     if not run.terminal:
         found += [slow_line(one) for one in run.slow]
         found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_WORD]

@@ -26,7 +26,7 @@ from textual.widgets import DataTable, Input, RichLog, Static
 from ddpctl.errors import as_fault
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
-from ddpctl.render.lines import where
+from ddpctl.render.lines import Bars, where
 from ddpctl.render.top import HOST_COLUMNS, RANK_COLUMNS, RUN_COLUMNS, host_rows, rank_rows, run_head, run_rows, summary
 from ddpctl.screen.parts import Confirm, Rows, Sheet
 from ddpctl.spec.event import Event, Note
@@ -220,6 +220,7 @@ class Inside(TopView):
         self._run = run
         self._lines: deque[Text] = deque(maxlen=LINES)
         self._new: deque[Text] = deque(maxlen=LINES)
+        self._bars = Bars()
         self._reading = False
         self._left = threading.Event()
         self._filtered = ""
@@ -272,7 +273,8 @@ class Inside(TopView):
             self._new.append(Text(clean(f"{event.host or 'ddpctl'}: {event.message}"), "yellow"))
 
     def _show(self, groups: Sequence[Group]) -> None:
-        self._new.extend(Text(clean(f"{where(group)} | {group[0].text.expandtabs()}")) for group in groups)
+        shown = (group for group in groups if self._bars.shows(group[0]))
+        self._new.extend(Text(clean(f"{where(group)} | {group[0].text.expandtabs()}")) for group in shown)
 
     def leave(self) -> None:
         self.dismiss()

@@ -109,12 +109,13 @@ class Draft:
 
 
 def host_entry(name: str, **keys: Any) -> HostEntry:
-    """A host by its name or address. An address that is no name gets one; this machine needs no SSH.
+    """A host by its name or address. An address that is no name gets one; this machine needs no SSH, unless a user or a
+    port is named: then it may be a container.
 
     Raises:
         HostFault: there can be no such host.
     """
-    if name in _HERE:
+    if name in _HERE and keys.get("user") is None and keys.get("port") is None:
         name, keys = "localhost", {**keys, "connection": "local"}
     elif _is_ipv6(name):
         keys.setdefault("address", name)
@@ -166,7 +167,7 @@ def typed_words(text: str) -> list[tuple[int, str]]:
 
 def _typed(word: str, offset: int, before: Sequence[HostEntry]) -> list[HostEntry]:
     parts = _PARTS.fullmatch(word)
-    if parts is None or not parts["host"] or parts["user"] == "":
+    if parts is None or not parts["host"] or parts["user"] == "" or "/" in word:
         raise HostFault(f"{word!r} is not a host", offset, "write host, user@host or host:port")
     port = parts["port"]
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -148,7 +148,10 @@ _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before."""
+    """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before.
+
+    ``unheard``: other hosts that were asked which run a name means, and did not answer.
+    """
 
     job: str
     run: str
@@ -156,6 +159,7 @@ class RunStatus:
     nodes: tuple[NodeStatus, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
     seen: End | None = None
+    unheard: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -395,6 +399,19 @@ class RunStatus:
             return self.nodes
         order = {host: rank for rank, host in enumerate(self.attempts[-1].hosts)}
         return tuple(sorted((node for node in self.nodes if node.host in order), key=lambda node: order[node.host]))
+
+    def hosts_of(self, ranks: Collection[int]) -> list[str]:
+        """The hosts that may have run one of these ranks; none where there is no such rank.
+
+        After a restart a rank may be on another host. One that is out of reach does not say which ranks it has.
+        """
+        found = {rank for node in self.nodes for rank in node.ranks}
+        most = self.record.get("world_size")  # None: torch's elastic agent decides
+        wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | found.intersection(ranks)
+        if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
+            return [host for host in self.hosts if host != self.record.get("witness")]
+        unsaid = not wanted <= found
+        return [node.host for node in self.nodes if wanted & set(node.ranks) or (unsaid and not node.ranks)]
 
     def to_json(self) -> dict[str, Any]:
         """As the contract fixes it for `up` and `status`."""

@@ -24,7 +24,7 @@ from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, T
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.values import plural
-from ddpctl.stages.status import read_run
+from ddpctl.stages.status import not_listed, read_run
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 
@@ -118,12 +118,14 @@ def fetch_run(
         return receiver.fetched
 
     try:
-        outcome = fleet.map(fetch, hosts)
+        outcome = fleet.map(fetch, [host for host in hosts if host in fleet.hosts])
     except KeyboardInterrupt:
         deadline = time.monotonic() + LEAVE_S
         for receiver in receivers:
             receiver.closed.wait(max(0.0, deadline - time.monotonic()))
         raise
+    gone = {host: not_listed(host) for host in hosts if host not in fleet.hosts}
+    outcome = FleetOutcome(outcome.results, {**outcome.errors, **gone})
     tell(StageEnded("fetch", outcome.ok))
     return outcome
 
@@ -139,6 +141,7 @@ def watch(
 ) -> None:
     """Until the run is over, bring what has changed of its outputs. A host that does not answer is asked again."""
     silent: set[str] = set()
+    hosts = [host for host in hosts if host in fleet.hosts]
     while not run.terminal:
         outcome = fetch_run(run.run, hosts, dest, fleet, _nothing, outputs_only=True, kept=kept)
         _tell_news(outcome, tell, silent)

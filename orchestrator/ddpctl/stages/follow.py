@@ -31,7 +31,7 @@ from ddpctl.spec.flow import FULL, MOST, Flow, Out
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.stages.rejoin import TAKES_PART, cannot
-from ddpctl.stages.status import is_no_such_run
+from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl.transport.conversation import has_ended
@@ -51,6 +51,7 @@ ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still 
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
+CALL_S = 600.0  # of one call that follows nothing: a host whose disk hangs is not waited for for ever
 NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 
 Show = Callable[[Sequence[Group]], None]
@@ -195,6 +196,7 @@ class _Stream:
     warned: bool = False  # of a broken connection, since the last one that was whole
     pause: float = limits.RETRY_FIRST_S
     deaths: int = 0  # of workers that were to read it, since one that brought something
+    came: bool = False  # something, in this call
     back: Back | None = None
     returns: int = 0  # how often the host took part again
 
@@ -211,6 +213,8 @@ class _Stream:
 
     def _read(self) -> _Ended:
         """Raises what ends the reading, a broken connection apart: it is opened again where the run is followed."""
+        if self.host not in self.fleet.hosts:
+            raise not_listed(self.host)
         self.offset = self.selection.offsets.get(self.host)
         while True:
             try:
@@ -223,6 +227,8 @@ class _Stream:
     def _wait_after(self, error: ConnectError | RemoteError) -> None:
         """Before the next try; raises ``error`` where no other one helps."""
         if isinstance(error, RemoteError):
+            if error.kind == contract.TIMEOUT and self.came:
+                return  # much is read, or somebody reads it in a pager: the next call reads on
             if self.back is not None and is_no_such_run(error):
                 self.out.put(_Word(self.host, cannot(error, self.host)))
             self.deaths += 1
@@ -267,7 +273,8 @@ class _Stream:
             request |= self.selection.of(self.host)
         else:
             request |= {"offset": self.offset, **self.selection.always}
-        timeout = None if self.follow else 600.0
+        timeout = None if self.follow else CALL_S
+        self.came = False
         transport = self.fleet.transport(self.host)
         answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
         return str(answer["state"])
@@ -282,7 +289,7 @@ class _Stream:
             self.out.put(_Word(self.host, _about(frame.data["stuck"])))
         if "lines" in frame.data:
             self.out.put(_Batch(self.host, lines_of(self.host, frame), frame.data["more"]))
-            self.offset = frame.data["offset"]
+            self.offset, self.came = frame.data["offset"], True
 
 
 def lines_of(host: str, frame: Frame) -> list[Line]:

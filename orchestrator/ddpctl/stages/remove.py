@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ddpctl.errors import DdpctlError, Unreachable, UsageError
+from ddpctl.errors import DdpctlError, UsageError
 from ddpctl.files.records import forget
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedPart, RemovedRun
+from ddpctl.stages.status import not_listed
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 
@@ -41,7 +42,7 @@ def remove_run(run: RunStatus, fleet: Fleet) -> RemovedRun:
 
 def _part(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -> RemovedPart:
     if answer is None:
-        return RemovedPart(host, error=error or Unreachable("it is not in the inventory", host=host))
+        return RemovedPart(host, error=error or not_listed(host))
     return RemovedPart(host, removed=answer["removed"])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError
+from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable
 from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.merge import current, merge_runs
 from ddpctl.spec.names import ambiguous
@@ -88,7 +88,10 @@ def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
 def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list[RunStatus]:
     outcome = ask_runs(fleet, job, hosts=hosts)
     found = merged(outcome)
-    if runs := [run for run in found if job in (run.run, run.job)]:
+    if runs := [run for run in found if run.run == job]:
+        return runs
+    found = [replace(run, unheard=tuple(host for host in outcome.errors if host not in run.hosts)) for run in found]
+    if runs := [run for run in found if run.job == job]:
         return runs
     begun = [run for run in found if contract.begins(run.run, job)]
     if len(begun) > 1:
@@ -109,6 +112,11 @@ def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> Run
     """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
     asked = [host for host in run.hosts if host in fleet.hosts]
     return find_run(fleet, run.run, [host for host in asked if host not in gone] or asked)
+
+
+def not_listed(host: str) -> Unreachable:
+    """The error of a host that a run was on, and that has left the inventory."""
+    return Unreachable("it is not in the inventory", host=host)
 
 
 def is_no_such_run(error: DdpctlError) -> bool:
