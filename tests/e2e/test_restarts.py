@@ -39,7 +39,7 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
             host.firewall("ct state established,related accept", 'iifname "lo" accept', "tcp dport 1024-65535 drop")
         fixed = site("preflight", "--job", job, "--only", "ssh,mesh", "--fix", "--yes", timeout=180).ok()
         assert "(for restarts)" in fixed.stdout
-        assert "unknown" not in fixed.stdout.partition("all checks passed")[2], "with the ports open, links are measured"
+        assert "unknown" not in fixed.stdout.partition("all checks passed")[2], "every link can be measured now"
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing")
     up.kill()

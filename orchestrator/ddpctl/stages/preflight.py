@@ -170,8 +170,8 @@ def with_findings(report: PreflightReport, checks: Collection[str], findings: Se
 def second_look(
     report: PreflightReport, done: Sequence[Applied], launch: Launch, fleet: Fleet, tell: Tell, options: Options
 ) -> PreflightReport:
-    """``report`` with the checks of the fixes that were run made again; where one is of the mesh, all of the mesh: links
-    that could not be measured before can be now."""
+    """``report`` with the checks of the fixes that were run made again; where one is of the mesh, with all of the mesh:
+    links that could not be measured before can be now."""
     fixed = {one.fix.check for one in done}
     again = MESH_IDS if fixed & MESH_IDS else frozenset()
     made = [finding.check for finding in report.findings if not finding.on_request]
