@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tests.bench.peers.training import MESSAGE
 
-KILLED = r"SIGKILL|signal 9\b|\bkilled\b|(?<!\d)-9\b"
+KILLED = r"\bSIGKILL\b|signal 9\b|\bkilled\b|(?<!\d)-9\b"
 LAUNCHER = r"launcher|torchrun\b|torch\.distributed\.(run|launch)|\bagent|elastic"
 LOST = r"\blost\b|silent|no answer|not answer|unreachable|not reach|heartbeat|timed? ?out|no contact|connection closed"
 # What the line must say to name the cause, by the fault's key. All of it, in any order.
