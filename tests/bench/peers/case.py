@@ -25,6 +25,7 @@ STEADY_S = 3.0
 LIMIT_S = 60.0
 COST_S = 20.0
 PAUSE_S = 0.1
+CTRL_C = "ctrl-c"
 
 
 @dataclass(frozen=True)
@@ -100,17 +101,19 @@ FAULTS = (
         lambda _, command: command.kill_all(),
         hits_command=True,
     ),
-    Fault("ctrl-c", "Ctrl-C", lambda _, command: command.interrupt()),
+    Fault(CTRL_C, "Ctrl-C", lambda _, command: command.interrupt()),
 )
 
 
 @contextmanager
-def training(tool: Tool, programs: Sequence[Path], lab: Lab, folder: Path) -> Iterator[tuple[Desk, Command]]:
+def training(
+    tool: Tool, programs: Sequence[Path], lab: Lab, folder: Path, more: Sequence[str] = ()
+) -> Iterator[tuple[Desk, Command]]:
     """The command runs; all its processes on this machine are ended at the end, those on the hosts end with the lab."""
     folder.mkdir()
     desk = Desk(lab, folder)
     desk.set_up()
-    command = Command(desk, tool.command(desk), programs, folder / "output")
+    command = Command(desk, [*tool.command(desk), *more], programs, folder / "output")
     try:
         yield desk, command
     finally:
@@ -130,7 +133,8 @@ def first_all_reduce(lab: Lab, command: Command) -> float:
 
 
 def strike(tool: Tool, programs: Sequence[Path], fault: Fault, folder: Path) -> Outcome:
-    with Lab(NODES) as lab, training(tool, programs, lab, folder) as (desk, command):
+    more = tool.to_stop if fault.key == CTRL_C else ()
+    with Lab(NODES) as lab, training(tool, programs, lab, folder, more) as (desk, command):
         first_all_reduce(lab, command)
         time.sleep(STEADY_S)
         fault.strike(lab, command)
@@ -140,7 +144,9 @@ def strike(tool: Tool, programs: Sequence[Path], fault: Fault, folder: Path) -> 
         code = None if fault.hits_command else command.code
         host = (lab[VICTIM].name, lab[VICTIM].address)
         line, named = said.best_line(command.text, fault.key, host, RANK)
-        further = _by_a_later_kill(desk) if tool.key == "ddpctl" and remains and fault.hits_command else ""
+        further = f"typed with {' '.join(more)}" if more else ""
+        if tool.key == "ddpctl" and remains and fault.hits_command:
+            further = _by_a_later_kill(desk)
         return Outcome(gone_s, len(remains), ended_s, code, line, named, further)
 
 

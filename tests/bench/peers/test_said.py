@@ -32,7 +32,11 @@ def test_what_a_line_names(fault: str, line: str, named: str) -> None:
 
 
 def test_the_line_that_names_most() -> None:
-    text = "step 3\n[rank3]: RuntimeError: the loss is not a number\n\x1b[31mnode1\x1b[0m rank 3: the loss is not a number\n"
+    less, more = (
+        "[rank3]: RuntimeError: the loss is not a number",
+        "\x1b[31mnode1\x1b[0m rank 3: the loss is not a number",
+    )
+    text = f"step 3\n{less}\n{more}\nstep 4\n"
     line, named = best_line(text, "raise", HOST, 3)
     assert line == "node1 rank 3: the loss is not a number"
     assert named == ["cause", "host", "rank"]

@@ -95,12 +95,16 @@ class Desk:
 
 @dataclass(frozen=True)
 class Tool:
-    """One way to start the job. ``setup`` names its environment in tests/setup."""
+    """One way to start the job. ``setup`` names its environment in tests/setup.
+
+    ``to_stop``: what is typed besides where Ctrl-C is to end the job. `up` would ask; without a terminal it detaches.
+    """
 
     key: str
     title: str
     command: Callable[[Desk], Sequence[str]]
     setup: str = ""
+    to_stop: Sequence[str] = ()
 
     def programs(self) -> list[Path]:
         """Folders for the PATH; raises with the reason where the tool cannot be had here."""
@@ -160,7 +164,7 @@ def by_colossalai(desk: Desk) -> Sequence[str]:
 
 
 TOOLS = (
-    Tool("ddpctl", "ddpctl", by_ddpctl),
+    Tool("ddpctl", "ddpctl", by_ddpctl, to_stop=("--on-interrupt", "kill")),
     Tool("torchrun", "ssh and torchrun", by_hand),
     Tool("deepspeed", "DeepSpeed 0.19.8", by_deepspeed, "deepspeed"),
     Tool("torchrunx", "torchrunx 0.4.0", by_torchrunx, "torchrunx"),
