@@ -6,6 +6,7 @@ DDPCTL_PEERS names some of the tools and faults: `DDPCTL_PEERS="deepspeed power 
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ Named = TypeVar("Named", Tool, Fault)
 
 
 def all_of(folder: Path) -> Sequence[Row]:
+    # A shell that starts us in the background has us ignore Ctrl-C, and with us all that we start, hosts included.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = []
     for row in _rows(folder):
         print(row, file=sys.stderr, flush=True)  # the whole takes 40 minutes
