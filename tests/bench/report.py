@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One number with what it is compared to. ``aim`` is in words; ``note`` says how it was measured."""
+    """One number with what it is compared to. ``aim`` is in words; ``note`` says how it was measured.
+
+    Where there is no number, ``value`` is a word: ``>60``, ``not run``.
+    """
 
     name: str
-    value: float
+    value: float | str
     unit: str
     aim: str = ""
     note: str = ""
@@ -25,8 +28,10 @@ def table(title: str, rows: Sequence[Row]) -> str:
     return "\n".join([*lines, ""])
 
 
-def number(value: float) -> str:
+def number(value: float | str) -> str:
     """Three significant digits, no exponent."""
+    if isinstance(value, str):
+        return value
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}"
