@@ -310,6 +310,25 @@ def test_a_launcher_killed_by_a_signal() -> None:
     assert (found.rank, found.signal, found.exit_code) == (None, "SIGKILL", None)
 
 
+NOTICE = """\
+/opt/torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated
+and will be removed in future. Use torchrun.
+Note that --use-env is set by default in torchrun.
+If your script expects `--local-rank` argument to be set, please
+change it to read from `os.environ['LOCAL_RANK']` instead. See 
+https://pytorch.org/docs/stable/distributed.html#launch-utility for 
+further instructions
+
+  main()
+"""  # noqa: W291  as torch prints it
+
+
+@pytest.mark.parametrize(("more", "told"), [("", ""), ("no space for the log\n", ": no space for the log")])
+def test_what_the_launcher_says_of_itself_is_not_its_last_word(more: str, told: str) -> None:
+    found = explained(status=signal.SIGKILL, launcher=NOTICE + more)
+    assert found.message == f"the launcher was killed by SIGKILL, not by ddpctl (the OOM killer? see dmesg){told}"
+
+
 def test_launchers_before_the_agent() -> None:
     one = "subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 's.py']' returned non-zero exit status 7."
     assert explained(launcher=one).exit_code == 7

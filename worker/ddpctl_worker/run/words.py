@@ -8,6 +8,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from ddpctl_worker.contract import VICTIM_WORDS
 
 MAX_TRACEBACK = 16 << 10
+NOTICE_LINES = 15
 MAX_ERROR_LINES = 60  # of one exception: NCCL's and those of state dicts are long
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -27,6 +28,7 @@ _CHATTER = re.compile(
     r"\[\d{4}-\d\d-\d\d [^\]]*\] \S+ \[(?:WARNING|INFO|DEBUG)\]|.* NCCL INFO |frame #\d+: |\*{20}|"
     r"Setting OMP_NUM_THREADS environment variable"
 )
+_NOTICE = re.compile(r"torch/distributed/launch\.py:\d+: FutureWarning: ")
 _VICTIM = re.compile(VICTIM_WORDS, re.IGNORECASE)  # torch spells some of them now one way, now the other
 # NCCL says "unhandled system error" and its watchdog ends a process for these too, and they are the rank's own.
 _OWN = re.compile(
@@ -127,6 +129,7 @@ def _end_of(lines: Sequence[str], hooked: Sequence[bool], error: int) -> int:
 def _plain(lines: Sequence[str]) -> List[str]:
     """The lines that say anything, without warnings and the log lines of torch, NCCL and the launcher."""
     found: List[str] = []
+    lines = _without_notice(lines)
     source = False  # python prints the line of source that a warning is about below it
     for line in lines:
         if _CHATTER.match(line):
@@ -135,6 +138,20 @@ def _plain(lines: Sequence[str]) -> List[str]:
             found.append(line.strip())
             source = False
     return found
+
+
+def _without_notice(lines: Sequence[str]) -> List[str]:
+    """Without what torch.distributed.launch says of itself: a warning of many lines, down to the line of source."""
+    kept: List[str] = []
+    at = 0
+    while at < len(lines):
+        if _NOTICE.search(lines[at]):
+            ends = [end for end in range(at, min(len(lines), at + NOTICE_LINES)) if lines[end] == "  main()"]
+            at = ends[0] + 1 if ends else at + 1
+        else:
+            kept.append(lines[at])
+            at += 1
+    return kept
 
 
 def peer_words(text: str) -> Optional[str]:
