@@ -99,6 +99,19 @@ def test_a_worker_that_is_killed_ends_no_following(deaths: int, monkeypatch: pyt
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_host_that_a_start_has_not_reached_yet_is_asked_again(starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "COMES_S", 0.01)
+    absent = RemoteError("no such run", kind=contract.NO_SUCH_RUN, host="b")
+    answers: Iterator[RemoteError | Stream] = iter([absent, absent, WELL])
+    fleet = DryFleet([DryTransport("a", {"tail": WELL}), DryTransport("b", {"tail": lambda _: next(answers)})])
+    shown: list[Group] = []
+    errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, starts=starts)
+    assert list(errors) == ([] if starts else ["b"])
+    assert len([line for group in shown for line in group]) == (2 if starts else 1)
+
+
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("lasting", [True, False])
 def test_what_was_shown_is_what_is_remembered(lasting: bool) -> None:
     """In the order of time, printed before it is remembered, and what nobody needs to read is held back."""

@@ -164,6 +164,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             noise=noise,
             follow=look.follow,
             restarts=bool(run.record.get("restart")),
+            starts=run.state in (contract.PENDING, contract.STARTING),
         )
     if look.follow and noise is not None and noise.lines and _end(run, fleet, errors).state != contract.SUCCEEDED:
         text.show(noise.groups())

@@ -51,6 +51,7 @@ ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still 
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
+STARTS_S, COMES_S = 60.0, 0.5  # for a host that a run has not reached yet: how long it is asked, and how often
 CALL_S = 600.0  # of one call that follows nothing: a host whose disk hangs is not waited for for ever
 NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 
@@ -197,6 +198,7 @@ class _Stream:
     pause: float = limits.RETRY_FIRST_S
     deaths: int = 0  # of workers that were to read it, since one that brought something
     came: bool = False  # something, in this call
+    comes_until: float = 0.0  # by the monotonic clock: how long the host may be without the run, which starts just now
     back: Back | None = None
     returns: int = 0  # how often the host took part again
 
@@ -226,6 +228,10 @@ class _Stream:
 
     def _wait_after(self, error: ConnectError | RemoteError) -> None:
         """Before the next try; raises ``error`` where no other one helps."""
+        if is_no_such_run(error) and time.monotonic() < self.comes_until:
+            if self.cancelled.wait(COMES_S):
+                raise error
+            return
         if isinstance(error, RemoteError):
             if error.kind == contract.TIMEOUT and self.came:
                 return  # much is read, or somebody reads it in a pager: the next call reads on
@@ -317,6 +323,7 @@ def follow(
     interrupted: Callable[[], bool] | None = None,
     back: Back | None = None,
     restarts: bool = False,
+    starts: bool = False,
 ) -> dict[str, DdpctlError]:
     """Show every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
 
@@ -324,7 +331,7 @@ def follow(
     gets the offsets up to which everything has been shown. ``held``: new lines wait a moment for those of other hosts.
     ``noise`` takes the lines that are not shown. ``interrupted`` is polled; True ends the following.
     ``back`` has a host that is lost take part again, once it answers; None: it stays out.
-    ``restarts``: the run continues without a host that has failed.
+    ``restarts``: the run continues without a host that has failed. ``starts``: it may not be on every host yet.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
 
     Raises:
@@ -335,7 +342,10 @@ def follow(
     out = _Inbox(hosts, cancelled)
     last = selection.lines or None  # of no lines each host begins with the next one
     flow = Flow(hosts, time.monotonic(), live=follow, folded=folded, last=last, held=held)
-    streams = [_Stream(fleet, host, run, selection, follow, out, cancelled, back=back) for host in hosts]
+    until = time.monotonic() + STARTS_S if follow and starts else 0.0
+    streams = [
+        _Stream(fleet, host, run, selection, follow, out, cancelled, back=back, comes_until=until) for host in hosts
+    ]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
     for thread in threads:
         thread.start()
