@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
-# Four processes, each test file in one of them, the longest files first (tests/conftest.py): most tests only wait for
-# deadlines. `make test PARALLEL=` runs one by one.
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# Three processes, each test file in one of them, the longest files first (tests/conftest.py); more only wait for the two
+# cores of a small machine. `make test PARALLEL=` runs one by one.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 ROOT := $(filter 0,$(shell id -u))
 SEED := 1
 N := 40
