@@ -170,7 +170,7 @@ def test_without_a_terminal_by_options(desk: Desk, lab: Lab) -> None:
     assert (several.rc, "--script FILE" in several.stderr) == (2, True)
     keys = desk("init", "--host", "node[0-1]", "--script", "other.py")
     assert keys.rc == 2
-    assert "ddpctl init --yes" in keys.stderr
+    assert "then add --yes" in keys.stderr
     assert "SHA256:" in keys.stdout
     assert not desk.inventory.exists()
 
