@@ -80,14 +80,14 @@ class GpuRecord:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._began = ""
-        self._first = 0.0
+        self._began = notes.now_iso()  # the first reading begins now, and is heard of seconds later
+        self._first: Optional[float] = None
         self._gpus: Dict[int, _Gpu] = {}
 
     def add(self, at: float, gpus: Seen) -> None:
         """What was seen at ``at``, in seconds of any one clock; nothing for a GPU that is not in it."""
-        if not self._began:
-            self._began, self._first = notes.now_iso(), at
+        if self._first is None:
+            self._first = at
         for gpu in gpus:
             one = self._gpus.setdefault(gpu["index"], _Gpu(gpu))
             one.add(at - self._first, gpu, self._run)
