@@ -12,6 +12,9 @@ SEED := 1
 N := 40
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# An empty value counts as unset: without bytecode files each of the many interpreters that the tests start compiles all
+# of ddpctl again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help venv demo test unit lint format docs system interpreters bench chaos garble hangs pages ranks restarts saves
 .PHONY: recordings clean
