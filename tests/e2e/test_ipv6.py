@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from pathlib import Path
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import ONE_FAILS, SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, launcher, wait_for_ranks
 from tests.lab.command import Ddpctl
-from pathlib import Path
 
 
 def test_a_run_without_ipv4(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> None:
@@ -19,11 +19,9 @@ def test_a_run_without_ipv4(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, p
 
     failing = site.job("failing", ONE_FAILS, "3", "1", "0.1")
     up = site("up", "--job", failing)
-    print(up.stdout, up.stderr)
     assert up.rc == 1, up.stderr
     assert "node1" in up.stderr
     cause = site.status(failing)["cause"]
-    print(cause)
     assert (cause["host"], cause["rank"], cause["exit_code"]) == ("node1", 1, 3)
     assert_nothing_runs(lab)
 

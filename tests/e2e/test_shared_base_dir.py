@@ -6,44 +6,39 @@ from pathlib import Path
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, one_line, wait_for_ranks
 from tests.lab.command import Ddpctl
 
-BASE = "/shared/ddpctl"
+RUNS = "/shared/ddpctl/runs"
 
 
 def test_from_the_start_to_the_removal(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> None:
-    """Output and records of two hosts side by side, kill, the loss of a host, and removal from the host that lives."""
+    """Records and output of two hosts lie side by side; kill, the loss of a host, and removal find each its own."""
     lab = make_lab(2, shared="/shared")
     site = Site(lab, ddpctl, tmp_path / "site", python213)
-    site.keys["defaults"]["base_dir"] = BASE
+    site.keys["defaults"]["base_dir"] = "/shared/ddpctl"
     job = site.job("job", SLEEP)
 
-    first = site.up(job)["run"]
-    assert sorted(lab[0].run(["ls", f"{BASE}/runs/{first}"]).stdout.split()) == ["node0", "node1"]
-    wait_for_ranks(lab, first)
+    killed = site.up(job)["run"]
+    assert sorted(lab[0].run(["ls", f"{RUNS}/{killed}"]).stdout.split()) == ["node0", "node1"]
+    wait_for_ranks(lab, killed)
     site.wait_for_output(job, "rank 0 sleeps.*rank 1 sleeps|rank 1 sleeps.*rank 0 sleeps")
     kill = site("kill", job, "--json").ok().json()
-    print(kill)
-    assert [node["survivors"] for node in kill["nodes"]] == [[], []]
+    assert [(node["host"], node["survivors"]) for node in kill["nodes"]] == [("node0", []), ("node1", [])]
     assert_nothing_runs(lab, within=0)
 
-    second = site.up(job)["run"]
-    wait_for_ranks(lab, second)
+    up = site.start("up", "--job", job)
+    up.wait_for(r"(?s)rank 0 sleeps.*rank 1 sleeps|rank 1 sleeps.*rank 0 sleeps", 120)
     lab[1].power_off()
-    site("attach", second, timeout=200)
-    status = site("status", second, "--json", timeout=120)
-    print(status.stdout, status.stderr)
-    cause = status.json()["cause"]
-    print(cause)
-    assert (cause["host"], cause["reason"]) == ("node1", "node_lost")
+    done = up.wait(200)
+    assert done.rc == 1, done.stderr
+    assert "node1: node_lost" in one_line(done)
     assert_nothing_runs(lab)
-    told = site("status", first, "--json")
-    print(told.stdout, told.stderr)
-    tail = site("tail", second, "-n", "5")
-    print(tail.stdout, tail.stderr)
 
+    lab[1].disk.new_boot()
     lab[1].boot()
-    print(site("rm", first, second, "--yes"))
-    print(lab[0].run(["find", BASE, "-maxdepth", "3"]).stdout)
-    assert lab[1].run(["ls", f"{BASE}/runs"]).stdout == ""
+    status = site.status(job)
+    assert {node["host"]: node["state"] for node in status["nodes"]} == {"node0": "failed", "node1": "lost"}
+    assert (status["cause"]["reason"], status["cause"]["host"]) == ("node_lost", "node1")
+    site("rm", killed, status["run"]).ok()
+    assert lab[1].run(["ls", RUNS]).stdout == ""

@@ -69,7 +69,8 @@ class Switch:
         self.ip(*(f"link add sw{n} type bridge" for n in (0, 1)), *(f"link set sw{n} up" for n in (0, 1)))
         call(["ip", "link", "add", device, "type", "veth", "peer", "name", "uplink", "netns", str(self.process.pid)])
         self.ip("link set uplink master sw0 up")
-        call(["ip", "address", "add", with_prefix(self.address(0, 1)), "dev", device, *(["nodad"] if self.ipv6 else [])])
+        at_once = ["nodad"] if self.ipv6 else []  # without a search for duplicates
+        call(["ip", "address", "add", with_prefix(self.address(0, 1)), "dev", device, *at_once])
         call(["ip", "link", "set", device, "up"])
         # What is meant for the hosts' own network must not leave by this machine's default route.
         call(["ip", "route", "replace", "unreachable", self.claim.private_network])
