@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # of ddpctl again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all unit lint style format docs system interpreters bench chaos garble hangs pages ranks restarts saves
+.PHONY: help venv demo test test-all unit lint style coverage format docs system interpreters bench chaos garble hangs pages ranks restarts saves
 .PHONY: recordings clean
 
 help: ## list the targets
@@ -33,8 +33,9 @@ demo: venv ## two local nodes of two processes train resnet_ddp on synthetic ima
 test: system venv interpreters lint ## each promise of the README; as root also on hosts in network namespaces
 	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) --tier $(TIER) $(ARGS)
 
-test-all: ## all tests, for about an hour
+test-all: ## all tests, and how much of the worker they run
 	$(MAKE) test TIER=all
+	$(MAKE) coverage
 
 unit: venv style ## the tests that start no process and wait for nothing, and ruff
 	$(BIN)/pytest -n 2 $(SPREAD) --tier unit $(ARGS)
@@ -45,6 +46,12 @@ lint: style ## ruff and mypy
 style: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+coverage: venv ## the share of the worker's lines that its own tests run, in all of its processes
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -n 4 $(SPREAD) --tier test tests/worker
+	$(BIN)/coverage combine --quiet 2>/dev/null # a process that was killed leaves half a file
+	@echo "lines of the worker that its tests run: $$($(BIN)/coverage report --format=total) %"
 
 format: venv ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
