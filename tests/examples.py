@@ -5,4 +5,4 @@ from __future__ import annotations
 from hypothesis import settings
 
 # A quarter of the loaded profile's: `@few` is for a property whose example costs over 5 ms.
-few = settings(max_examples=settings.default.max_examples // 4)
+few = settings(max_examples=settings().max_examples // 4)
