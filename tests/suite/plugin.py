@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.check_tier(config.getoption("tier"))
+    config.addinivalue_line("markers", "xdist_group(name): also known where pytest-xdist is not loaded")
 
 
 @pytest.hookimpl(tryfirst=True)
