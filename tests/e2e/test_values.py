@@ -46,7 +46,10 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+OLD_TORCH = pytest.mark.full(covered_by="tests/e2e/test_values.py::test_arguments_and_environment_arrive_byte_for_byte")
+
+
+@pytest.mark.parametrize("version", ["torch_site", pytest.param("old_site", marks=OLD_TORCH)])
 def test_arguments_and_environment_arrive_byte_for_byte(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     site: Site = request.getfixturevalue(version).only(0, 1)
     env = {f"HOSTILE_{number}": value for number, value in enumerate(HOSTILE)}
@@ -89,22 +92,31 @@ def test_a_folder_that_is_on_the_nodes_already(site: Site, lab: Lab) -> None:
     assert pwned(site, lab) == []
 
 
+IN_THE_FILE = pytest.mark.full(
+    covered_by="tests/files/test_inventory.py::test_every_fault_has_a_place_a_path_and_a_next_step"
+)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"jobs": {"$(touch pwned)": {"script": "a.py"}}}, "jobs"),
-        ({"jobs": {"-rf": {"script": "a.py"}}}, "-rf"),
-        ({"jobs": {"../up": {"script": "a.py"}}}, "../up"),
-        ({"cluster": "a b"}, "cluster"),
-        ({"hosts": ["node0; touch pwned"]}, "hosts"),
+        pytest.param({"jobs": {"-rf": {"script": "a.py"}}}, "-rf", marks=IN_THE_FILE),
+        pytest.param({"jobs": {"../up": {"script": "a.py"}}}, "../up", marks=IN_THE_FILE),
+        pytest.param({"cluster": "a b"}, "cluster", marks=IN_THE_FILE),
+        pytest.param({"hosts": ["node0; touch pwned"]}, "hosts", marks=IN_THE_FILE),
         ({"hosts": ["-oProxyCommand=touch pwned"]}, "hosts"),
-        ({"hosts": [{"name": "node0", "address": "-oProxyCommand=touch pwned"}]}, "address"),
-        ({"hosts": [{"name": "node0", "user": "root;touch pwned"}]}, "user"),
-        ({"hosts": [{"name": "node0", "interface": "eth0; touch pwned"}]}, "interface"),
-        ({"jobs": {"j": {"script": "a.py", "env": {"A=B": "x"}}}}, "A=B"),
-        ({"jobs": {"j": {"script": "a.py", "env": {"A B": "x"}}}}, "A B"),
+        pytest.param(
+            {"hosts": [{"name": "node0", "address": "-oProxyCommand=touch pwned"}]}, "address", marks=IN_THE_FILE
+        ),
+        pytest.param({"hosts": [{"name": "node0", "user": "root;touch pwned"}]}, "user", marks=IN_THE_FILE),
+        pytest.param({"hosts": [{"name": "node0", "interface": "eth0; touch pwned"}]}, "interface", marks=IN_THE_FILE),
+        pytest.param({"jobs": {"j": {"script": "a.py", "env": {"A=B": "x"}}}}, "A=B", marks=IN_THE_FILE),
+        pytest.param({"jobs": {"j": {"script": "a.py", "env": {"A B": "x"}}}}, "A B", marks=IN_THE_FILE),
         ({"jobs": {"j": {"script": "a.py", "env": {"A": "nul\x00byte"}}}}, ""),
-        ({"environment": {"mode": "managed", "packages": ["torch=2"]}}, "environment.packages[0]"),
+        pytest.param(
+            {"environment": {"mode": "managed", "packages": ["torch=2"]}}, "environment.packages[0]", marks=IN_THE_FILE
+        ),
     ],
 )
 def test_names_that_are_none_are_refused_with_their_place(site: Site, change: dict[str, Any], words: str) -> None:
@@ -142,7 +154,15 @@ def test_a_push_with_several_jobs_asks_which(site: Site) -> None:
     assert "choose one with --job: one, two" in one_line(done)
 
 
-@pytest.mark.parametrize("script", ["../inventory.yaml", "/etc/passwd", "no-such.py"])
+ONE_IS_ENOUGH = pytest.mark.full(
+    covered_by="tests/e2e/test_values.py::test_a_script_that_is_not_in_the_code_folder_is_refused"
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["../inventory.yaml", *(pytest.param(one, marks=ONE_IS_ENOUGH) for one in ("/etc/passwd", "no-such.py"))],
+)
 def test_a_script_that_is_not_in_the_code_folder_is_refused(site: Site, script: str) -> None:
     job = site.job("outside", SLEEP)
     site.jobs[job]["script"] = script
@@ -192,11 +212,10 @@ def test_a_secret_is_in_no_error(site: Site, lab: Lab) -> None:
     keys = site.folder / "keys.env"
     for text in ("GOOD=a\nthis is s3cr3t\n", "1BAD=s3cr3t\n", "RANK=s3cr3t\n", "A='s3cr3t\n"):
         keys.write_text(text)
-        for debug in ([], ["--debug"]):
-            done = site(*debug, "up", "--job", job)
-            assert done.rc == 2, done.stderr
-            assert "s3cr3t" not in done.stdout + done.stderr
-            assert f"{keys}:" in one_line(done)
+        done = site("--debug", "up", "--job", job)  # it says more, and all that it would say without
+        assert done.rc == 2, done.stderr
+        assert "s3cr3t" not in done.stdout + done.stderr
+        assert f"{keys}:" in one_line(done)
     keys.write_text("TOKEN=s3cr3t\n")
     site.jobs[job]["workdir"] = "/not/there"
     done = site("--debug", "up", "--job", job, "--skip-preflight", "--json")
