@@ -70,7 +70,7 @@ def hanging(torch_site: Site) -> Site:
 
 def test_a_hang_is_explained_while_it_lasts_and_afterwards(hanging: Site) -> None:
     site = hanging
-    site.up("hangs")
+    site.up("hangs", "--skip-preflight")  # which would import torch once more on every host
     follower = site.start("attach", "hangs")
     follower.wait_for("stuck for [0-9]+ s: 2 of 3 ranks wait in all_reduce #6", 120)
     assert site.status("hangs")["diagnosis"]["suspects"] == [{"host": "node1", "rank": 1}]

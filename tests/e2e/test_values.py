@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ddpctl.errors import InventoryError
+from ddpctl.files.inventory import load_inventory
 from tests.e2e.programs import REPORT, SLEEP
 from tests.e2e.site import Site, disk_holds, files_with, of_run, one_line, ranks, until, wait_for_ranks
 from tests.lab import Lab
@@ -92,45 +94,50 @@ def test_a_folder_that_is_on_the_nodes_already(site: Site, lab: Lab) -> None:
     assert pwned(site, lab) == []
 
 
-IN_THE_FILE = pytest.mark.full(
-    covered_by="tests/files/test_inventory.py::test_every_fault_has_a_place_a_path_and_a_next_step"
-)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"jobs": {"$(touch pwned)": {"script": "a.py"}}}, "jobs"),
-        pytest.param({"jobs": {"-rf": {"script": "a.py"}}}, "-rf", marks=IN_THE_FILE),
-        pytest.param({"jobs": {"../up": {"script": "a.py"}}}, "../up", marks=IN_THE_FILE),
-        pytest.param({"cluster": "a b"}, "cluster", marks=IN_THE_FILE),
-        pytest.param({"hosts": ["node0; touch pwned"]}, "hosts", marks=IN_THE_FILE),
+        ({"jobs": {"-rf": {"script": "a.py"}}}, "-rf"),
+        ({"jobs": {"../up": {"script": "a.py"}}}, "../up"),
+        ({"cluster": "a b"}, "cluster"),
+        ({"hosts": ["node0; touch pwned"]}, "hosts"),
         ({"hosts": ["-oProxyCommand=touch pwned"]}, "hosts"),
-        pytest.param(
-            {"hosts": [{"name": "node0", "address": "-oProxyCommand=touch pwned"}]}, "address", marks=IN_THE_FILE
-        ),
-        pytest.param({"hosts": [{"name": "node0", "user": "root;touch pwned"}]}, "user", marks=IN_THE_FILE),
-        pytest.param({"hosts": [{"name": "node0", "interface": "eth0; touch pwned"}]}, "interface", marks=IN_THE_FILE),
-        pytest.param({"jobs": {"j": {"script": "a.py", "env": {"A=B": "x"}}}}, "A=B", marks=IN_THE_FILE),
-        pytest.param({"jobs": {"j": {"script": "a.py", "env": {"A B": "x"}}}}, "A B", marks=IN_THE_FILE),
+        ({"hosts": [{"name": "node0", "address": "-oProxyCommand=touch pwned"}]}, "address"),
+        ({"hosts": [{"name": "node0", "user": "root;touch pwned"}]}, "user"),
+        ({"hosts": [{"name": "node0", "interface": "eth0; touch pwned"}]}, "interface"),
+        ({"jobs": {"j": {"script": "a.py", "env": {"A=B": "x"}}}}, "A=B"),
+        ({"jobs": {"j": {"script": "a.py", "env": {"A B": "x"}}}}, "A B"),
         ({"jobs": {"j": {"script": "a.py", "env": {"A": "nul\x00byte"}}}}, ""),
-        pytest.param(
-            {"environment": {"mode": "managed", "packages": ["torch=2"]}}, "environment.packages[0]", marks=IN_THE_FILE
-        ),
+        ({"environment": {"mode": "managed", "packages": ["torch=2"]}}, "environment.packages[0]"),
     ],
 )
-def test_names_that_are_none_are_refused_with_their_place(site: Site, change: dict[str, Any], words: str) -> None:
-    """Before anything is contacted: there is no inventory of real hosts here."""
-    path = site.folder / "bad.yaml"
-    (site.folder / "a.py").write_text(SLEEP)
+def test_names_that_are_none_are_refused_with_their_place(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InventoryError) as refused:
+        load_inventory(with_a_bad_name(tmp_path, change))
+    said = str(refused.value)
+    assert said.startswith(f"{tmp_path}/bad.yaml:1:")
+    assert words in said
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def with_a_bad_name(folder: Path, change: dict[str, Any]) -> Path:
+    path = folder / "bad.yaml"
+    (folder / "a.py").write_text(SLEEP)
     path.write_text(json.dumps({"cluster": "lab", "hosts": ["node0"], "jobs": {"j": {"script": "a.py"}}, **change}))
+    return path
+
+
+def test_a_bad_name_ends_the_command_before_anything_is_contacted(site: Site) -> None:
+    """There is no inventory of real hosts here."""
+    path = with_a_bad_name(site.folder, {"hosts": ["-oProxyCommand=touch pwned"]})
     done = site("up", str(path), "--dry-run", inventory=None)
     assert done.rc == 2, done.stdout + done.stderr
     assert done.stdout == ""
     assert done.stderr.count("error: ") == 1
     assert len(done.stderr.splitlines()) <= 2
     assert f"{path}:1:" in one_line(done)
-    assert words in one_line(done)
+    assert "hosts" in one_line(done)
     assert not list(site.folder.rglob("pwned"))
 
 
