@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.lab.command import AtTerminal, Ddpctl, Running
-from tests.lab_preflight.preflight import JOB, NETWORK
+from tests.lab_preflight.preflight import DEFAULTS, JOB, NETWORK
 
 SMALL = "/srv/small"
 CHECKS = ",".join((*NETWORK, "host.shm", "host.inodes"))
@@ -26,7 +26,7 @@ def train(lab: Lab) -> Path:
     ssh = {"ssh_config": str(lab.ssh_config), "known_hosts": str(lab.known_hosts)}
     hosts: list[dict[str, Any]] = [{"name": host.name, "address": host.address} for host in lab]
     hosts[1]["base_dir"] = f"{SMALL}/ddpctl"
-    return lab.inventory(lab.folder / "fix.yaml", **ssh, defaults={"user": "train"}, hosts=hosts, jobs=JOB)
+    return lab.inventory(lab.folder / "fix.yaml", **ssh, defaults={**DEFAULTS, "user": "train"}, hosts=hosts, jobs=JOB)
 
 
 def break_them(lab: Lab) -> None:
@@ -102,4 +102,4 @@ def test_json_for_scripts_and_what_is_left_to_a_person(lab3: Lab) -> None:
 def train_as_root(lab: Lab) -> Path:
     ssh = {"ssh_config": str(lab.ssh_config), "known_hosts": str(lab.known_hosts)}
     hosts = [{"name": host.name, "address": host.address} for host in lab]
-    return lab.inventory(lab.folder / "fix.yaml", **ssh, hosts=hosts, jobs={})
+    return lab.inventory(lab.folder / "fix.yaml", **ssh, defaults=DEFAULTS, hosts=hosts, jobs={})
