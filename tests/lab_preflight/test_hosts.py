@@ -57,29 +57,28 @@ def test_a_hostname_on_loopback_is_no_joke_with_c10d(lab3: Lab) -> None:
     assert found(lab3, jobs=jobs) == ([], [])
 
 
-def test_another_torch_on_one_host(lab3: Lab, python113: str, python213: str) -> None:
-    keys = {"defaults": {"python": python113}, "hosts": {"node2": {"python": python213}}}
-    wrong, _ = found(lab3, **keys)
+def test_another_torch_on_one_host(lab3: Lab, python113: str) -> None:
+    wrong, _ = found(lab3, hosts={"node2": {"python": python113}})
     versions = [finding for finding in wrong if finding.check == "torch.versions" and finding.severity.value == "error"]
     assert [finding.host for finding in versions] == ["node2"]
-    assert "node2 has torch 2.13.0+cpu, the other 2 have 1.13" in versions[0].message
+    assert "node2 has torch 1.13" in versions[0].message
+    assert "the other 2 have 2.13.0+cpu" in versions[0].message
     assert "mode: managed" in (versions[0].fix or "")
-    others = {(finding.check, finding.host) for finding in wrong} - {("torch.versions", "node2")}
-    assert others <= {("torch.vision", "node2")}  # that interpreter has the package index's torchvision
+    assert {(finding.check, finding.host) for finding in wrong} == {("torch.versions", "node2")}
 
 
 def test_torchvision_of_the_package_index_beside_a_cpu_torch(lab3: Lab, python213: str) -> None:
-    wrong, _ = found(lab3, defaults={"python": python213})
-    assert where(wrong) == [("torch.vision", "warning", name, None) for name in ("node0", "node1", "node2")]
+    wrong, _ = found(lab3, count=1, defaults={"python": python213})
+    assert where(wrong) == [("torch.vision", "warning", "node0", None)]
     assert "torchvision::nms does not exist" in wrong[0].message
 
 
-def test_the_import_is_remembered_until_the_environment_changes(lab3: Lab, python113: str) -> None:
-    report = [preflight(lab3, only=("torch",), jobs={}, defaults={"python": python113}) for _ in range(2)]
+def test_the_import_is_remembered_until_the_environment_changes(lab3: Lab, stand_in: str) -> None:
+    report = [preflight(lab3, only=("torch",), jobs={}) for _ in range(2)]
     assert all(where(trouble(one)) == [] for one in report)
     remembered = lab3[0].read("/root/.local/state/ddpctl/cache/torch_import.node0.json")
-    assert python113 not in remembered  # a fingerprint, no path
-    assert '"torch": "1.13' in remembered
+    assert stand_in not in remembered  # a fingerprint, no path
+    assert '"torch": "2.13.0+cpu"' in remembered
 
 
 def test_no_python_is_told_from_no_host(lab3: Lab) -> None:

@@ -110,6 +110,7 @@ def test_fabric_address_by_name(lab3: Lab) -> None:
     assert where([found]) == [("fabric.address", "error", "node1", None)]
 
 
+@pytest.mark.full(covered_by="tests/lab_preflight/test_links.py::test_big_packets_lost_in_one_direction")
 def test_mtu_black_hole(fabric_lab: Lab) -> None:
     """Each of the transfers that stall is waited for."""
     fabric_lab[1].mtu_black_hole(1300, interface="eth1")
@@ -119,7 +120,6 @@ def test_mtu_black_hole(fabric_lab: Lab) -> None:
     assert where(trouble(preflight(fabric_lab, count=2, defaults={"interface": "eth1"}))) == []
 
 
-@pytest.mark.full(covered_by="tests/lab_preflight/test_links.py::test_mtu_black_hole")
 def test_big_packets_lost_in_one_direction(lab3: Lab) -> None:
     for host in lab3:
         host.run("ip link set eth0 gso_max_segs 1")
