@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ settings.load_profile("busy")
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
 SLOW_FIXTURES = {"make_node"}  # real supervisors, which wait for real deadlines
 SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs", "pages", "saves")  # jobs: torch is imported
+INSTALLER = Path(__file__).parent / "setup" / "lab-interpreter"
 LONG = ("lab", "slow", "torch")
 MakeLab = Callable[..., Lab]
 
@@ -95,6 +97,16 @@ def lab3(lab3_module: Lab) -> Iterator[Lab]:
 def python213() -> str:
     """An interpreter with torch 2.13, on this machine and on every host."""
     return _interpreter(interpreters.python213(), "tests/setup/lab-interpreter")
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> str:
+    """An interpreter with the stand-in for torch 2.13, on this machine and on every host: made anew when the stand-in
+    has changed, in a fifth of a second."""
+    path = interpreters.stand_in()
+    if not (path.parents[1] / ".complete").exists():
+        subprocess.run([INSTALLER, "stand-in"], check=False, stdout=subprocess.DEVNULL)
+    return _interpreter(path, "tests/setup/lab-interpreter")
 
 
 @pytest.fixture(scope="session")

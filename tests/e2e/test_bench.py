@@ -56,6 +56,12 @@ common.run(main)
 SILENT = "import time; print('DDPCTL_METRICS'); time.sleep(0.5)"
 
 
+@pytest.fixture
+def site(torch_site: Site) -> Site:
+    """Every job here trains, and its profiler is torch's."""
+    return torch_site
+
+
 def training(site: Site) -> str:
     for name in ("common.py", "metrics.py"):
         site.code.mkdir(exist_ok=True)

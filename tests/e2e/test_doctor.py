@@ -63,6 +63,12 @@ def line(program: str, mark: str) -> int:
 
 
 @pytest.fixture
+def site(torch_site: Site) -> Site:
+    """What a rank does in torch is to be seen."""
+    return torch_site
+
+
+@pytest.fixture
 def hanging(site: Site) -> Site:
     site.lab[1].run(["rm", "-f", "/tmp/nobody-writes"])
     site.job("hangs", HANGS, doctor={"stall": 5}, timeouts={"stop": 2})

@@ -14,6 +14,12 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
+def site(torch_site: Site) -> Site:
+    """The elastic agent is torch's own."""
+    return torch_site
+
+
+@pytest.fixture
 def etcd(lab: Lab) -> Host:
     """The first host, with etcd on it until it is healed."""
     if reason := missing_etcd():

@@ -64,10 +64,10 @@ def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
     assert site("attach", job).rc == 1
 
 
-def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(site: Site, lab: Lab) -> None:
+def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(torch_site: Site, lab: Lab) -> None:
     """It ends with exit code 0, and every other one says that its peer is gone."""
-    job = site.job("fewer", FEWER, env={"OMP_NUM_THREADS": "1"})
-    done = site("up", "--job", job, "--json", timeout=120)
+    job = torch_site.job("fewer", FEWER, env={"OMP_NUM_THREADS": "1"})
+    done = torch_site("up", "--job", job, "--json", timeout=120)
     assert done.rc == 1, done.stdout + done.stderr
     cause = done.json()["cause"]
     assert (cause["host"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node2", 2, 0, "exited"), cause

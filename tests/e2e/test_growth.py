@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.site import Site, assert_nothing_runs
 from tests.e2e.test_cuts import cut
 from tests.lab import Lab
@@ -29,6 +31,12 @@ while True:
         asked.clear()
     time.sleep(0.2)
 """
+
+
+@pytest.fixture
+def site(torch_site: Site) -> Site:
+    """The ranks agree on a save in an all_reduce."""
+    return torch_site
 
 
 def test_a_host_that_is_back_is_taken_in_at_a_new_checkpoint(site: Site, lab: Lab) -> None:

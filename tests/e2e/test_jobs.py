@@ -34,6 +34,12 @@ def add(site: Site, name: str, *args: str) -> None:
     site.jobs[name] = {"args": list(args), **keys}
 
 
+@pytest.fixture
+def site(torch_site: Site) -> Site:
+    """The jobs of the box compute."""
+    return torch_site
+
+
 @pytest.mark.parametrize("name", JOBS_OF_THE_BOX)
 def test_job(site: Site, lab: Lab, name: str) -> None:
     args, said = JOBS_OF_THE_BOX[name]

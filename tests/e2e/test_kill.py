@@ -11,18 +11,18 @@ from tests.e2e.site import Site, assert_nothing_runs, launcher, one_line, ranks,
 from tests.lab import Host, Lab, Process
 
 
-def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) -> None:
-    job = site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
-    run = site.up(job)
+def test_in_mid_training_with_the_data_loaders_children(torch_site: Site, lab: Lab) -> None:
+    job = torch_site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
+    run = torch_site.up(job)
     port = master_port(lab, run["run"])
-    site.wait_for_output(job, "epoch 2/", "--rank", "0")
+    torch_site.wait_for_output(job, "epoch 2/", "--rank", "0")
     for rank, host in enumerate(lab):
         own = ranks(host, run["run"])[rank]
         children = [process for process in running(host) if process.ppid == own.pid]
         assert len(children) >= 2, children  # the data loader's
     assert not lab[0].port_free(port)
 
-    other = site.elsewhere("second")
+    other = torch_site.elsewhere("second")
     kill = other("kill", job, "--json")
     assert kill.rc == 0, kill.stderr
     assert_nothing_runs(lab, within=0)
@@ -46,11 +46,11 @@ def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) ->
     assert status["cause"]["reason"] == "killed_by_user"
 
 
-def test_right_after_the_start(site: Site, lab: Lab) -> None:
+def test_right_after_the_start(torch_site: Site, lab: Lab) -> None:
     """The launchers are still importing torch."""
-    job = site.job("early", SLEEP, nproc_per_node=4)
-    run = site.up(job)
-    other = site.elsewhere("second")
+    job = torch_site.job("early", SLEEP, nproc_per_node=4)
+    run = torch_site.up(job)
+    other = torch_site.elsewhere("second")
     assert other("kill", job).rc == 0
     assert_nothing_runs(lab, within=0)
     assert other.status(run["run"])["state"] == "killed"

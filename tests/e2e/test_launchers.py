@@ -43,7 +43,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+@pytest.mark.parametrize("version", ["torch_site", "old_site"])
 def test_a_script_gets_its_local_rank_in_its_own_way(version: str, request: pytest.FixtureRequest) -> None:
     site: Site = request.getfixturevalue(version).only(0, 1)
     site.hosts[0]["slots"] = 2  # another number of processes on each host
@@ -55,7 +55,7 @@ def test_a_script_gets_its_local_rank_in_its_own_way(version: str, request: pyte
         assert told == want, done.stdout
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+@pytest.mark.parametrize("version", ["torch_site", "old_site"])
 def test_processes_of_an_old_script_really_meet(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     site: Site = request.getfixturevalue(version).only(1, 2)
     site.hosts[0]["slots"] = 2
@@ -66,7 +66,7 @@ def test_processes_of_an_old_script_really_meet(version: str, request: pytest.Fi
     assert_nothing_runs(lab)
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+@pytest.mark.parametrize("version", ["torch_site", "old_site"])
 def test_what_a_dry_run_prints_is_what_runs(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     """Command lines and environment of the launchers, from /proc; with what only the nodes know given in the file."""
     site: Site = request.getfixturevalue(version)

@@ -72,6 +72,12 @@ def lab_of_three() -> Iterator[Lab]:
 
 
 @pytest.fixture
+def site(torch_site: Site) -> Site:
+    """The job computes, and its figures are those of a training."""
+    return torch_site
+
+
+@pytest.fixture
 def training(site: Site) -> tuple[Site, str]:
     site.only(0, 1)
     run = site.up(site.job("train", TRAINS))["run"]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.e2e.site import Site, assert_nothing_runs
 from tests.lab import Lab
 from tests.lab.disk import CHECKOUT
 
 EPOCH = re.compile(r"^node0:0 .*?epoch (\d+)/3 loss (\d+\.\d+) accuracy (\d\.\d+)", re.MULTILINE)
+
+
+@pytest.fixture
+def site(torch_site: Site) -> Site:
+    """This job is a training."""
+    return torch_site
 
 
 def test_three_hosts_train(site: Site, lab: Lab) -> None:

@@ -46,7 +46,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+@pytest.mark.parametrize("version", ["torch_site", "old_site"])
 def test_arguments_and_environment_arrive_byte_for_byte(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     site: Site = request.getfixturevalue(version).only(0, 1)
     env = {f"HOSTILE_{number}": value for number, value in enumerate(HOSTILE)}
