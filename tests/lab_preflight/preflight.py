@@ -43,7 +43,12 @@ def preflight(
 
     ``hosts``: inventory keys of single hosts; ``count``: so many of the lab's hosts; other keys are the inventory's.
     """
-    inventory = load_inventory(_inventory(lab, **keys))
+    return preflight_of(_inventory(lab, **keys), only, options)
+
+
+def preflight_of(path: Path, only: tuple[str, ...], options: Options | None = None) -> PreflightReport:
+    """The report on an inventory."""
+    inventory = load_inventory(path)
     job = next(iter(inventory.jobs.values()), None)
     fleet = open_fleet(inventory)
     try:
