@@ -39,7 +39,9 @@ def test_silence_after_a_cut_is_not_counted_once_the_host_has_answered(monkeypat
         return False
 
     monkeypatch.setattr(stage, "time", SimpleNamespace(monotonic=lambda: now))
-    answers = iter([Unreachable("no route", host="a"), Stream(cast("Sequence[Frame]", frames()), WELL.result)])
+    answers: Iterator[Unreachable | Stream] = iter(
+        [Unreachable("no route", host="a"), Stream(cast("Sequence[Frame]", frames()), WELL.result)]
+    )
     fleet = DryFleet([DryTransport("a", {"tail": lambda _: next(answers)})])
     shown: list[Group] = []
     errors = follow("run", ["a"], fleet, lambda event: None, shown.extend, interrupted=interrupted)
