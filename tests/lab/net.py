@@ -6,6 +6,7 @@ traffic between hosts, and all the rest is gone when the switch's process is.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Switch:
         """A detached switch holds the lab's lock too: the lab then lives as long as the switch."""
         process = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"],
+            env={"PATH": os.environ["PATH"]},  # no word of the test that was the first one to use this lab
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

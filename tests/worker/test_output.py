@@ -283,5 +283,5 @@ def test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record(small_disk: 
     assert status["dropped_lines"] > 100_000
     found = [one["text"] for one in node.lines(run) if one["rank"] == 0]
     assert found[0].startswith("0 ")
-    launcher = 5  # lines of the launcher's own, written or dropped
+    launcher = 30  # lines of the launcher's own, written or dropped: a traceback and its report
     assert 200_000 <= len(found) + status["dropped_lines"] <= 200_000 + launcher
