@@ -36,9 +36,16 @@ def lab(lab_of_three: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def site(lab: Lab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> Site:
-    """A place with torch 2.13 on all three hosts, one process each."""
-    return Site(lab, ddpctl, tmp_path / "site", python213)
+def site(lab: Lab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> Site:
+    """A place with all three hosts, one process each. torch is the stand-in: launcher, ranks, signals and sockets are
+    real, and nothing can be computed."""
+    return Site(lab, ddpctl, tmp_path / "site", stand_in)
+
+
+@pytest.fixture
+def torch_site(lab: Lab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> Site:
+    """The same with torch 2.13."""
+    return Site(lab, ddpctl, tmp_path / "torch-site", python213)
 
 
 @pytest.fixture

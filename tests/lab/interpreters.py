@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -16,6 +17,14 @@ def cache() -> Path:
 
 def python213() -> Path:
     return cache() / "torch-2.13.0" / "bin" / "python"
+
+
+def stand_in() -> Path:
+    """The stand-in for torch 2.13. The name holds a hash of its files, as in tests/setup/lab-interpreter."""
+    folder = Path(__file__).parent / "stand_in"
+    names = sorted(path.relative_to(folder).as_posix() for path in (folder / "torch").rglob("*.py"))
+    content = b"".join((folder / name).read_bytes() for name in names)
+    return cache() / f"stand-in-{hashlib.sha256(content).hexdigest()[:12]}" / "bin" / "python"
 
 
 def python113() -> Path:

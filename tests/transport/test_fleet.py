@@ -22,7 +22,7 @@ def fleet(count: int = 4) -> DryFleet:
 def test_every_host_finishes_and_is_reported_in_order() -> None:
     hosts = DryFleet(
         [
-            DryTransport("slow", {"echo": lambda _asked: time.sleep(0.2) or {"state": "running"}}),  # type: ignore[func-returns-value]
+            DryTransport("slow", {"echo": lambda _asked: time.sleep(0.05) or {"state": "running"}}),  # type: ignore[func-returns-value]
             DryTransport("gone", unreachable=Unreachable("no answer")),
             DryTransport("bad", {"echo": RemoteError("no such run", kind="no_such_run")}),
             DryTransport("good", {"echo": {"state": "failed"}}),
@@ -110,6 +110,7 @@ def test_the_table_answers_streams_and_functions() -> None:
         twice.call("unknown")
 
 
+@pytest.mark.slow
 def test_nothing_begins_after_ctrl_c() -> None:
     """And the fleet can be used again: to stop what had begun."""
     hosts, begun = fleet(3 * WORKERS), []

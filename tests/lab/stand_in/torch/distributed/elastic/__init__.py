@@ -1,0 +1,1 @@
+"""Only what a script imports from here."""
