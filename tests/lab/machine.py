@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tests.lab.claim import PREFIX
 from tests.lab.disk import Disk
 from tests.lab.net import Cable
 from tests.lab.process import Identity, LabError, Process, Text, call, read_processes
@@ -135,7 +134,8 @@ class Machine:
                     "LAB_DISK": str(self.disk.folder),
                     "LAB_CGROUP": str(group or ""),
                     "LAB_EXPOSE": " ".join(map(str, self.lab.exposed)),
-                    "LAB_ADDRESSES": " ".join(f"{cable.interface}={cable.address}/{PREFIX}" for cable in self.cables),
+                    "LAB_SHARED": self.lab.shared,
+                    "LAB_ADDRESSES": " ".join(f"{cable.interface}={cable.network_address}" for cable in self.cables),
                 },
             )
 

@@ -128,8 +128,8 @@ def lines_of(frame: dict[str, Any]) -> list[dict[str, Any]]:
 class Poller:
     """A worker that is asked for the status again and again: each question costs a fork, and no start of Python."""
 
-    def __init__(self, python: str) -> None:
-        argv = [python, "-I", "-c", _BOOT_FOR_STATUS, WORKER]
+    def __init__(self, python: str, worker: str) -> None:
+        argv = [python, "-I", "-c", _BOOT_FOR_STATUS, worker]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._frames: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -169,12 +169,12 @@ class Node:
         self.base, self.scratch, self.host = base, scratch, host
         self.started: list[str] = []
         self.env = dict(os.environ)
-        self.python = sys.executable
+        self.python, self.worker = sys.executable, WORKER
         self._poller: Poller | None = None
 
     def open(self, verb: str, **request: Any) -> Stream:
         body = self._body(verb, request)
-        argv = [self.python, "-I", "-c", _BOOT, WORKER]
+        argv = [self.python, "-I", "-c", _BOOT, self.worker]
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env)
         assert process.stdin is not None
         process.stdin.write(json.dumps(body).encode() + b"\n")
@@ -227,7 +227,7 @@ class Node:
         return run
 
     def status(self, run: str) -> dict[str, Any]:
-        self._poller = self._poller or Poller(self.python)
+        self._poller = self._poller or Poller(self.python, self.worker)
         found = self._poller.ask(self._body("status", {"run": run}))["runs"]
         assert len(found) == 1
         return dict(found[0])
