@@ -143,6 +143,7 @@ def test_a_push_reaches_two_hosts_and_a_refusal_none(lab: Lab, ddpctl: Ddpctl, t
     assert environments()[0] == made[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.full(covered_by="tests/lab_environment/test_managed.py::test_a_push_reaches_two_hosts_and_a_refusal_none")
 def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpctl, tmp_path: Path) -> None:

@@ -61,10 +61,18 @@ def test_a_new_node_gets_its_files_from_a_node_that_has_them(lab: Lab, tmp_path:
     assert holds(lab, 2, source)
 
 
-CANNOT = "tests/lab_environment/test_spread.py::test_where_nodes_cannot_reach_each_other_the_controller_sends"
-
-
-@pytest.mark.parametrize("how", ["drop", pytest.param("reject", marks=pytest.mark.full(covered_by=CANNOT))])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "drop",
+        pytest.param(
+            "reject",
+            marks=pytest.mark.full(
+                covered_by="tests/lab_environment/test_spread.py::test_where_nodes_cannot_reach_each_other_the_controller_sends"
+            ),
+        ),
+    ],
+)
 def test_where_nodes_cannot_reach_each_other_the_controller_sends(lab: Lab, tmp_path: Path, how: str) -> None:
     source = noise(SIZE // 4, next(SEEDS))
     for host in lab:
