@@ -11,11 +11,11 @@ from tests.e2e.site import Site, assert_nothing_runs, launcher, wait_for_ranks
 from tests.lab.command import Ddpctl
 
 
-def test_a_run_without_ipv4(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> None:
+def test_a_run_without_ipv4(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> None:
     """Preflight with its network mesh, a failure that the other node hears of, output of both nodes, and kill."""
     lab = make_lab(2, ipv6=True)
     assert " inet " not in lab[0].run(["ip", "-4", "-o", "address", "show", "dev", "eth0"]).stdout
-    site = Site(lab, ddpctl, tmp_path / "site", python213)
+    site = Site(lab, ddpctl, tmp_path / "site", stand_in)
 
     failing = site.job("failing", ONE_FAILS, "3", "1", "0.1")
     up = site("up", "--job", failing)

@@ -10,7 +10,7 @@ import pytest
 from ddpctl import __version__
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, named, ranks, wait_for_ranks
 from tests.lab import oldest
 from tests.lab.command import Ddpctl, Done
 from tests.lab.disk import CHECKOUT
@@ -29,26 +29,27 @@ from ddpctl.cli.program import COMMANDS, run
 for command in COMMANDS:
     assert run([command, "--help"]) == 0, command
 """
+PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"), end="")'
 
 
 @pytest.fixture
 def old_controller() -> Path:
-    return there(oldest.controller(), "tests/setup/controller-interpreter")
+    python = oldest.controller()
+    if not python.exists():
+        pytest.skip(f"no {python}: tests/setup/controller-interpreter makes it")
+    return python
 
 
 @pytest.fixture
 def old_worker() -> Path:
-    return there(oldest.worker(), "tests/setup/worker-interpreter")
-
-
-def there(python: Path, installer: str) -> Path:
-    if not python.exists():
-        pytest.skip(f"no {python}: {installer} makes it")
+    python = oldest.worker()
+    if python is None:
+        pytest.skip("no Python of the oldest version that nodes may have on PATH")
     return python
 
 
-def test_ddpctl(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str, old_controller: Path) -> None:
-    site = Site(make_lab(1), ddpctl, tmp_path / "site", python213)
+def test_ddpctl(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str, old_controller: Path) -> None:
+    site = Site(make_lab(1), ddpctl, tmp_path / "site", stand_in)
 
     def run(*args: str, program: str = "-m ddpctl", **where: Any) -> Done:
         where = {"env": {"PYTHONPATH": SOURCES}, "shell": f'exec {old_controller} {program} "$@"', **where}
@@ -67,3 +68,24 @@ def test_ddpctl(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: st
     kill = run("kill", job, "--json").json()
     assert [node["survivors"] for node in kill["nodes"]] == [[]]
     assert_nothing_runs(site.lab, within=0)
+
+
+def test_a_host(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str, old_worker: Path) -> None:
+    """Its python has nothing but a virtual environment with torch, as a user makes it."""
+    host = make_lab(1, expose=[old_worker.parents[1]])[0]
+    packages = host.run([stand_in, "-c", PACKAGES]).stdout
+    ours = host.run(f"{old_worker} -m venv --without-pip /srv/env; /srv/env/bin/python -c '{PACKAGES}'").stdout
+    host.run(f"cp -r {packages}/torch* {ours}")
+    site = Site(host.lab, ddpctl, tmp_path / "site", "/srv/env/bin/python")
+    job = site.job("job", SLEEP, nproc_per_node=2)
+    assert site("preflight", "--json").ok().json()["ok"] is True
+    run = site.up(job)["run"]
+    wait_for_ranks([host], run, 2)
+    site.wait_for_output(job, "(sleeps.*){2}")
+    watchers = [named(host, name) for name in ("ddpctl-guardian", "ddpctl-super")]
+    for process in (*watchers, *ranks(host, run).values()):
+        assert process is not None
+        assert Path(host.run(["readlink", f"/proc/{process.pid}/exe"]).stdout.strip()) == old_worker
+    kill = site("kill", job, "--json").ok().json()
+    assert [node["survivors"] for node in kill["nodes"]] == [[]]
+    assert_nothing_runs([host], within=0)

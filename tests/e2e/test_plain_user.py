@@ -14,13 +14,13 @@ USER = "alice"
 STATE = f"/home/{USER}/.local/state/ddpctl"
 
 
-def test_the_main_path(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> None:
+def test_the_main_path(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> None:
     """The ranks ignore SIGTERM, and a child of each has left its session and its environment behind: without root there
     is no cgroup that holds them, so that the supervisor has to find them."""
     lab = make_lab(2)
     for host in lab:
         host.add_user(USER)
-    site = Site(lab, ddpctl, tmp_path / "site", python213)
+    site = Site(lab, ddpctl, tmp_path / "site", stand_in)
     site.keys["defaults"]["user"] = USER
     job = site.job("stubborn", STUBBORN, outputs=["made"])
     (site.code / "made").mkdir()

@@ -12,10 +12,10 @@ from tests.lab.command import Ddpctl
 RUNS = "/shared/ddpctl/runs"
 
 
-def test_from_the_start_to_the_removal(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> None:
+def test_from_the_start_to_the_removal(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> None:
     """Records and output of two hosts lie side by side; kill, the loss of a host, and removal find each its own."""
     lab = make_lab(2, shared="/shared")
-    site = Site(lab, ddpctl, tmp_path / "site", python213)
+    site = Site(lab, ddpctl, tmp_path / "site", stand_in)
     site.keys["defaults"]["base_dir"] = "/shared/ddpctl"
     job = site.job("job", SLEEP)
 

@@ -10,12 +10,12 @@ from tests.e2e.site import Site, of_run, one_line, pids_of, wait_for_ranks
 from tests.lab.command import Ddpctl
 
 
-def test_one_job_name_on_one_host(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str) -> None:
+def test_one_job_name_on_one_host(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> None:
     lab = make_lab(1)
     sites = {}
     for user in ("alice", "bob"):
         lab[0].add_user(user)
-        site = sites[user] = Site(lab, ddpctl, tmp_path / user, python213)
+        site = sites[user] = Site(lab, ddpctl, tmp_path / user, stand_in)
         site.keys["defaults"]["user"] = user
     alice, bob = sites.values()
     runs = {name: site.up(site.job("train", SLEEP))["run"] for name, site in sites.items()}

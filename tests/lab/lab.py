@@ -39,6 +39,7 @@ class Lab:
     fabric: every host gets a second network (eth1) that this machine is not on.
     jump: only node0 is reachable from this machine; the others are behind it.
     ipv6: no host has an IPv4 address but 127.0.0.1.
+    expose: folders of this machine that hosts would not see, such as an interpreter below a home.
     shared: this folder of every host is a mount of one folder, as an NFS home is.
     """
 
@@ -50,6 +51,7 @@ class Lab:
         jump: bool = False,
         detached: bool = False,
         ipv6: bool = False,
+        expose: Sequence[Path] = (),
         shared: str = "",
     ) -> None:
         self.jump = jump
@@ -57,7 +59,7 @@ class Lab:
         self.claim = claims.claim()
         self.shared = shared
         self._switch: Switch | None = None
-        self.exposed = exposed_folders(interpreters.cache())
+        self.exposed = exposed_folders(interpreters.cache(), *expose)
         try:
             self._lay_out(count, fabric=fabric, detached=detached, ipv6=ipv6)
             self.boot(self.hosts)

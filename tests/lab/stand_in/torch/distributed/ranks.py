@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-Process = subprocess.Popen[bytes]
+if TYPE_CHECKING:  # a host may have Python 3.8, where Popen takes no parameter
+    Process = subprocess.Popen[bytes]
+
 AFTER_FAILURE_S = 30.0  # for the ranks beside one that failed; no option of torch's changes it
 
 
@@ -52,8 +54,9 @@ def run(
     failures: dict[int, ProcessFailure] = {}
     ended = False
     try:
-        for command, more in zip(commands, environments, strict=True):
-            ranks.append(subprocess.Popen(command, env={**os.environ, **more}, start_new_session=True))
+        for local, command in enumerate(commands):
+            env = {**os.environ, **environments[local]}
+            ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
         left = True
         while left and not failures:
             time.sleep(interval)
