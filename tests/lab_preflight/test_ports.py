@@ -40,7 +40,7 @@ def _tidy(lab3: Lab) -> Iterator[None]:
 def serve(host: Host, argv: list[str], port: int) -> None:
     """A program that listens on the port until the test ends."""
     host.popen(argv)
-    for _ in range(200):
+    for _ in range(1200):
         if not host.port_free(port):
             return
         time.sleep(0.05)

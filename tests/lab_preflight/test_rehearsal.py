@@ -23,7 +23,7 @@ def rehearsal(report: PreflightReport) -> list[Finding]:
 
 def leftovers(lab: Lab) -> list[str]:
     """Processes and files that a rehearsal leaves; the workers themselves have a moment to end."""
-    for _ in range(100):
+    for _ in range(1200):
         found = [f"{host.name}: {process.argv}" for host in lab for process in host.processes()]
         if not found:
             break
