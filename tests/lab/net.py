@@ -6,7 +6,6 @@ traffic between hosts, and all the rest is gone when the switch's process is.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ class Switch:
         """
         process = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"],
-            env={"PATH": os.environ["PATH"]},  # no word of the test that was the first one to use this lab
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
