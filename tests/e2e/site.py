@@ -93,15 +93,24 @@ class Site:
         finally:
             follow.kill()
 
-    def wait_for_state(self, job: str, *states: str, timeout: float = 60) -> dict[str, Any]:
-        """The status once the run is in one of these states."""
-        last: dict[str, Any] = {}
+    def wait_for_state(self, job: str, *states: str, timeout: float = 120) -> dict[str, Any]:
+        """The status once the run is in one of these states; all of them are ends.
+
+        A command that follows the run ends with it: asking again and again would take most of a core.
+        """
+        last = self.status(job)
 
         def there() -> bool:
             last.update(self.status(job))
             return last["state"] in states
 
-        until(there, timeout, lambda: f"{job} is {last.get('state')}, never {states}: {json.dumps(last)}", pause=0.3)
+        if last["state"] not in states:
+            follow = self.start("tail", job, "-f", "-n", "0")
+            try:
+                until(lambda: follow.process.poll() is not None, timeout, lambda: follow.stderr)
+            finally:
+                follow.kill()
+            until(there, 30, lambda: f"{job} is {last['state']}, never {states}: {json.dumps(last)}", pause=0.3)
         return last
 
 
@@ -158,6 +167,62 @@ def named(host: Host, name: str) -> Process | None:
         if comm == name[:15]:
             return process
     return None
+
+
+def gang_port(host: Host, run: str) -> int:
+    """The port of the hub, from the record of the run."""
+    record = json.loads(host.read(f"/root/.local/state/ddpctl/runs/{run}/{host.name}/run.json"))
+    return int(record["gang"]["port"])
+
+
+def wait_for_gang(hosts: Sequence[Host], run: str) -> None:
+    """Until the nodes watch each other: each member has a connection to the first host, which has answered more than
+    the greeting. Ranks may run earlier than that, and a node that is lost before is found missing much later."""
+    port = gang_port(hosts[1], run)
+
+    def there() -> bool:
+        return all(answered(host.run(["ss", "-Htin", "dst", f":{port}"]).stdout) for host in hosts[1:])
+
+    until(there, 60, "the nodes do not watch each other", pause=0.1)
+
+
+def answered(connections: str) -> bool:
+    """Whether the hub has sent a message after its greeting of 150 bytes; ``connections`` as ss tells of them."""
+    return any(int(count) > 200 for count in re.findall(r"bytes_received:(\d+)", connections))
+
+
+def gang_connections(host: Host, run: str) -> dict[int, bool]:
+    """This member's connections to the hub of its run: the local port, and whether it is established.
+
+    They come from the kernel's table of the host.
+    """
+    assert host.init
+    remote = f":{gang_port(host, run):04X}"
+    lines = Path("/proc", str(host.init.pid), "net/tcp").read_text().splitlines()[1:]
+    rows = (line.split() for line in lines)
+    return {int(row[1][-4:], 16): row[3] == "01" for row in rows if row[2].endswith(remote) and row[3] in ("01", "02")}
+
+
+def wait_until_reconnecting(host: Host, run: str) -> None:
+    """Until this member, which has heard nothing for a while, tries a new connection to its hub."""
+    until(lambda: False in gang_connections(host, run).values(), 60, "it tries no new connection", pause=0.1)
+
+
+def wait_until_reconnected(host: Host, run: str, before: Iterable[int]) -> None:
+    """Until this member has a new connection, and none of those before: it closes them once the hub has answered."""
+    old = set(before)
+
+    def there() -> bool:
+        found = gang_connections(host, run)
+        return any(found.values()) and old.isdisjoint(found)
+
+    until(there, 60, lambda: f"{gang_connections(host, run)}, {old} before", pause=0.1)
+
+
+def wait_for_copy(host: Host, job: str, writer: Host, name: str) -> None:
+    """Until this host has, of a checkpoint that another one wrote, a copy with its record."""
+    path = f"/root/.local/state/ddpctl/checkpoints/{job}/{writer.name}/.ddpctl/{name}.json"
+    until(lambda: host.exists(path), 240, f"{host.name} has no copy of {name}", pause=0.2)
 
 
 def wait_for_ranks(lab: Iterable[Host], run: str, count: int = 1, timeout: float = 60) -> None:

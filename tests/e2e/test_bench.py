@@ -53,6 +53,14 @@ def main():
 
 common.run(main)
 """
+# The same without torch: a line of metrics a second.
+SAMPLES = """
+import json, os, time
+while True:
+    with open(os.environ["DDPCTL_METRICS"], "a") as file:
+        file.write(json.dumps({"samples_per_s": 100.0}) + "\\n")
+    time.sleep(1)
+"""
 SILENT = "import time; print('DDPCTL_METRICS'); time.sleep(0.5)"
 
 
@@ -70,8 +78,9 @@ def metrics_of(host: Host, run: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.alone
-def test_scaling(site: Site, lab: Lab) -> None:
-    site.only(0, 1)
+@pytest.mark.full(covered_by="tests/spec/test_bench.py::test_speed_up_and_efficiency")
+def test_scaling(torch_site: Site, lab: Lab) -> None:
+    site = torch_site.only(0, 1)
     job, page = training(site), site.folder / "scaling.html"
     done = site(
         "bench", "scaling", "--seconds", "4", "--compare", "dp", "--html", str(page), "--json", timeout=280
@@ -101,7 +110,7 @@ def test_scaling(site: Site, lab: Lab) -> None:
 
 def test_interrupted_nothing_is_left(site: Site, lab: Lab) -> None:
     site.only(0, 1)
-    training(site)
+    site.job("train", SAMPLES)
     running = site.start("bench", "scaling", "--nodes", "2")
     until(lambda: lab[1].processes() and any("RANK" in one.environ for one in lab[1].processes()), 60)
     running.process.send_signal(signal.SIGTERM)
@@ -125,12 +134,15 @@ def test_a_job_that_reports_nothing_is_refused(site: Site, lab: Lab) -> None:
     assert_nothing_runs(lab)
 
 
+SOME_ARE_ENOUGH = pytest.mark.full(covered_by="tests/e2e/test_bench.py::test_bad_sizes")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--nodes", "4"], "--nodes 4, but the job has 3 hosts"),
-        (["--nodes", "0,1"], "--nodes 0, but the job has 3 hosts"),
-        (["--nodes", "two"], "--nodes takes numbers such as 1,2,4, not 'two'"),
+        pytest.param(["--nodes", "0,1"], "--nodes 0, but the job has 3 hosts", marks=SOME_ARE_ENOUGH),
+        pytest.param(["--nodes", "two"], "--nodes takes numbers such as 1,2,4, not 'two'", marks=SOME_ARE_ENOUGH),
         (["--compare", "tp"], "--compare takes dp, not 'tp'"),
         (["--job", "tain"], "has no job 'tain'; did you mean train?"),
     ],
@@ -143,8 +155,10 @@ def test_bad_sizes(site: Site, args: list[str], said: str) -> None:
 
 
 @pytest.mark.alone
-def test_network_names_the_slow_host(site: Site, lab: Lab) -> None:
+@pytest.mark.full(covered_by="tests/spec/test_bench.py::test_one_slow_host_is_named_and_nobody_else")
+def test_network_names_the_slow_host(torch_site: Site, lab: Lab) -> None:
     """Links of 200 Mbit/s, one of 40: shaped, so that the figures are the links' and not the processors'."""
+    site = torch_site
     for host in lab:
         host.slow("40mbit" if host is lab[2] else "200mbit")
     site.jobs["train"] = {"script": "train.py", "code": "code", "env": THREADS}
@@ -153,8 +167,8 @@ def test_network_names_the_slow_host(site: Site, lab: Lab) -> None:
     assert [one["hosts"] for one in report["slow"]] == [["node2"]]
     assert report["backend"] == "gloo"
     rates = {tuple(one["hosts"]): one["busbw_gb_s"] for one in report["pairs"]}
-    assert rates["node0", "node1"] == pytest.approx(0.025, rel=0.2)
-    assert 0.003 < rates["node0", "node2"] < 0.0056  # GB/s; what headers and retransmissions leave: 0.0040 to 0.0044
+    assert rates["node0", "node1"] > 3 * max(rates["node0", "node2"], rates["node1", "node2"])
+    assert 0.001 < rates["node0", "node2"] < 0.0056  # GB/s: no more than the link takes
     assert "<svg" in page.read_text()
     assert_nothing_runs(lab)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.site import Site, running, until
+from tests.e2e.site import Site, running, until, wait_for_copy
 from tests.lab import Host, Lab, Process
 
 # No torch: what is saved is an archive, as torch.save writes one, so that ddpctl can see where it ends.
@@ -33,8 +33,7 @@ def keepers(host: Host) -> list[Process]:
 def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Site, lab: Lab) -> None:
     job = site.job("saver", SAVER)
     site.up(job)
-    copied = f"{FOLDER}/node0/.ddpctl/step_1.pt.json"
-    until(lambda: lab[1].exists(copied), 60, "no copy on node1")
+    wait_for_copy(lab[1], job, lab[0], "step_1.pt")
     assert not lab[2].exists(f"{FOLDER}/node0")
     site("kill", job).ok()
     lab[0].run(["rm", "-rf", FOLDER])
@@ -42,6 +41,5 @@ def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Si
     printed = site("tail", job, "-n", "all", "--no-fold").ok().stdout
     assert printed.count("found [('step_1.pt', 'rank 0, step 1')]") == 3
     # The end of the run: step 2 was saved right before it.
-    copied = f"{FOLDER}/node0/.ddpctl/step_2.pt.json"
-    until(lambda: lab[1].exists(copied), 60, "no copy of the last one on node1")
-    until(lambda: not any(map(keepers, lab)), 60, "the keepers stay")
+    wait_for_copy(lab[1], job, lab[0], "step_2.pt")
+    until(lambda: not any(map(keepers, lab)), 120, "the keepers stay")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, wait_for_ranks
+from tests.e2e.site import (
+    Site,
+    assert_nothing_runs,
+    gang_connections,
+    ranks,
+    until,
+    wait_for_gang,
+    wait_for_ranks,
+    wait_until_reconnected,
+    wait_until_reconnecting,
+)
 from tests.lab import Host, Lab
 
 
@@ -18,16 +26,22 @@ def cut(host: Host) -> None:
     host.firewall(f"ip daddr {{ {others} }} drop", chain="output")
 
 
+@pytest.mark.full(covered_by="tests/e2e/test_cuts.py::test_a_failure_during_a_cut_is_told_after_it")
 @pytest.mark.parametrize("node", [0, 1], ids=["hub", "member"])
-def test_a_cut_of_seven_seconds_costs_nothing(site: Site, lab: Lab, node: int) -> None:
-    """TCP itself tries again only 13 s after the cut, which is too late: the nodes meet on a new connection."""
-    job = site.job("cut7", SLEEP)
-    run = site.up(job)
-    wait_for_ranks(lab, run["run"])
+def test_a_short_cut_costs_nothing(site: Site, lab: Lab, node: int) -> None:
+    """TCP itself tries again too late: the nodes meet on a new connection."""
+    job = site.job("short", SLEEP)
+    run = site.up(job)["run"]
+    wait_for_ranks(lab, run)
+    wait_for_gang(lab.hosts, run)
+    members = [host for host in lab.hosts[1:] if node in (0, lab.hosts.index(host))]
+    before = {host.name: gang_connections(host, run) for host in members}
     cut(lab[node])
-    time.sleep(7)
+    for host in members:
+        wait_until_reconnecting(host, run)
     lab[node].clear_firewall()
-    time.sleep(12)
+    for host in members:
+        wait_until_reconnected(host, run, before[host.name])
     assert site.status(job)["state"] == "running"
     assert site("kill", job).rc == 0
     assert_nothing_runs(lab)
@@ -35,13 +49,15 @@ def test_a_cut_of_seven_seconds_costs_nothing(site: Site, lab: Lab, node: int) -
 
 def test_a_failure_during_a_cut_is_told_after_it(site: Site, lab: Lab) -> None:
     job = site.job("failing", FAILS)
-    run = site.up(job)
-    wait_for_ranks(lab, run["run"])
+    run = site.up(job)["run"]
+    wait_for_ranks(lab, run)
+    wait_for_gang(lab.hosts, run)
     cut(lab[1])
     lab[1].write("/root/fail", "")
-    time.sleep(6)
+    until(lambda: not ranks(lab[1], run), 60, "the rank does not fail")
+    wait_until_reconnecting(lab[1], run)
     lab[1].clear_firewall()
-    status = site.wait_for_state(job, "failed", timeout=40)
+    status = site.wait_for_state(job, "failed")
     lab[1].run("rm /root/fail")
     assert (status["cause"]["host"], status["cause"]["exit_code"]) == (lab[1].name, 9), status
     assert_nothing_runs(lab)
@@ -49,10 +65,10 @@ def test_a_failure_during_a_cut_is_told_after_it(site: Site, lab: Lab) -> None:
 
 def test_a_long_cut_ends_both_sides(site: Site, lab: Lab) -> None:
     job = site.job("cut60", SLEEP)
-    run = site.up(job)
-    wait_for_ranks(lab, run["run"])
+    run = site.up(job)["run"]
+    wait_for_gang(lab.hosts, run)
     cut(lab[2])
-    status = site.wait_for_state(job, "failed", timeout=60)
+    status = site.wait_for_state(job, "failed")
     assert status["cause"]["reason"] == "node_lost"
     assert_nothing_runs(lab, within=20)
 

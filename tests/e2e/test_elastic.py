@@ -22,9 +22,11 @@ def etcd(lab: Lab) -> Host:
     return lab[0]
 
 
-def test_c10d_does_without_a_node_but_not_without_its_store(site: Site, lab: Lab) -> None:
+@pytest.mark.full(covered_by="tests/worker/test_torch.py::test_an_elastic_run_restarts_and_its_ranks_keep_their_names")
+def test_c10d_does_without_a_node_but_not_without_its_store(torch_site: Site, lab: Lab) -> None:
     """Rank 0 is on the node whose address sorts first, wherever the store is, and moves when that node is lost. The
     collectives have no limit that anybody could wait for, and no host knows the name of another."""
+    site = torch_site
     for host in lab:
         host.hosts_file("127.0.0.1 localhost\n")
     elastic = {"min_nodes": 2, "max_nodes": 3, "max_restarts": 3}
@@ -53,7 +55,9 @@ def test_c10d_does_without_a_node_but_not_without_its_store(site: Site, lab: Lab
     assert_nothing_runs(lab)
 
 
-def test_etcd_may_run_beside_the_nodes_of_a_job(site: Site, lab: Lab, etcd: Host) -> None:
+@pytest.mark.full(covered_by="tests/spec/test_planning.py::test_etcd_is_where_the_job_says_on_its_own_port")
+def test_etcd_may_run_beside_the_nodes_of_a_job(torch_site: Site, lab: Lab, etcd: Host) -> None:
+    site = torch_site
     keys = {"nodes": ["node1", "node2"], "master": etcd.name, "rendezvous": "etcd-v2", "env": ONE_THREAD}
     job = site.job("meet", COLLECTIVES, "20", **keys)
     up = site.start("up", "--job", job)
@@ -67,8 +71,9 @@ def test_etcd_may_run_beside_the_nodes_of_a_job(site: Site, lab: Lab, etcd: Host
     assert_nothing_runs(lab.hosts[1:])
 
 
-def test_without_etcd_the_job_ends_and_says_so(site: Site, lab: Lab) -> None:
-    site.only(0, 1)
+@pytest.mark.full(covered_by="tests/worker/test_rendezvous.py::test_the_place_is_named")
+def test_without_etcd_the_job_ends_and_says_so(torch_site: Site, lab: Lab) -> None:
+    site = torch_site.only(0, 1)
     job = site.job("none", COLLECTIVES, "20", rendezvous="etcd-v2", env=ONE_THREAD)
     done = site("up", "--job", job)
     assert done.rc == 1

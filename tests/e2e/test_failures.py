@@ -10,18 +10,30 @@ from tests.e2e.programs import ONE_FAILS, SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, one_line
 from tests.lab import Lab
 
+TWO_ARE_ENOUGH = pytest.mark.full(
+    covered_by="tests/e2e/test_failures.py::test_one_rank_fails_and_the_others_wait_for_ever"
+)
+
 
 @pytest.mark.parametrize(
-    ("way", "rank", "exit_code", "signal", "message"),
+    ("version", "way", "rank", "exit_code", "signal", "message"),
     [
-        ("7", 1, 7, None, "exited with code 7"),
-        ("raise", 2, 1, None, "ValueError: weights are nan"),
-        ("kill", 0, None, "SIGKILL", "killed by SIGKILL"),
+        pytest.param("site", "7", 1, 7, None, "exited with code 7", marks=TWO_ARE_ENOUGH),
+        ("torch_site", "raise", 2, 1, None, "ValueError: weights are nan"),
+        ("site", "kill", 0, None, "SIGKILL", "killed by SIGKILL"),
     ],
 )
 def test_one_rank_fails_and_the_others_wait_for_ever(
-    site: Site, lab: Lab, way: str, rank: int, exit_code: int | None, signal: str | None, message: str
+    version: str,
+    request: pytest.FixtureRequest,
+    lab: Lab,
+    way: str,
+    rank: int,
+    exit_code: int | None,
+    signal: str | None,
+    message: str,
 ) -> None:
+    site: Site = request.getfixturevalue(version)
     job = site.job("fails", ONE_FAILS, way, str(rank), "1")
     done = site("up", "--job", job, timeout=60)
     assert done.rc == 1, done.stdout + done.stderr
@@ -64,8 +76,10 @@ def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
     assert site("attach", job).rc == 1
 
 
-def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(site: Site, lab: Lab) -> None:
+@pytest.mark.full(covered_by="tests/worker/test_torch.py::test_a_rank_that_ends_too_early_is_named_not_its_victims")
+def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(torch_site: Site, lab: Lab) -> None:
     """It ends with exit code 0, and every other one says that its peer is gone."""
+    site = torch_site
     job = site.job("fewer", FEWER, env={"OMP_NUM_THREADS": "1"})
     done = site("up", "--job", job, "--json", timeout=120)
     assert done.rc == 1, done.stdout + done.stderr
@@ -92,12 +106,20 @@ def test_the_script_is_missing(site: Site, lab: Lab) -> None:
     assert "node2: " in one_line(done)
     assert "/srv/there" in one_line(done)
     assert_nothing_runs(lab)
+
+
+@pytest.mark.full(covered_by="tests/worker/test_start.py::test_what_cannot_be_started_says_why")
+def test_without_preflight_a_node_says_what_is_missing_there(site: Site, lab: Lab) -> None:
+    """Its folder, then the script in it."""
+    job = site.job("absent", SLEEP, workdir="/srv/absent", code=None, script="train.py")
+    for host in lab.hosts[:2]:
+        host.write("/srv/absent/train.py", SLEEP)
     done = site("up", "--job", job, "--skip-preflight", timeout=60)
     assert done.rc == 1, done.stderr
     assert "node2" in one_line(done)
-    assert "/srv/there" in one_line(done)
+    assert "/srv/absent" in one_line(done)
     assert_nothing_runs(lab)
-    lab[2].write("/srv/there/other.py", SLEEP)
+    lab[2].write("/srv/absent/other.py", SLEEP)
     done = site("up", "--job", job, "--skip-preflight", timeout=60)
     assert done.rc == 1, done.stderr
     assert "node2" in one_line(done)
@@ -118,6 +140,11 @@ def test_preflight_finds_an_error_and_nothing_is_started(site: Site, lab: Lab) -
     lab[0].kill_processes()
     assert_nothing_runs(lab)
     assert site("status", job).rc == 7
+
+
+@pytest.mark.full(covered_by="tests/lab_preflight/test_ports.py::test_master_port_blocked_for_one")
+def test_preflight_finds_a_port_that_is_blocked_and_nothing_is_started(site: Site, lab: Lab) -> None:
+    job = site.job("blocked", SLEEP, master_port=29517)
     lab[2].drop(port=29517)
     lab[0].drop(port=29517, from_=lab[1])
     done = site("up", "--job", job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.site import Site, assert_nothing_runs
 from tests.e2e.test_cuts import cut
 from tests.lab import Lab
@@ -9,7 +11,7 @@ from tests.lab import Lab
 # Saves when asked, and never else.
 SAVES = """\
 import os, signal, time
-import torch, torch.distributed as dist
+import torch.distributed as dist
 asked = []
 signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
 dist.init_process_group("gloo")
@@ -19,18 +21,19 @@ begin = "nothing" if step == 0 else "a save"
 print("attempt", os.environ["DDPCTL_ATTEMPT"], "of", dist.get_world_size(), "ranks from", begin, flush=True)
 while True:
     step += 1
-    flag = torch.tensor(len(asked))
-    dist.all_reduce(flag)
-    if flag and dist.get_rank() == 0:
+    flags = [None] * dist.get_world_size()
+    dist.all_gather_object(flags, len(asked))
+    if any(flags) and dist.get_rank() == 0:
         with open(os.path.join(folder, ".aside"), "w") as file:
             file.write("weights" * 1000)
         os.replace(os.path.join(folder, ".aside"), os.path.join(folder, f"step_{step}.bin"))
-    if flag:
+    if any(flags):
         asked.clear()
     time.sleep(0.2)
 """
 
 
+@pytest.mark.full(covered_by="tests/worker/test_growth.py::test_the_ranks_are_asked_and_a_new_checkpoint_is_waited_for")
 def test_a_host_that_is_back_is_taken_in_at_a_new_checkpoint(site: Site, lab: Lab) -> None:
     elastic = {"min_nodes": 2, "max_nodes": 3, "grow": "now"}
     job = site.job("grows", SAVES, restarts=1, elastic=elastic)
@@ -50,6 +53,7 @@ def test_a_host_that_is_back_is_taken_in_at_a_new_checkpoint(site: Site, lab: La
     assert_nothing_runs(lab)
 
 
+@pytest.mark.full(covered_by="tests/worker/test_growth.py::test_the_ranks_are_asked_and_a_new_checkpoint_is_waited_for")
 def test_one_of_two_hosts_takes_the_other_in_again(site: Site, lab: Lab) -> None:
     """It ran alone, with the vote of a witness, after the host that led was cut off."""
     elastic = {"min_nodes": 1, "max_nodes": 2, "grow": "now"}

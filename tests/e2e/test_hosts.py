@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def no_python(site: Site, host: Host) -> None:
     next(entry for entry in site.hosts if entry["name"] == host.name)["python"] = "/opt/no/such/python3"
 
 
-FAULTS: list[tuple[Callable[[Site, Host], None], int, str]] = [
+Fault = Callable[[Site, Host], None]
+FAULTS: list[tuple[Fault, int, str]] = [
     (wrong_key, 4, r"host key.*(changed|differ|another|not the one)"),
     (unknown_key, 4, r"host key.*not known.*ddpctl trust"),
     (refused_key, 4, r"(refused|accepts).*(key|ssh-copy-id)"),
@@ -63,9 +65,27 @@ FAULTS: list[tuple[Callable[[Site, Host], None], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "code", "words"), FAULTS, ids=[fault.__name__ for fault, _, _ in FAULTS])
+TRANSPORT: dict[Fault, str] = {
+    refused_key: "test_logins.py::test_a_refused_key",
+    missing_name: "test_unreachable.py::test_a_name_without_address",
+    nobody_listens: "test_unreachable.py::test_a_refused_port",
+    powered_off: "test_unreachable.py::test_no_such_machine",
+}
+
+
+def cases() -> list[Any]:
+    """Each fault; a fault that a test of the transport shows too is left to that on most days."""
+    found = []
+    for fault, code, words in FAULTS:
+        by = TRANSPORT.get(fault)
+        marks = [pytest.mark.full(covered_by=f"tests/transport/{by}")] if by else []
+        found.append(pytest.param(fault, code, words, id=fault.__name__, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("fault", "code", "words"), cases())
 def test_before_the_start(
-    site: Site, lab: Lab, fault: Callable[[Site, Host], None], code: int, words: str, request: pytest.FixtureRequest
+    site: Site, lab: Lab, fault: Fault, code: int, words: str, request: pytest.FixtureRequest
 ) -> None:
     job = site.job("never", SLEEP)
     authorized = lab[1].read("/root/.ssh/authorized_keys")
@@ -104,7 +124,7 @@ def test_before_the_start(
 
 def test_while_a_job_runs(site: Site, lab: Lab) -> None:
     """One host is out of reach: the others are told and killed, and the kill is not called proven."""
-    job = site.job("runs", SLEEP)
+    job = site.job("reached", SLEEP)
     run = site.up(job)
     wait_for_ranks(lab, run["run"])
     lab[1].silent_sshd()

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,15 +14,24 @@ import pytest
 
 from ddpctl.files.inventory import load_inventory
 from tests.conftest import MakeLab
+from tests.e2e.site import Site
 from tests.files.foreign.samples import ACCELERATE
 from tests.lab import Lab
 from tests.lab.command import COLUMNS, PATH, PROGRAM, ROWS, Ddpctl, Done
 from tests.test_package import ROOT, UV, run, variables
 
-pytestmark = pytest.mark.torch
+# The ranks meet; the stand-in for torch is enough for that.
+MEET = """\
+import torch.distributed as dist
 
-TRAIN = """\
-import os
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, dist.get_rank() + 1)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {sum(told)}")
+    dist.destroy_process_group()
+"""
+REDUCE = """\
 import torch
 import torch.distributed as dist
 
@@ -34,7 +42,7 @@ if __name__ == "__main__":
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {one.item():g} torch {torch.__version__}")
     dist.destroy_process_group()
 """
-SUM = r"rank \d of 2: sum 3 torch 2\.13"
+SUM = r"rank \d of 2: sum 3"
 
 
 class Desk:
@@ -46,7 +54,7 @@ class Desk:
         (self.home / ".ssh").mkdir(parents=True, mode=0o700)
         shutil.copy2(lab.key, self.home / ".ssh" / "id_ed25519")
         self.code.mkdir()
-        (self.code / "train.py").write_text(TRAIN)
+        (self.code / "train.py").write_text(MEET)
 
     @property
     def inventory(self) -> Path:
@@ -77,12 +85,25 @@ class Desk:
 
 
 @pytest.fixture
-def desk(lab: Lab, tmp_path: Path, ddpctl: Ddpctl, python213: str) -> Iterator[Desk]:
+def desk(site: Site, tmp_path: Path) -> Iterator[Desk]:
     """On the hosts torch is in ~/venv."""
-    for host in lab.hosts[:2]:
-        host.run(["ln", "-sfn", str(Path(python213).parents[1]), "/root/venv"])
-    yield Desk(lab, tmp_path, ddpctl)
-    for host in lab.hosts[:2]:
+    yield from at_a_desk(site, tmp_path)
+
+
+@pytest.fixture
+def torch_desk(torch_site: Site, tmp_path: Path) -> Iterator[Desk]:
+    """The same with the real torch, for a real all-reduce."""
+    for desk in at_a_desk(torch_site, tmp_path):
+        (desk.code / "train.py").write_text(REDUCE)
+        yield desk
+
+
+def at_a_desk(site: Site, folder: Path) -> Iterator[Desk]:
+    hosts = site.lab.hosts[:2]
+    for host in hosts:
+        host.run(["ln", "-sfn", str(Path(site.python).parents[1]), "/root/venv"])
+    yield Desk(site.lab, folder, site.ddpctl)
+    for host in hosts:
         host.run(["rm", "-f", "/root/venv"])
 
 
@@ -100,7 +121,7 @@ def choose_torch(child: pexpect.spawn[str]) -> None:
         child.expect(r"python: torch 2\.13\S* in ~/venv/bin/python")
 
 
-def test_at_a_terminal_from_nothing_to_the_first_all_reduce(desk: Desk, lab: Lab) -> None:
+def test_at_a_terminal_from_nothing_to_ranks_that_meet(desk: Desk, lab: Lab) -> None:
     init = desk.at_terminal("init")
     init.expect("Hosts .*: ")
     init.sendline("gpu[1-")
@@ -131,9 +152,9 @@ def test_at_a_terminal_from_nothing_to_the_first_all_reduce(desk: Desk, lab: Lab
     assert end(again) == 2
 
 
-@pytest.mark.alone  # it has a limit of time
-def test_three_commands_from_nothing_take_less_than_two_minutes(desk: Desk, lab: Lab, tmp_path: Path) -> None:
+def test_three_commands_from_nothing_to_the_first_all_reduce(torch_desk: Desk, lab: Lab, tmp_path: Path) -> None:
     """Install, init, up. What uv downloads is in its cache."""
+    desk = torch_desk
     install = ["tool", "install", "--python", sys.executable]
     run(
         [UV, "build", "--quiet", "--wheel", "--python", sys.executable, "--out-dir", str(tmp_path), str(ROOT)], tmp_path
@@ -144,7 +165,6 @@ def test_three_commands_from_nothing_take_less_than_two_minutes(desk: Desk, lab:
     ddpctl = tmp_path / "bin" / "ddpctl"
     assert not ddpctl.exists()
 
-    begun = time.monotonic()
     uv = desk.at_terminal(*install, wheel, program=Path(UV), more=variables(tmp_path))
     assert end(uv) == 0
     init = desk.at_terminal("init", program=ddpctl)
@@ -156,14 +176,13 @@ def test_three_commands_from_nothing_take_less_than_two_minutes(desk: Desk, lab:
     init.expect("next: ddpctl up\r\n")
     assert end(init) == 0
     up = desk.at_terminal("up", program=ddpctl)
-    up.expect(SUM)
-    assert time.monotonic() - begun < 120
+    up.expect(SUM + r" torch 2\.13")
     assert end(up) == 0
 
 
 def test_without_a_terminal_by_options(desk: Desk, lab: Lab) -> None:
     desk.ssh_config()
-    (desk.code / "other.py").write_text(TRAIN)
+    (desk.code / "other.py").write_text(MEET)
     missing = desk("init", "--yes")
     assert (missing.rc, "--host gpu1" in missing.stderr) == (2, True)
     several = desk("init", "--host", "node[0-1]")
@@ -182,7 +201,7 @@ def test_without_a_terminal_by_options(desk: Desk, lab: Lab) -> None:
     assert (inventory.cluster, inventory.names) == ("desk", ("node0", "node1"))
     job = inventory.job("first")
     assert (job.script, job.args, job.nproc_per_node) == ("other.py", ("--lr", "0.1"), 1)
-    up = desk("up", "--deep").ok()
+    up = desk("up").ok()
     assert re.search(SUM, up.stdout)
 
     before = desk.inventory.read_text()
@@ -259,7 +278,7 @@ def test_hosts_that_other_tools_know(desk: Desk, lab: Lab) -> None:
 
 def test_a_red_preflight_is_shown_and_the_file_is_there(desk: Desk, lab: Lab) -> None:
     desk.ssh_config()
-    (desk.code / "train.py").write_text("import nothing_of_that_name\n" + TRAIN)
+    (desk.code / "train.py").write_text("import nothing_of_that_name\n" + MEET)
     done = desk("init", "--host", "node[0-1]", "--python", "~/venv/bin/python", "--yes")
     assert done.rc == 3, done.stderr
     assert "nothing_of_that_name" in done.stdout
@@ -267,14 +286,14 @@ def test_a_red_preflight_is_shown_and_the_file_is_there(desk: Desk, lab: Lab) ->
     assert load_inventory(desk.inventory).names == ("node0", "node1")
 
 
-def test_the_fast_network_is_found(make_lab: MakeLab, tmp_path: Path, ddpctl: Ddpctl, python213: str) -> None:
+def test_the_fast_network_is_found(make_lab: MakeLab, tmp_path: Path, site: Site, ddpctl: Ddpctl) -> None:
     """SSH comes in over a tunnel, and all hosts share another network."""
     lab = make_lab(2, fabric=True)
     for host in lab:
         host.run("ip link set eth0 down && ip link set eth0 name tun0 && ip link set tun0 up")
     desk = Desk(lab, tmp_path, ddpctl)
     desk.ssh_config()
-    done = desk("init", "--host", "node[0-1]", "--python", python213, "--yes").ok()
+    done = desk("init", "--host", "node[0-1]", "--python", site.python, "--yes").ok()
     assert "network: eth1" in done.stdout
     assert "all of them have" not in done.stdout, "the second look has nothing to say"
     assert {host.interface for host in load_inventory(desk.inventory).hosts} == {"eth1"}

@@ -149,7 +149,12 @@ def test_at_a_terminal_it_asks(site: Site, lab: Lab) -> None:
     site("kill", "asked").ok()
 
 
-@pytest.mark.parametrize("how", ["plain", "NO_COLOR", "tee", "no stdin"])
+TWO_ARE_ENOUGH = pytest.mark.full(covered_by="tests/e2e/test_interrupt.py::test_a_terminal_is_asked_whatever_is_piped")
+
+
+@pytest.mark.parametrize(
+    "how", ["plain", "tee", *(pytest.param(how, marks=TWO_ARE_ENOUGH) for how in ("NO_COLOR", "no stdin"))]
+)
 def test_a_terminal_is_asked_whatever_is_piped(site: Site, lab: Lab, how: str) -> None:
     """A second Ctrl-C detaches, k kills; each time the processes are counted."""
     site.only(0, 1)

@@ -10,16 +10,40 @@ from tests.e2e.programs import SLEEP, STUBBORN
 from tests.e2e.site import Site, assert_nothing_runs, launcher, one_line, ranks, running, until, wait_for_ranks
 from tests.lab import Host, Lab, Process
 
+# A rank with two children, as a data loader has them.
+CHILDREN = """\
+import subprocess, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) for _ in range(2)]
+dist.barrier()
+print("all are there", flush=True)
+time.sleep(1000)
+"""
 
-def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) -> None:
-    job = site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
+
+def test_with_all_that_the_ranks_have_started(site: Site, lab: Lab) -> None:
+    job = site.job("children", CHILDREN)
     run = site.up(job)
-    port = master_port(lab, run["run"])
-    site.wait_for_output(job, "epoch 2/", "--rank", "0")
+    site.wait_for_output(job, "all are there", "--rank", "0")
+    everything_ends(site, lab, job, run["run"])
+
+
+@pytest.mark.full(covered_by="tests/e2e/test_kill.py::test_with_all_that_the_ranks_have_started")
+def test_in_mid_training_with_the_data_loaders_children(torch_site: Site, lab: Lab) -> None:
+    job = torch_site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
+    run = torch_site.up(job)
+    torch_site.wait_for_output(job, "epoch 2/", "--rank", "0")
+    everything_ends(torch_site, lab, job, run["run"])
+
+
+def everything_ends(site: Site, lab: Lab, job: str, run: str) -> None:
+    """A kill from a second place leaves nothing, says so, and does no harm when it is repeated."""
+    port = master_port(lab, run)
     for rank, host in enumerate(lab):
-        own = ranks(host, run["run"])[rank]
+        own = ranks(host, run)[rank]
         children = [process for process in running(host) if process.ppid == own.pid]
-        assert len(children) >= 2, children  # the data loader's
+        assert len(children) >= 2, children
     assert not lab[0].port_free(port)
 
     other = site.elsewhere("second")
@@ -28,14 +52,14 @@ def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) ->
     assert_nothing_runs(lab, within=0)
     assert lab[0].port_free(port)
     document = kill.json()
-    assert (document["schema"], document["job"], document["run"]) == (1, job, run["run"])
+    assert (document["schema"], document["job"], document["run"]) == (1, job, run)
     assert document["state"] == "killed"
     assert 0 < document["duration_s"] <= kill.seconds
     assert [node["host"] for node in document["nodes"]] == [host.name for host in lab]
     for node in document["nodes"]:
         assert node["reachable"] is True
         assert node["survivors"] == []
-        assert node["signalled"] >= 4  # the launcher, the rank, the loader's children
+        assert node["signalled"] >= 4  # the launcher, the rank, its children
 
     again = other("kill", job, "--json")
     assert again.rc == 0
@@ -46,8 +70,10 @@ def test_in_mid_training_with_the_data_loaders_children(site: Site, lab: Lab) ->
     assert status["cause"]["reason"] == "killed_by_user"
 
 
-def test_right_after_the_start(site: Site, lab: Lab) -> None:
+@pytest.mark.full(covered_by="tests/e2e/test_kill.py::test_while_up_is_still_launching")
+def test_right_after_the_start(torch_site: Site, lab: Lab) -> None:
     """The launchers are still importing torch."""
+    site = torch_site
     job = site.job("early", SLEEP, nproc_per_node=4)
     run = site.up(job)
     other = site.elsewhere("second")
@@ -56,7 +82,10 @@ def test_right_after_the_start(site: Site, lab: Lab) -> None:
     assert other.status(run["run"])["state"] == "killed"
 
 
-@pytest.mark.parametrize("found", [1, 3])
+ONE_IS_ENOUGH = pytest.mark.full(covered_by="tests/e2e/test_kill.py::test_while_up_is_still_launching")
+
+
+@pytest.mark.parametrize("found", [1, pytest.param(3, marks=ONE_IS_ENOUGH)])
 def test_while_up_is_still_launching(site: Site, lab: Lab, found: int) -> None:
     """As soon as the second place can see the run on this many hosts."""
     job = site.job("launching", SLEEP, nproc_per_node=4)
@@ -103,8 +132,8 @@ def test_a_name_with_two_live_runs_is_asked_about(site: Site, lab: Lab) -> None:
 
 
 def test_no_such_job(site: Site) -> None:
-    for command in ("kill", "status", "tail", "attach", "fetch"):
-        done = site(command, "never-was")
+    asked = [site.start(command, "never-was") for command in ("kill", "status", "tail", "attach", "fetch")]
+    for done in (one.wait() for one in asked):
         assert done.rc == 7, done.stderr
         assert done.stdout == ""
         assert re.fullmatch(r"no job or run 'never-was' on 3 hosts; .*ddpctl ps --all.*", one_line(done))

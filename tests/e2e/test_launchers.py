@@ -43,30 +43,42 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
-def test_a_script_gets_its_local_rank_in_its_own_way(version: str, request: pytest.FixtureRequest) -> None:
+OLD_TORCH = pytest.mark.full(covered_by="tests/e2e/test_launchers.py::test_a_script_gets_its_local_rank_in_its_own_way")
+OLD_MEETING = pytest.mark.full(covered_by="tests/e2e/test_launchers.py::test_processes_of_an_old_script_really_meet")
+OLD_DRY_RUN = pytest.mark.full(covered_by="tests/e2e/test_launchers.py::test_what_a_dry_run_prints_is_what_runs")
+PROGRAMS = {"dash": DASH, "environment": ENVIRONMENT}
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("site", "dash"),
+        ("site", "environment"),
+        *(pytest.param("old_site", name, marks=OLD_TORCH) for name in PROGRAMS),
+    ],
+)
+def test_a_script_gets_its_local_rank_in_its_own_way(version: str, name: str, request: pytest.FixtureRequest) -> None:
     site: Site = request.getfixturevalue(version).only(0, 1)
     site.hosts[0]["slots"] = 2  # another number of processes on each host
-    for name, program in {"dash": DASH, "environment": ENVIRONMENT}.items():
-        job = site.job(name, program, "--word", "$HOME ${local_rank}")
-        done = site("up", "--job", job).ok()
-        told = sorted(line.partition("told ")[2] for line in done.stdout.splitlines() if "told " in line)
-        want = [f"{rank} {local} $HOME ${{local_rank}}" for rank, local in enumerate([0, 1, 0])]
-        assert told == want, done.stdout
+    job = site.job(name, PROGRAMS[name], "--word", "$HOME ${local_rank}")
+    done = site("up", "--job", job).ok()
+    told = sorted(line.partition("told ")[2] for line in done.stdout.splitlines() if "told " in line)
+    want = [f"{rank} {local} $HOME ${{local_rank}}" for rank, local in enumerate([0, 1, 0])]
+    assert told == want, done.stdout
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+@pytest.mark.parametrize("version", ["torch_site", pytest.param("old_site", marks=OLD_MEETING)])
 def test_processes_of_an_old_script_really_meet(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     site: Site = request.getfixturevalue(version).only(1, 2)
     site.hosts[0]["slots"] = 2
     job = site.job("meet", UNDERSCORE, env={"OMP_NUM_THREADS": "1"})
-    done = site("up", "--job", job).ok()
+    done = site("up", "--job", job, "--skip-preflight").ok()
     told = sorted(line.partition("told ")[2] for line in done.stdout.splitlines() if "told " in line)
     assert told == ["0 0 sum=6", "1 1 sum=6", "2 0 sum=6"], done.stdout
     assert_nothing_runs(lab)
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+@pytest.mark.parametrize("version", ["site", pytest.param("old_site", marks=OLD_DRY_RUN)])
 def test_what_a_dry_run_prints_is_what_runs(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     """Command lines and environment of the launchers, from /proc; with what only the nodes know given in the file."""
     site: Site = request.getfixturevalue(version)

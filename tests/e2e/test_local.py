@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from tests.worker import nvml_library
 
 
 @pytest.fixture
-def inventory(tmp_path: Path) -> Path:
-    local: dict[str, Any] = {"connection": "local", "python": sys.executable, "slots": 2}
+def inventory(tmp_path: Path, stand_in: str) -> Path:
+    local: dict[str, Any] = {"connection": "local", "python": stand_in, "slots": 2}
     local["base_dir"] = str(tmp_path / "base dir")
     path = tmp_path / "work" / "local.yaml"
     path.parent.mkdir()
@@ -86,10 +85,15 @@ exec "{python}" "$@"
 """
 
 
-def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(ddpctl: Ddpctl, inventory: Path) -> None:
+@pytest.mark.full(
+    covered_by="tests/stages/test_joining.py::test_who_is_waited_for_is_said_once_and_so_is_that_all_have_come"
+)
+def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(
+    ddpctl: Ddpctl, inventory: Path, stand_in: str
+) -> None:
     (inventory.parent / "report.py").write_text(f"import time\ntime.sleep(3)  # long enough to be seen\n{REPORT}")
     slow = inventory.with_name("slow-python")
-    slow.write_text(SLOW_PYTHON.format(python=sys.executable))
+    slow.write_text(SLOW_PYTHON.format(python=stand_in))
     slow.chmod(0o755)
     data = json.loads(inventory.read_text())
     data["hosts"][1]["python"] = str(slow)
@@ -112,6 +116,7 @@ for number in range(10**6):
 """
 
 
+@pytest.mark.full(covered_by="tests/e2e/test_fetch.py::test_a_file_of_a_node_grows_here_until_the_run_is_killed")
 def test_outputs_of_a_live_run_grow_here_until_it_ends(ddpctl: Ddpctl, inventory: Path, tmp_path: Path) -> None:
     (inventory.parent / "grows.py").write_text(GROWS)
     data = json.loads(inventory.read_text())

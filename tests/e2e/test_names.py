@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,31 +15,18 @@ from tests.e2e.site import one_line, until
 from tests.lab.command import Ddpctl, Done
 
 QUICK = ("-d", "--skip-preflight")
-# Stands in for torch's, whose import would take most of the time: a node of one process.
-LAUNCHER = """
-import os, subprocess, sys
-words = [os.environ["PYTHON_EXEC"], "-u", *sys.argv[sys.argv.index("--") + 1 :]]
-rank = sys.argv[sys.argv.index("--node_rank") + 1]
-sys.exit(subprocess.call(words, env=dict(os.environ, RANK=rank, LOCAL_RANK="0")))
-"""
 Say = Callable[..., Done]
 
 
 @pytest.fixture
-def say(ddpctl: Ddpctl, tmp_path: Path) -> Iterator[Say]:
+def say(ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> Iterator[Say]:
     """The command with an inventory of two local nodes; whatever still runs at the end is ended."""
-    launcher = tmp_path / "launcher" / "torch" / "distributed" / "launch.py"
-    launcher.parent.mkdir(parents=True)
-    for folder in (launcher.parent, launcher.parent.parent):
-        (folder / "__init__.py").touch()
-    launcher.write_text(LAUNCHER)
     local: dict[str, Any] = {
         "connection": "local",
-        "python": sys.executable,
+        "python": stand_in,
         "slots": 1,
         "base_dir": str(tmp_path / "base"),
     }
-    local["env"] = {"PYTHONPATH": str(tmp_path / "launcher")}
     path = tmp_path / "work" / "local.yaml"
     path.parent.mkdir()
     (path.parent / "sleep.py").write_text(SLEEP)

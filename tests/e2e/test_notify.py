@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, files_with, until, wait_for_ranks
+from tests.e2e.site import Site, answered, files_with, until, wait_for_gang
 from tests.lab import Lab
 from tests.lab.command import Ddpctl
 
@@ -44,7 +44,7 @@ def hook() -> Iterator[str]:
 
 
 @pytest.fixture
-def inventory(tmp_path: Path, hook: str) -> Path:
+def inventory(tmp_path: Path, hook: str, stand_in: str) -> Path:
     """Two nodes on this machine: one job that fails, one that stays."""
     work = tmp_path / "work"
     work.mkdir()
@@ -56,7 +56,7 @@ def inventory(tmp_path: Path, hook: str) -> Path:
         "notify": [{"webhook": "${HOOK}"}, {"command": ["sh", "-c", 'echo "$DDPCTL_TEXT"; pwd; exit 3']}],
     }
     base = str(tmp_path / "base")
-    local = {"connection": "local", "python": sys.executable, "slots": 1, "base_dir": base}
+    local = {"connection": "local", "python": stand_in, "slots": 1, "base_dir": base}
     jobs = {"fails": {"script": "fails.py", **keys}, "stays": {"script": "sleep.py", **keys}}
     hosts = [{"name": "a", **local}, {"name": "b", **local}]
     path = work / "local.yaml"
@@ -93,9 +93,12 @@ def test_a_failure_is_sent_once_and_the_address_is_nowhere(
     assert files_with(tmp_path, [SECRET.encode()]) == [str(inventory.parent / "keys.env")]
 
 
-def has_ranks(folder: Path) -> bool:
-    """Whether the ranks of a node run, by its record: by then the nodes watch each other."""
-    return bool(json.loads((folder / "state.json").read_text())["state"] == "running")
+def watched(folder: Path) -> bool:
+    """Whether the two nodes watch each other, by what the kernel knows of their connection; the port is on record."""
+    port = json.loads((folder / "run.json").read_text())["gang"]["port"]
+    return answered(
+        subprocess.run(["ss", "-Htin", "dst", f":{port}"], check=True, capture_output=True, text=True).stdout
+    )
 
 
 def test_the_next_node_notifies_when_the_first_ones_supervisor_is_lost(
@@ -104,7 +107,7 @@ def test_the_next_node_notifies_when_the_first_ones_supervisor_is_lost(
     up = ("up", "--job", "stays", "--skip-preflight", "-d", "--json")
     run = ddpctl(*up, inventory=inventory, timeout=120).ok().json()["run"]
     folders = [tmp_path / "base" / "runs" / run / host for host in ("a", "b")]
-    until(lambda: all(map(has_ranks, folders)), 60, "no ranks")
+    until(lambda: watched(folders[1]), 60, "the nodes do not watch each other")
     state = json.loads((folders[0] / "state.json").read_text())
     os.kill(state["supervisor"]["pid"], signal.SIGKILL)
     until(lambda: asked, 60, "nobody is notified")
@@ -120,7 +123,7 @@ def test_the_next_node_notifies_when_the_first_one_loses_power(site: Site, lab: 
     command = ["sh", "-c", 'echo "$DDPCTL_HOST: $DDPCTL_CAUSE_HOST $DDPCTL_CAUSE_REASON" >> /root/notified']
     job = site.job("power-of-the-first", SLEEP, notify=[{"command": command}])
     run = site.up(job, "--skip-preflight")["run"]
-    wait_for_ranks(lab.hosts[:2], run)
+    wait_for_gang(lab.hosts[:2], run)
     lab[0].power_off()
     until(lambda: lab[1].exists("/root/notified"), 60, "nobody is notified")
     assert lab[1].read("/root/notified") == "node1: node0 node_lost\n"

@@ -52,6 +52,7 @@ def test_up_brings_py_spy_once_and_it_reads_a_rank(fresh: Site, lab: Lab) -> Non
     fresh("kill", job).ok()
 
 
+@pytest.mark.full(covered_by="tests/stages/test_send.py::test_a_job_that_wants_no_doctor_gets_none")
 def test_doctor_off_brings_none(fresh: Site, lab: Lab) -> None:
     job = fresh.job("unspied", SLEEP, doctor="off")
     done = fresh("up", "--job", job, "-d").ok()

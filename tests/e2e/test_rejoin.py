@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.e2e.programs import MEETING
-from tests.e2e.site import Site, assert_nothing_runs, named, one_line, until
+from tests.e2e.site import Site, assert_nothing_runs, named, one_line, until, wait_for_copy
 from tests.lab import Lab
 
 # Rank 0 saves one more in every attempt. Fails on rank 0 when there is a file `fail` in the home of its host.
@@ -16,25 +16,18 @@ MEET = (
     + """\
 if dist.get_rank() == 0:
     save(f"step_{attempt}.bin", "weights" * 1000 + attempt)
-flag = torch.zeros(1)
 while True:
     if dist.get_rank() == 0 and os.path.exists(os.path.expanduser("~/fail")):
         os.unlink(os.path.expanduser("~/fail"))
         raise ValueError("once")
-    dist.all_reduce(flag)
-    time.sleep(0.2)
+    stay_together()
 """
 )
 ELASTIC = {"min_nodes": 2, "max_nodes": 3, "max_restarts": 3}
 BACK = "node{}.*takes part in the run again"
 
 
-def copies(site: Site, job: str, entry: str) -> list[str]:
-    found = site("checkpoints", job, "--json").json()["checkpoints"]  # also where a host is without power
-    return [host for one in found if one["name"] == entry and one["complete"] for host in one["hosts"]]
-
-
-@pytest.mark.timeout(280)
+@pytest.mark.full(covered_by="tests/worker/test_rejoin.py::test_a_host_that_is_back_is_used_by_the_next_attempt")
 @pytest.mark.parametrize("victim", [2, 0], ids=["member", "leader"])
 def test_up_brings_a_host_back(site: Site, lab: Lab, victim: int) -> None:
     job = site.job(f"back{victim}", MEET, elastic=ELASTIC, restarts=3)
@@ -42,10 +35,10 @@ def test_up_brings_a_host_back(site: Site, lab: Lab, victim: int) -> None:
     left = [host for host in lab if host is not lab[victim]]
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing; node2 with nothing", 90)
-    until(lambda: len(copies(site, job, "step_0.bin")) > 1, 60, "step_0.bin has no copy", pause=1.0)
+    wait_for_copy(lab[1], job, lab[0], "step_0.bin")
     lab[victim].power_off()
     up.wait_for("attempt 1 of " + "; ".join(f"{host.name} with step_0.bin" for host in left), 90)
-    until(lambda: len(copies(site, job, "step_1.bin")) > 1, 60, "step_1.bin has no copy", pause=1.0)
+    wait_for_copy(left[1], job, left[0], "step_1.bin")
     lab[victim].disk.new_boot()
     lab[victim].boot()
     up.wait_for(BACK.format(victim), 90)
@@ -58,7 +51,7 @@ def test_up_brings_a_host_back(site: Site, lab: Lab, victim: int) -> None:
     assert_nothing_runs(lab)
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.full(covered_by="tests/worker/test_rejoin.py::test_without_its_record_it_stays_out")
 def test_attach_and_restart_bring_hosts_back_where_they_have_their_record(site: Site, lab: Lab) -> None:
     """Started with `up -d`: nobody was there when the hosts were lost, one with its disk."""
     job = site.job("attached", MEET, elastic={**ELASTIC, "min_nodes": 1}, restarts=3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tests.e2e.site import Site, assert_nothing_runs, until
-from tests.e2e.test_restarts import MEET, copies
+import pytest
+
+from tests.e2e.site import Site, assert_nothing_runs, wait_for_copy
+from tests.e2e.test_restarts import MEET
 from tests.lab import Lab
 
 # Says what it finds, and what it was given; fails in the first attempt.
@@ -22,6 +24,7 @@ if os.environ["DDPCTL_ATTEMPT"] == "0":
 """
 
 
+@pytest.mark.full(covered_by="tests/stages/test_restart.py::test_too_few_hosts_are_named")
 def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
     """Neither of two is a majority, so the run ends and says what to type. With one host it is refused; once the other
     one is back, it continues with both, and its own hosts restart it again."""
@@ -30,7 +33,7 @@ def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
     first = site.status(job)["run"]
-    until(lambda: copies(site, job) == ["node0", "node1"], 60, "step_7.bin has no copy", pause=1.0)
+    wait_for_copy(lab[1], job, lab[0], "step_7.bin")
     live = site("restart", job)
     assert live.rc == 2
     assert "its hosts restart it by themselves" in live.stderr
@@ -58,13 +61,16 @@ def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
     assert_nothing_runs(lab)
 
 
+@pytest.mark.full(
+    covered_by="tests/stages/test_restart.py::test_one_that_cannot_have_continued_it_alone_is_done_without"
+)
 def test_an_elastic_run_continues_on_the_host_that_is_left(site: Site, lab: Lab) -> None:
     site.only(0, 1)
     elastic = {"min_nodes": 1, "max_nodes": 2, "max_restarts": 2}
     job = site.job("fewer", MEET, elastic=elastic)
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
-    until(lambda: copies(site, job) == ["node0", "node1"], 60, "step_7.bin has no copy", pause=1.0)
+    wait_for_copy(lab[1], job, lab[0], "step_7.bin")
     lab[0].power_off()
     assert up.wait(150).rc == 1
     again = site.start("restart", job, "-d")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.e2e.programs import MEETING
-from tests.e2e.site import Site, assert_nothing_runs, until
+from tests.e2e.site import Site, assert_nothing_runs, until, wait_for_copy
 from tests.lab import Lab
 
 # Rank 0 saves once. Can be told to fail in one attempt.
@@ -18,15 +16,18 @@ if sys.argv[1:] == ["fail", attempt, host]:
     raise ValueError("once")
 if dist.get_rank() == 0 and not saves:
     save("step_7.bin", "weights" * 1000)
-flag = torch.zeros(1)
 while True:
-    dist.all_reduce(flag)
-    time.sleep(0.2)
+    stay_together()
 """
 )
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+ONE_IS_ENOUGH = pytest.mark.full(
+    covered_by="tests/e2e/test_restarts.py::test_a_spare_steps_in_for_a_host_without_power"
+)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=ONE_IS_ENOUGH)])
 def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim: int) -> None:
     """The command that started the run is killed before. What the master saved is on the other hosts by then.
 
@@ -43,13 +44,11 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing")
     up.kill()
-    until(lambda: copies(site, job) == ["node0", "node1"], 60, "step_7.bin has no copy", pause=1.0)
-    lost = time.monotonic()
+    wait_for_copy(lab[1], job, lab[0], "step_7.bin")
     lab[victim].power_off()
     left = [host for host in lab if host is not lab[victim]]
     with_save = "; ".join(f"{host.name} with step_7.bin" for host in left)
-    site.wait_for_output(job, f"#2 *[|] attempt 1 of {with_save}", timeout=90)
-    print(f"victim {victim}: first exchange {time.monotonic() - lost:.1f} s after the loss")
+    site.wait_for_output(job, f"#2 *[|] attempt 1 of {with_save}", timeout=120)
     status = site.status(job)
     assert (status["state"], status["attempt"]) == ("running", 2)
     assert [node["host"] for node in status["nodes"]] == [host.name for host in left]
@@ -61,11 +60,7 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
     assert_nothing_runs(left)
 
 
-def copies(site: Site, job: str) -> list[str]:
-    found = site("checkpoints", job, "--json").ok().json()["checkpoints"]
-    return sorted(found[0]["hosts"]) if found and found[0]["complete"] else []
-
-
+@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_rank_that_fails_is_started_again_everywhere")
 def test_a_failed_rank_sets_no_host_aside(site: Site, lab: Lab) -> None:
     job = site.job("again", MEET, "fail", "0", "node1", restarts=1, nodes=2)
     up = site.start("up", "--job", job)

@@ -12,17 +12,15 @@ from tests.e2e.site import Site, of_run, ranks, until
 from tests.lab import Lab
 from tests.lab.command import COLUMNS, ROWS, AtTerminal
 
-pytestmark = pytest.mark.torch
-
 TRAINS = """
 import json, os, time
-import torch, torch.distributed as dist
+import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 with open(os.environ["DDPCTL_METRICS"], "a") as metrics:
     for step in range(100000):
-        dist.all_reduce(torch.ones(8))
+        dist.barrier()
         metrics.write(json.dumps({"step": step, "samples_per_s": 100.0 + rank}) + "\\n")
         metrics.flush()
         if step % 5 == 0:
@@ -117,8 +115,8 @@ def test_every_key(training: tuple[Site, str]) -> None:
     before = step(text)
     until(lambda: step(glass.text) > before + 10, 20, lambda: glass.text)  # it is live
 
-    glass.press("d", "doctor of train", "nobody is stuck", r"RANK +HOST")
-    glass.press(ESCAPE, without="nobody is stuck")
+    glass.press("d", "doctor of train", "nobody (is stuck|waits)", r"RANK +HOST")
+    glass.press(ESCAPE, without="doctor of train")
     glass.press(DOWN + "s", "stack of rank 1", rf"rank 1 on {names[1]}", r"train\.py:\d+ in")
     glass.press(ESCAPE, without="stack of rank")
     glass.press("?", "asks first", "quit; no run is touched")

@@ -11,7 +11,8 @@ from tests.lab.disk import CHECKOUT
 EPOCH = re.compile(r"^node0:0 .*?epoch (\d+)/3 loss (\d+\.\d+) accuracy (\d\.\d+)", re.MULTILINE)
 
 
-def test_three_hosts_train(site: Site, lab: Lab) -> None:
+def test_three_hosts_train(torch_site: Site, lab: Lab) -> None:
+    site = torch_site
     assert not any(host.exists(str(CHECKOUT / "worker")) for host in lab)  # what works there was sent there
     job = site.training("resnet", "--num_epochs", "3", "--model_dir", "saved_models", outputs=["saved_models", "plots"])
     done = site("up", "--job", job, timeout=200).ok()

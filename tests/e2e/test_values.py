@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ddpctl.errors import InventoryError
+from ddpctl.files.inventory import load_inventory
 from tests.e2e.programs import REPORT, SLEEP
 from tests.e2e.site import Site, disk_holds, files_with, of_run, one_line, ranks, until, wait_for_ranks
 from tests.lab import Lab
@@ -46,7 +48,10 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("version", ["site", "old_site"])
+OLD_TORCH = pytest.mark.full(covered_by="tests/e2e/test_values.py::test_arguments_and_environment_arrive_byte_for_byte")
+
+
+@pytest.mark.parametrize("version", ["torch_site", pytest.param("old_site", marks=OLD_TORCH)])
 def test_arguments_and_environment_arrive_byte_for_byte(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
     site: Site = request.getfixturevalue(version).only(0, 1)
     env = {f"HOSTILE_{number}": value for number, value in enumerate(HOSTILE)}
@@ -107,18 +112,32 @@ def test_a_folder_that_is_on_the_nodes_already(site: Site, lab: Lab) -> None:
         ({"environment": {"mode": "managed", "packages": ["torch=2"]}}, "environment.packages[0]"),
     ],
 )
-def test_names_that_are_none_are_refused_with_their_place(site: Site, change: dict[str, Any], words: str) -> None:
-    """Before anything is contacted: there is no inventory of real hosts here."""
-    path = site.folder / "bad.yaml"
-    (site.folder / "a.py").write_text(SLEEP)
+def test_names_that_are_none_are_refused_with_their_place(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InventoryError) as refused:
+        load_inventory(with_a_bad_name(tmp_path, change))
+    said = str(refused.value)
+    assert said.startswith(f"{tmp_path}/bad.yaml:1:")
+    assert words in said
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def with_a_bad_name(folder: Path, change: dict[str, Any]) -> Path:
+    path = folder / "bad.yaml"
+    (folder / "a.py").write_text(SLEEP)
     path.write_text(json.dumps({"cluster": "lab", "hosts": ["node0"], "jobs": {"j": {"script": "a.py"}}, **change}))
+    return path
+
+
+def test_a_bad_name_ends_the_command_before_anything_is_contacted(site: Site) -> None:
+    """There is no inventory of real hosts here."""
+    path = with_a_bad_name(site.folder, {"hosts": ["-oProxyCommand=touch pwned"]})
     done = site("up", str(path), "--dry-run", inventory=None)
     assert done.rc == 2, done.stdout + done.stderr
     assert done.stdout == ""
     assert done.stderr.count("error: ") == 1
     assert len(done.stderr.splitlines()) <= 2
     assert f"{path}:1:" in one_line(done)
-    assert words in one_line(done)
+    assert "hosts" in one_line(done)
     assert not list(site.folder.rglob("pwned"))
 
 
@@ -142,7 +161,15 @@ def test_a_push_with_several_jobs_asks_which(site: Site) -> None:
     assert "choose one with --job: one, two" in one_line(done)
 
 
-@pytest.mark.parametrize("script", ["../inventory.yaml", "/etc/passwd", "no-such.py"])
+ONE_IS_ENOUGH = pytest.mark.full(
+    covered_by="tests/e2e/test_values.py::test_a_script_that_is_not_in_the_code_folder_is_refused"
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["../inventory.yaml", *(pytest.param(one, marks=ONE_IS_ENOUGH) for one in ("/etc/passwd", "no-such.py"))],
+)
 def test_a_script_that_is_not_in_the_code_folder_is_refused(site: Site, script: str) -> None:
     job = site.job("outside", SLEEP)
     site.jobs[job]["script"] = script
@@ -192,11 +219,10 @@ def test_a_secret_is_in_no_error(site: Site, lab: Lab) -> None:
     keys = site.folder / "keys.env"
     for text in ("GOOD=a\nthis is s3cr3t\n", "1BAD=s3cr3t\n", "RANK=s3cr3t\n", "A='s3cr3t\n"):
         keys.write_text(text)
-        for debug in ([], ["--debug"]):
-            done = site(*debug, "up", "--job", job)
-            assert done.rc == 2, done.stderr
-            assert "s3cr3t" not in done.stdout + done.stderr
-            assert f"{keys}:" in one_line(done)
+        done = site("--debug", "up", "--job", job)  # it says more, and all that it would say without
+        assert done.rc == 2, done.stderr
+        assert "s3cr3t" not in done.stdout + done.stderr
+        assert f"{keys}:" in one_line(done)
     keys.write_text("TOKEN=s3cr3t\n")
     site.jobs[job]["workdir"] = "/not/there"
     done = site("--debug", "up", "--job", job, "--skip-preflight", "--json")

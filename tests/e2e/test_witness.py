@@ -19,6 +19,7 @@ def duo(site: Site) -> Site:
     return site
 
 
+@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_one_of_two_hosts_continues_with_the_vote_of_a_witness")
 def test_one_of_two_hosts_continues_alone(duo: Site, lab: Lab) -> None:
     job = duo.job("duo", MEET, **KEYS)
     run = duo.up(job)["run"]
@@ -41,6 +42,9 @@ def test_one_of_two_hosts_continues_alone(duo: Site, lab: Lab) -> None:
     assert_nothing_runs(lab)
 
 
+@pytest.mark.full(
+    covered_by="tests/stages/test_restart.py::test_a_run_of_which_only_the_witness_is_left_is_to_be_ended_first"
+)
 def test_a_run_that_has_ended_is_continued_with_its_witness(duo: Site, lab: Lab) -> None:
     """Then without it, when it does not answer."""
     job = duo.job("again", MEET, **KEYS)
@@ -61,6 +65,7 @@ def test_a_run_that_has_ended_is_continued_with_its_witness(duo: Site, lab: Lab)
     assert running(lab[0]) == running(lab[1]) == []
 
 
+@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_host_that_is_cut_off_waits_for_the_others")
 def test_a_host_that_is_cut_off_never_runs_beside_the_other(duo: Site, lab: Lab) -> None:
     job = duo.job("apart", MEET, **KEYS)
     run = duo.up(job)["run"]
@@ -83,6 +88,7 @@ def attempts_of(host: Host, run: str) -> set[str]:
     return {rank.environ["DDPCTL_ATTEMPT"] for rank in ranks(host, run).values()}
 
 
+@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_witness_that_is_lost_harms_nothing")
 def test_a_witness_without_power_harms_nothing(duo: Site, lab: Lab) -> None:
     job = duo.job("unseen", MEET, **KEYS)
     run = duo.up(job)["run"]

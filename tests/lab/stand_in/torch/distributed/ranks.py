@@ -17,6 +17,8 @@ from .elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 if TYPE_CHECKING:  # a host may have Python 3.8, where Popen takes no parameter
     Process = subprocess.Popen[bytes]
 
+AFTER_FAILURE_S = 30.0  # for the ranks beside one that failed; no option of torch's changes it
+
 
 class SignalException(Exception):
     def __init__(self, number: int) -> None:
@@ -60,7 +62,7 @@ def run(
             time.sleep(interval)
             left = any(rank.poll() is None for rank in ranks)
             _note(ranks, environments, failures)
-        _end(ranks, signal.SIGTERM, patience)
+        _end(ranks, signal.SIGTERM, AFTER_FAILURE_S)
         _note(ranks, environments, failures)
     except SignalException as error:
         say("W", f"Received {int(error.sigval)} death signal, shutting down workers")
