@@ -17,7 +17,19 @@ from tests.lab import Lab, missing
 SEED = 6
 KINDS = {"kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
 PLAN = plan(SEED, len(KINDS), choices(KINDS))
-ROUNDS = [pytest.param(one, marks=[] if one.job == PLAIN else pytest.mark.heavy) for one in PLAN]
+# The faults that no other test in `make test` plays stay there.
+COVERED = {
+    "kill-rank": "tests/e2e/test_failures.py::test_one_rank_fails_and_the_others_wait_for_ever",
+    "kill-supervisor": "tests/e2e/test_accidents.py::test_supervisor_killed",
+    "kill-guardian": "tests/e2e/test_accidents.py::test_guardian_killed_then_the_supervisor",
+    "disk-full": "tests/e2e/test_accidents.py::test_a_disk_fills_up",
+}
+
+
+def marks_of(round: Round) -> list[pytest.MarkDecorator]:
+    """A job of restarts trains with the real torch."""
+    full = [pytest.mark.full(covered_by=COVERED[round.fault])] if round.fault in COVERED else []
+    return [*full, *([] if round.job == PLAIN else [pytest.mark.heavy])]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +42,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Iterato
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("round", ROUNDS, ids=[round.fault for round in PLAN])
+@pytest.mark.parametrize("round", [pytest.param(one, id=one.fault, marks=marks_of(one)) for one in PLAN])
 def test_a_fault(campaign: Campaign, round: Round, request: pytest.FixtureRequest) -> None:
     if round.job != PLAIN:
         request.getfixturevalue("python213")

@@ -6,14 +6,13 @@ traffic between hosts, and all the rest is gone when the switch's process is.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
 from tests.lab.claim import PREFIX, Claim
-from tests.lab.process import Identity, LabError, Text, call
+from tests.lab.process import ENVIRON, Identity, LabError, Text, call
 
 IPV6 = int(IPv6Address("fddd:6c61:62::"))  # of the addresses reserved for private use
 
@@ -48,15 +47,18 @@ class Switch:
 
     @staticmethod
     def _start(claim: Claim, pass_fds: list[int]) -> subprocess.Popen[str]:
-        """A detached switch holds the lab's lock too: the lab then lives as long as the switch."""
+        """A detached switch holds the lab's lock too: the lab then lives as long as the switch.
+
+        Its environment is its own, as that of the hosts: a lab may outlive the test that was the first to need it.
+        """
         process = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"],
-            env={"PATH": os.environ["PATH"]},  # no word of the test that was the first one to use this lab
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
             pass_fds=pass_fds,
+            env=ENVIRON,
         )
         claim.record(Identity.of(process.pid))
         assert process.stdout is not None
