@@ -3,6 +3,7 @@ launch is the same. Torch is imported by its launchers, and by the ranks of one 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -79,6 +80,14 @@ class Launch:
     def end(self) -> int:
         return self.process.wait(GUARD_S)
 
+    def stop(self) -> None:
+        """With its ranks, which a launcher ends when it is told to end."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        self.process.kill()
+        self.process.wait()
+
     def text(self, name: str) -> str:
         """What was written there, without what differs at every launch: places, processes and times."""
         text = (self.folder / name).read_text(errors="surrogateescape")
@@ -114,7 +123,7 @@ def begin(tmp_path: Path, stand_in: str, python213: str, request: pytest.Fixture
             argv = [f"torch.distributed.{module}", "--nnodes", str(nodes), "--node_rank", str(node)]
             argv += ["--master_addr", "127.0.0.1", "--master_port", str(ports[name])]
             made.append(Launch(python, folder, ports[name], [*argv, *args], env))
-            request.addfinalizer(made[-1].process.kill)
+            request.addfinalizer(made[-1].stop)
         return tuple(made)
 
     return both
