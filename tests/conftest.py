@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,10 +65,7 @@ def python213() -> str:
 def stand_in() -> str:
     """An interpreter with the stand-in for torch 2.13, on this machine and on every host: made anew when the stand-in
     has changed, in a fifth of a second."""
-    path, installer = interpreters.stand_in(), Path(__file__).parent / "setup" / "lab-interpreter"
-    if not (path.parents[1] / ".complete").exists():
-        subprocess.run([installer, "stand-in"], check=False, stdout=subprocess.DEVNULL)
-    return _interpreter(path, "tests/setup/lab-interpreter")
+    return _interpreter(interpreters.make_stand_in(), "tests/setup/lab-interpreter")
 
 
 @pytest.fixture(scope="session")

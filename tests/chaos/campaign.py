@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.judge import Part, violations
-from tests.chaos.plan import Round
+from tests.chaos.plan import PLAIN, Round
 from tests.chaos.play import keep_evidence, play
 from tests.chaos.report import Result
 from tests.chaos.sight import BASE, folder, read
@@ -52,7 +52,8 @@ class Campaign:
         place.mkdir()
         ddpctl = Ddpctl(place)
         try:
-            site = Site(self.lab, ddpctl, self.folder / f"site{round.number}", str(interpreters.python213()))
+            python = interpreters.make_stand_in() if round.job == PLAIN else interpreters.python213()
+            site = Site(self.lab, ddpctl, self.folder / f"site{round.number}", str(python))
             facts, scene = play(site, round)
         finally:
             ddpctl.stop()

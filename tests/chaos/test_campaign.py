@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.catalogue import choices
-from tests.chaos.plan import Round, plan
+from tests.chaos.plan import PLAIN, Round, plan
 from tests.chaos.sight import BASE, Watch, left, runs
 from tests.e2e.site import until
 from tests.lab import Lab, missing
@@ -26,8 +26,14 @@ COVERED = {
 }
 
 
+def marks_of(round: Round) -> list[pytest.MarkDecorator]:
+    """A job of restarts trains with the real torch."""
+    full = [pytest.mark.full(covered_by=COVERED[round.fault])] if round.fault in COVERED else []
+    return [*full, *([] if round.job == PLAIN else [pytest.mark.heavy])]
+
+
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory, python213: str) -> Iterator[Campaign]:
+def campaign(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Iterator[Campaign]:
     if reason := missing():
         pytest.skip(reason)
     with Campaign(tmp_path_factory.mktemp("chaos")) as found:
@@ -36,18 +42,10 @@ def campaign(tmp_path_factory: pytest.TempPathFactory, python213: str) -> Iterat
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize(
-    "round",
-    [
-        pytest.param(
-            round,
-            id=round.fault,
-            marks=[pytest.mark.full(covered_by=COVERED[round.fault])] if round.fault in COVERED else [],
-        )
-        for round in PLAN
-    ],
-)
-def test_a_fault(campaign: Campaign, round: Round) -> None:
+@pytest.mark.parametrize("round", [pytest.param(one, id=one.fault, marks=marks_of(one)) for one in PLAN])
+def test_a_fault(campaign: Campaign, round: Round, request: pytest.FixtureRequest) -> None:
+    if round.job != PLAIN:
+        request.getfixturevalue("python213")
     assert campaign.play(round).violations == ()
 
 

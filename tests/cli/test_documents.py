@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -29,14 +28,14 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def ddpctl(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def ddpctl(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Run:
     folder = tmp_path_factory.mktemp("documents")
     (folder / "code").mkdir()
     (folder / "code" / "count.py").write_text(SCRIPT)
     host: dict[str, Any] = {
         "name": "here",
         "connection": "local",
-        "python": sys.executable,
+        "python": stand_in,
         "base_dir": str(folder / "base"),
     }
     host |= {"fabric_address": "127.0.0.1", "slots": 1}

@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+INSTALLER = Path(__file__).parents[1] / "setup" / "lab-interpreter"
 FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
@@ -25,6 +26,14 @@ def stand_in() -> Path:
     names = sorted(path.relative_to(folder).as_posix() for path in (folder / "torch").rglob("*.py"))
     content = b"".join((folder / name).read_bytes() for name in names)
     return cache() / f"stand-in-{hashlib.sha256(content).hexdigest()[:12]}" / "bin" / "python"
+
+
+def make_stand_in() -> Path:
+    """The same, made anew where it is not there, in a fifth of a second."""
+    python = stand_in()
+    if not (python.parents[1] / ".complete").exists():
+        subprocess.run([INSTALLER, "stand-in"], check=False, stdout=subprocess.DEVNULL)
+    return python
 
 
 def python113() -> Path:
