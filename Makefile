@@ -1,12 +1,15 @@
-# make demo: train on this machine.  make test: all tests.  Both need nothing but Python 3.10 or newer.
+# make demo: train on this machine.  make test: the tests.  Both need nothing but Python 3.10 or newer.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
-# Three processes, each test file in one of them, the longest files first (tests/conftest.py); more only wait for the two
-# cores of a small machine. `make test PARALLEL=` runs one by one.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Most tests wait for other processes, so eight run at once; tests/suite says which may not. `make test PARALLEL=` runs
+# them one by one.
+SPREAD := --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n 8 $(SPREAD)
+# `make test TIER=2/5` adds the third fifth of the tests that only `make test-all` runs.
+TIER := test
 ROOT := $(filter 0,$(shell id -u))
 SEED := 1
 N := 40
@@ -16,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # of ddpctl again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test unit lint format docs system interpreters bench chaos garble hangs pages ranks restarts saves
+.PHONY: help venv demo test test-all unit lint style coverage format docs system interpreters bench chaos garble hangs pages ranks restarts saves
 .PHONY: recordings clean
 
 help: ## list the targets
@@ -27,17 +30,28 @@ venv: $(VENV)/.torch $(VENV)/.project ## .venv with ddpctl, its development tool
 demo: venv ## two local nodes of two processes train resnet_ddp on synthetic images
 	$(BIN)/ddpctl up inventory/local.yaml
 
-test: system venv interpreters lint ## all tests; as root also those on hosts in network namespaces
-	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) -m "not alone" $(ARGS)
-	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest -m alone $(ARGS) || [ $$? = 5 ] # 5: none among what ARGS names
+test: system venv interpreters lint ## each promise of the README; as root also on hosts in network namespaces
+	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) --tier $(TIER) $(ARGS)
 
-unit: venv lint ## the tests that need neither root nor torch nor much time, and the linters
-	$(BIN)/pytest $(PARALLEL) -m "not lab and not slow and not torch and not alone" $(ARGS)
+test-all: ## all tests, and how much of the worker they run
+	$(MAKE) test TIER=all
+	$(MAKE) coverage
 
-lint: venv ## ruff and mypy
+unit: venv style ## the tests that start no process and wait for nothing, and ruff
+	$(BIN)/pytest -n 2 $(SPREAD) --tier unit $(ARGS)
+
+lint: style ## ruff and mypy
+	$(BIN)/mypy
+
+style: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+coverage: venv ## the share of the worker's lines that its own tests run, in all of its processes
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -n 4 $(SPREAD) --tier test tests/worker
+	$(BIN)/coverage combine --quiet 2>/dev/null # a process that was killed leaves half a file
+	@echo "lines of the worker that its tests run: $$($(BIN)/coverage report --format=total) %"
 
 format: venv ## fix what ruff can fix
 	$(BIN)/ruff check --fix .

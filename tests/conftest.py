@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.lab import Lab, interpreters, missing
+from tests.lab import Lab, interpreters
 from tests.lab.command import Ddpctl
 
 # A runner in the background ignores SIGINT, one under nohup SIGHUP, and hands that down to every child; what is tested
@@ -24,43 +22,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("busy", deadline=None)  # a machine with other work to do is no fault of the code
 settings.load_profile("busy")
 
-LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab"}
-SLOW_FIXTURES = {"make_node"}  # real supervisors, which wait for real deadlines
-SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs", "pages", "saves")  # jobs: torch is imported
-INSTALLER = Path(__file__).parent / "setup" / "lab-interpreter"
-LONG = ("lab", "slow", "torch")
+pytest_plugins = ["tests.suite.plugin"]
 MakeLab = Callable[..., Lab]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests ``lab`` and ``slow`` by their folder and their fixtures. The files with most of those come first: one
-    that takes minutes and is begun last would keep all other processes waiting."""
-    here = Path(__file__).parent
-    for item in items:
-        folder, fixtures = item.path.relative_to(here).parts[0], set(getattr(item, "fixturenames", ()))
-        if folder == "lab" or LAB_FIXTURES & fixtures:
-            item.add_marker("lab")
-        if folder in SLOW_FOLDERS or SLOW_FIXTURES & fixtures:
-            item.add_marker("slow")
-    long = Counter(item.path for item in items if any(map(item.get_closest_marker, LONG)))
-    items.sort(key=lambda item: -long[item.path])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("lab") and (reason := missing()):
-        pytest.skip(reason)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where the lab is required (CI), a lab test that is skipped has failed, whatever the reason."""
-    report = yield
-    required = os.environ.get("DDPCTL_REQUIRE_LAB") == "1" and item.get_closest_marker("lab")
-    if required and report.skipped and not hasattr(report, "wasxfail"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, and DDPCTL_REQUIRE_LAB=1 does not allow it: {report.longrepr}"
-    return report
 
 
 def _labs() -> Iterator[MakeLab]:
@@ -103,9 +66,9 @@ def python213() -> str:
 def stand_in() -> str:
     """An interpreter with the stand-in for torch 2.13, on this machine and on every host: made anew when the stand-in
     has changed, in a fifth of a second."""
-    path = interpreters.stand_in()
+    path, installer = interpreters.stand_in(), Path(__file__).parent / "setup" / "lab-interpreter"
     if not (path.parents[1] / ".complete").exists():
-        subprocess.run([INSTALLER, "stand-in"], check=False, stdout=subprocess.DEVNULL)
+        subprocess.run([installer, "stand-in"], check=False, stdout=subprocess.DEVNULL)
     return _interpreter(path, "tests/setup/lab-interpreter")
 
 

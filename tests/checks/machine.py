@@ -15,7 +15,7 @@ Errors and warnings are told in full; of what could not be looked at, what a fau
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,16 @@ class Machine:
     findings: tuple[tuple[str, ...], ...]
 
 
-def machines() -> list[Machine]:
-    found = []
-    for path in sorted(MACHINES.glob("*.json")):
-        whole = read(path.stem)
-        found.append(Machine(path.stem, "", view(whole), ()))
-        for fault, change in whole.get("faults", {}).items():
-            expected = tuple(tuple(one) for one in change["findings"])
-            found.append(Machine(path.stem, fault, view(over(whole, change)), expected))
-    return found
+NAMES = sorted(path.stem for path in MACHINES.glob("*.json"))
+
+
+def machines(name: str) -> Iterator[Machine]:
+    """A machine in each of its states: first healthy, then with each of its faults."""
+    whole = read(name)
+    yield Machine(name, "", view(whole), ())
+    for fault, change in whole.get("faults", {}).items():
+        expected = tuple(tuple(one) for one in change["findings"])
+        yield Machine(name, fault, view(over(whole, change)), expected)
 
 
 def read(name: str) -> dict[str, Any]:

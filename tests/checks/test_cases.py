@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,26 +22,43 @@ def check_of(path: Path) -> Check:
     return BY_ID[path.parent.name]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_check_says_exactly_this(path: Path) -> None:
-    case, check = load(path), check_of(path)
-    assert check.id.startswith(OTHERS) or not unasked(check, case), "the case answers what the check never asks"
+@pytest.mark.parametrize("family", sorted({path.parent.name.partition(".")[0] for path in FILES}))
+def test_each_check_says_exactly_what_its_cases_expect(family: str) -> None:
+    """All cases of the checks with one prefix; a failure names each case and what is wrong with it."""
+    faults = {}
+    outcomes: dict[str, set[bool]] = {}  # check -> whether a case expects findings
+    for path in (path for path in FILES if path.parent.name.partition(".")[0] == family):
+        case, check = load(path), check_of(path)
+        outcomes.setdefault(check.id, set()).add(bool(case["findings"]))
+        try:
+            assert_says_exactly(check, case)
+        except AssertionError as error:
+            faults[f"{path.parent.name}/{path.name}"] = str(error)
+    assert faults == {}
+    own = {check: seen for check, seen in outcomes.items() if not check.startswith(OTHERS)}
+    assert {check for check, seen in own.items() if True not in seen} == set(), "no case in which it finds something"
+    assert {check for check, seen in own.items() if False not in seen} == set(), "no case that it passes"
+
+
+def test_every_check_has_cases() -> None:
+    checks = {check.id for check in CATALOGUE if not check.id.startswith(OTHERS)}
+    assert checks - {path.parent.name for path in FILES} == set()
+
+
+def assert_says_exactly(check: Check, case: dict[str, Any]) -> None:
+    if not check.id.startswith(OTHERS):
+        assert unasked(check, case) == set(), "the case answers what the check never asks"
     found = findings_of(check, case)
     summary = [(f.severity.value, f.host, f.message) for f in found]
     expected = case["findings"]
     assert [(f.severity.value, f.host) for f in found] == [(e["severity"], e.get("host")) for e in expected], summary
     for finding, wanted in zip(found, expected, strict=True):
+        assert finding.check == check.id
+        assert_readable(finding)
         for words in wanted["says"]:
             assert words in finding.message, finding.message
         for words, said in ((wanted.get("fix"), finding.fix), (wanted.get("command"), finding.command)):
             assert words is None or words in (said or ""), said
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_finding_can_be_read_and_acted_on(path: Path) -> None:
-    for finding in findings_of(check_of(path), load(path)):
-        assert finding.check == path.parent.name
-        assert_readable(finding)
 
 
 def assert_readable(finding: Finding) -> None:
@@ -49,12 +67,3 @@ def assert_readable(finding: Finding) -> None:
     assert "{" not in finding.message.replace("{mode", "").replace("{data", ""), "a template that was not filled in"
     if finding.severity.value in ("error", "warning"):
         assert finding.fix or finding.command, "an error or a warning says how to fix it"
-
-
-@pytest.mark.parametrize(
-    "check", [check for check in CATALOGUE if not check.id.startswith(OTHERS)], ids=lambda check: check.id
-)
-def test_every_check_has_a_case_that_it_finds_and_one_that_it_passes(check: Check) -> None:
-    cases = [load(path) for path in FILES if path.parent.name == check.id]
-    assert any(case["findings"] for case in cases), "no case in which it finds something"
-    assert any(not case["findings"] for case in cases), "no case that it passes"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pytest
+
 from ddpctl.spec.finding import Finding
 from tests.checks.case import findings_of, load
 from tests.checks.test_cases import FILES, check_of
@@ -14,6 +16,7 @@ _PLACEHOLDER = re.compile(r"<[a-z]+>|\bHOST\b|\bUSER\b")
 _PROSE = re.compile(r"^(or|and|then|check|set|make|give|look|use|put|see|in) ", re.IGNORECASE)
 
 
+@pytest.mark.slow  # a shell for each command
 def test_every_command_passes_bash() -> None:
     found = [finding for path in FILES for finding in findings_of(check_of(path), load(path)) if finding.command]
     assert found, "no case has a command"

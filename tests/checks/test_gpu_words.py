@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ddpctl.checks.base import backend_of
 from ddpctl.checks.gpu import amd, xid
 from ddpctl.spec.nvidia import Gpu, bus_of, labels
+from tests.examples import few
 
 NUMBERS = st.integers(0, 255)
 
@@ -31,6 +32,7 @@ def test_numbers_of_gpus_are_told_as_ranges(numbers: set[int]) -> None:
 
 
 @given(st.lists(st.text() | st.from_regex(r"\[ 1\.5\] (NVRM|nvidia-nvswitch\d): .{0,9}(SXid|Xid|RmInit).{0,40}")))
+@few
 def test_any_line_of_a_kernel_log_can_be_read(lines: list[str]) -> None:
     value = {"lines": lines, "uptime": 60.0}
     assert len(xid.read(value)) + len(xid.switch_faults(value)) <= 2 * len(lines)

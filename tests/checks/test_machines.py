@@ -9,31 +9,27 @@ import pytest
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.gpu import use
 from ddpctl.checks.judge import verdicts
-from ddpctl.spec.finding import Finding, Severity
-from tests.checks.machine import Machine, machines, over, read, view
+from ddpctl.spec.finding import Severity
+from tests.checks.machine import NAMES, Machine, machines, over, read, view
 from tests.checks.test_commands import assert_runs_as_it_is
 
-ALL = machines()
 TROUBLE = (Severity.ERROR, Severity.WARNING)
 
 
-def name_of(machine: Machine) -> str:
-    return f"{machine.name}-{machine.fault}" if machine.fault else machine.name
+@pytest.mark.parametrize("name", NAMES)
+def test_exactly_the_fault_of_each_state_is_found(name: str) -> None:
+    faults = {}
+    for machine in machines(name):
+        try:
+            assert_found_exactly(machine)
+        except AssertionError as error:
+            faults[machine.fault or "healthy"] = str(error)
+    assert faults == {}
 
 
-@pytest.fixture(params=ALL, ids=name_of)
-def machine(request: pytest.FixtureRequest) -> Machine:
-    made: Machine = request.param
-    return made
-
-
-@pytest.fixture
-def findings(machine: Machine) -> tuple[Finding, ...]:
-    return verdicts(CATALOGUE, machine.view)
-
-
-def test_exactly_its_fault_is_found(machine: Machine, findings: tuple[Finding, ...]) -> None:
+def assert_found_exactly(machine: Machine) -> None:
     named = {one[0] for one in machine.findings}
+    findings = verdicts(CATALOGUE, machine.view)
     found = [one for one in findings if one.severity in TROUBLE or one.severity.value in named]
     told = [(one.severity.value, one.check, one.host) for one in found]
     summary = "\n".join(f"{one.severity.value} {one.check} {one.host}: {one.message} $ {one.command}" for one in found)
@@ -42,13 +38,20 @@ def test_exactly_its_fault_is_found(machine: Machine, findings: tuple[Finding, .
         same = [one for one in found if (one.severity.value, one.check, one.host) == (severity, check, host)]
         assert any(words in one.message for one in same), summary
         assert all(any(part in (one.command or "") for one in same) for part in command), summary
+    for one in findings:
+        if one.command:
+            assert_runs_as_it_is(one)
 
 
-def test_its_commands_are_shell_text(findings: tuple[Finding, ...]) -> None:
-    own = [one for one in findings if one.command]
-    for one in own:
-        assert_runs_as_it_is(one)
-    subprocess.run(["bash", "-n"], input="\n".join(str(one.command) for one in own), text=True, check=True)
+@pytest.mark.slow  # a shell for each state
+def test_the_commands_of_each_state_are_shell_text() -> None:
+    faults = {}
+    for machine in (machine for name in NAMES for machine in machines(name)):
+        commands = [one.command for one in verdicts(CATALOGUE, machine.view) if one.command]
+        checked = subprocess.run(["bash", "-n"], input="\n".join(commands), capture_output=True, text=True, check=False)
+        if (checked.returncode, checked.stderr) != (0, ""):
+            faults[f"{machine.name} {machine.fault}"] = checked.stderr
+    assert faults == {}
 
 
 @pytest.mark.parametrize(

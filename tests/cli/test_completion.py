@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ddpctl.cli import complete
 from ddpctl.cli.program import COMMANDS
-from tests.lab.command import PROGRAM, Ddpctl
+from tests.cli.conftest import InProcess
+from tests.lab.command import Ddpctl
 
 LIGHT = {"ddpctl", "ddpctl.cli", "ddpctl.cli.app", "ddpctl.cli.complete", "ddpctl.files", "ddpctl.files.glance"}
 HEAVY = {"typer", "rich", "pydantic", "ruamel", "paramiko", "ClusterShell", "fabric", "httpx", "cryptography"}
+Endings = Callable[..., list[str]]
 RUN = "20260101T000000Z-aaaaaa"
 
 
@@ -48,18 +51,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def endings(place: Path, cache: Path, typed: str, shell: str = "bash") -> list[str]:
-    env = {**environ(place, shell, typed), "XDG_CACHE_HOME": str(cache), "DDPCTL_DEBUG": "1"}
-    done = subprocess.run([str(PROGRAM)], env=env, cwd=place, capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+@pytest.fixture
+def endings(place: Path, cache: Path, run_command: InProcess) -> Endings:
+    def ask(typed: str, shell: str = "bash") -> list[str]:
+        env = {**environ(place, shell, typed), "XDG_CACHE_HOME": str(cache), "DDPCTL_DEBUG": "1"}
+        done = run_command(env=env, home=place, cwd=place)
+        assert (done.rc, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    return ask
 
 
-def test_commands(place: Path, cache: Path) -> None:
-    assert endings(place, cache, "ddpctl ") == sorted(COMMANDS)
-    assert endings(place, cache, "ddpctl st") == ["status"]
-    assert endings(place, cache, "ddpctl --debug -i x.yaml ki") == ["kill"]
-    assert endings(place, cache, "ddpctl bench ") == ["network", "scaling"]
+def test_commands(endings: Endings) -> None:
+    assert endings("ddpctl ") == sorted(COMMANDS)
+    assert endings("ddpctl st") == ["status"]
+    assert endings("ddpctl --debug -i x.yaml ki") == ["kill"]
+    assert endings("ddpctl bench ") == ["network", "scaling"]
 
 
 @pytest.mark.parametrize(
@@ -88,28 +95,29 @@ def test_commands(place: Path, cache: Path) -> None:
         ("ddpctl nonsense ", []),
     ],
 )
-def test_words(place: Path, cache: Path, typed: str, found: list[str]) -> None:
-    assert [word for word in endings(place, cache, typed) if word] == found
+def test_words(endings: Endings, typed: str, found: list[str]) -> None:
+    assert [word for word in endings(typed) if word] == found
 
 
-def test_every_option_of_every_command_is_offered(place: Path, cache: Path) -> None:
+def test_every_option_of_every_command_is_offered(endings: Endings, run_command: InProcess) -> None:
     """By the help, which typer writes."""
     for command in ("up", "exec", "fetch"):
-        shown = subprocess.run([str(PROGRAM), command, "--help"], capture_output=True, text=True, timeout=60).stdout
-        offered = endings(place, cache, f"ddpctl {command} --")
+        shown = run_command(command, "--help").stdout
+        offered = endings(f"ddpctl {command} --")
         assert len(offered) > 3
         assert [one for one in offered if one not in ("--debug", *shown.replace(",", " ").split())] == []
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells(place: Path, cache: Path, shell: str) -> None:
-    said = endings(place, cache, "ddpctl up --job ", shell)
+def test_other_shells(endings: Endings, shell: str) -> None:
+    said = endings("ddpctl up --job ", shell)
     assert said == (["eval", "train"] if shell == "fish" else ['_arguments \'*: :(("eval"', '"train"))\''])
-    assert endings(place, cache, "ddpctl up ", shell) == ([] if shell == "fish" else ["_files"])
+    assert endings("ddpctl up ", shell) == ([] if shell == "fish" else ["_files"])
 
 
-def test_an_answer_imports_next_to_nothing(place: Path, cache: Path) -> None:
-    endings(place, cache, "ddpctl ")
+@pytest.mark.slow  # a process
+def test_an_answer_imports_next_to_nothing(place: Path, cache: Path, endings: Endings) -> None:
+    endings("ddpctl ")
     program = (
         "import json, sys\nfrom ddpctl.cli.app import main\n"
         "try:\n    main()\nexcept SystemExit:\n    json.dump(sorted(sys.modules), sys.stderr)\n"
@@ -137,6 +145,7 @@ def test_commands_that_have_changed_are_learnt_again(
         assert json.loads(kept.read_text()) == data
 
 
+@pytest.mark.slow  # a terminal
 def test_a_real_bash_completes_at_a_tab(place: Path, ddpctl: Ddpctl) -> None:
     bash = ddpctl.start(cwd=place, home=place, terminal=True, shell="exec bash --norc --noprofile -i")
     try:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.command import PROGRAM, Ddpctl
+from tests.cli.conftest import InProcess
+from tests.lab.command import PROGRAM
 
-pytestmark = pytest.mark.slow
-
+full = pytest.mark.full
 LOCAL = "cluster: here\nhosts:\n  - {name: here, connection: local, base_dir: BASE}\n"
 
 
@@ -36,6 +36,7 @@ def ddpctl(*args: str, shell: str = "", **environ: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.slow  # a worker on this machine
 @pytest.mark.parametrize(
     "args",
     [
@@ -49,59 +50,74 @@ def ddpctl(*args: str, shell: str = "", **environ: str) -> subprocess.CompletedP
         ["ps", "-i", "FILE", "FILE"],
     ],
 )
-def test_the_inventory_and_debug_stand_before_or_behind_the_command(args: list[str], inventory: Path) -> None:
-    done = ddpctl(*(arg.replace("FILE", str(inventory)) for arg in args), PWD=str(inventory.parent))
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_inventory_and_debug_stand_before_or_behind_the_command(
+    args: list[str], inventory: Path, run_command: InProcess
+) -> None:
+    done = run_command(*(arg.replace("FILE", str(inventory)) for arg in args), cwd=inventory.parent)
+    assert (done.rc, done.stderr) == (0, "")
 
 
-def test_two_different_inventories_are_refused(inventory: Path) -> None:
+def test_two_different_inventories_are_refused(inventory: Path, run_command: InProcess) -> None:
     other = inventory.with_name("other.yaml")
     for args in (["up", str(inventory), "-i", str(other)], ["-i", str(other), "ps", str(inventory)]):
-        done = ddpctl(*args, PWD=str(inventory.parent))
-        assert done.returncode == 2
+        done = run_command(*args, cwd=inventory.parent)
+        assert done.rc == 2
         assert "two inventories given" in done.stderr
 
 
 @pytest.mark.parametrize(("command", "meant"), [("up", "up --job"), ("push", "push --job"), ("ps", "status")])
-def test_a_job_in_place_of_the_inventory(job: Path, command: str, meant: str) -> None:
+def test_a_job_in_place_of_the_inventory(job: Path, command: str, meant: str, run_command: InProcess) -> None:
     job.rename(job.with_name("inventory.yaml"))
-    done = ddpctl(command, "train", PWD=str(job.parent))
-    assert done.returncode == 2
+    done = run_command(command, "train", cwd=job.parent)
+    assert done.rc == 2
     line, hint = done.stderr.splitlines()
     assert "there is no inventory train, but train is a job of" in line
     assert hint == f"hint: did you mean `ddpctl {meant} train`?"
-    assert "error: trian: file not found" in ddpctl(command, "trian", PWD=str(job.parent)).stderr
+    assert "error: trian: file not found" in run_command(command, "trian", cwd=job.parent).stderr
 
 
-def test_options_alone_are_added_to_the_jobs_arguments(job: Path) -> None:
-    done = ddpctl("up", str(job), "--dry-run", "--json", "--", "--lr", "0.1", "--debug", PWD=str(job.parent))
-    assert done.returncode == 0, done.stderr
+def test_options_alone_are_added_to_the_jobs_arguments(job: Path, run_command: InProcess) -> None:
+    done = run_command("up", str(job), "--dry-run", "--json", "--", "--lr", "0.1", "--debug", cwd=job.parent)
+    assert done.rc == 0, done.stderr
     assert json.loads(done.stdout)["nodes"][0]["argv"][-4:] == ["train.py", "--lr", "0.1", "--debug"]
 
 
-def test_debug_shows_a_traceback_and_nothing_else_does(inventory: Path) -> None:
-    assert "Traceback" not in ddpctl("status", "nope", "-i", str(inventory)).stderr
-    assert "Traceback" in ddpctl("status", "nope", "-i", str(inventory), "--debug").stderr
+@pytest.mark.slow  # a worker on this machine
+def test_debug_shows_a_traceback_and_nothing_else_does(inventory: Path, run_command: InProcess) -> None:
+    assert "Traceback" not in run_command("status", "nope", "-i", str(inventory)).stderr
+    assert "Traceback" in run_command("status", "nope", "-i", str(inventory), "--debug").stderr
 
 
-def test_words_behind_the_dashes_are_not_ours(inventory: Path) -> None:
+def test_words_behind_the_dashes_are_not_ours(inventory: Path, run_command: InProcess) -> None:
     script = inventory.with_name("train.py")
     script.write_text("")
-    done = ddpctl(
-        "up", "--dry-run", "--json", str(inventory), "--", "train.py", "--debug", "-i", "x", PWD=str(inventory.parent)
+    done = run_command(
+        "up", "--dry-run", "--json", str(inventory), "--", "train.py", "--debug", "-i", "x", cwd=inventory.parent
     )
-    assert done.returncode == 0, done.stderr
+    assert done.rc == 0, done.stderr
     argv = json.loads(done.stdout)["nodes"][0]["argv"]
     assert argv[-4:] == ["train.py", "--debug", "-i", "x"]
 
 
-def test_without_arguments_the_help_is_shown_once() -> None:
-    done = ddpctl()
-    assert done.returncode == 2
+def test_without_arguments_the_help_is_shown_once(run_command: InProcess) -> None:
+    done = run_command()
+    assert done.rc == 2
     assert done.stdout.count("Usage: ddpctl") + done.stderr.count("Usage: ddpctl") == 1
 
 
-@pytest.mark.parametrize("command", ["ps", "preflight --only ssh", "schema"])
+@pytest.mark.slow  # a process
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ps",
+        *(
+            pytest.param(
+                command, marks=full(covered_by="tests/cli/test_entry.py::test_a_reader_that_goes_away_is_no_fault")
+            )
+            for command in ("preflight --only ssh", "schema")
+        ),
+    ],
+)
 def test_a_reader_that_goes_away_is_no_fault(command: str, inventory: Path) -> None:
     file = [] if command == "schema" else [str(inventory)]
     done = ddpctl(*command.split(), *file, shell='| true; exit "${PIPESTATUS[0]}"')
@@ -109,13 +125,25 @@ def test_a_reader_that_goes_away_is_no_fault(command: str, inventory: Path) -> N
     assert "error:" not in done.stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.slow  # a process
+@pytest.mark.parametrize(
+    "closed",
+    [
+        ">&-",
+        ">&- 2>&- <&-",
+        *(
+            pytest.param(closed, marks=full(covered_by="tests/cli/test_entry.py::test_streams_may_be_closed"))
+            for closed in ("2>&-", "<&-")
+        ),
+    ],
+)
 def test_streams_may_be_closed(closed: str, inventory: Path) -> None:
     for extra in ([], ["--json"]):
         done = ddpctl("ps", str(inventory), *extra, shell=closed)
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow  # a process
 def test_output_that_cannot_be_written_is_said_once(inventory: Path) -> None:
     for extra in ([], ["--json"]):
         done = ddpctl("ps", str(inventory), *extra, shell="> /dev/full")
@@ -127,10 +155,12 @@ def test_output_that_cannot_be_written_is_said_once(inventory: Path) -> None:
         assert "internal error" not in done.stderr
 
 
-def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contacted(inventory: Path) -> None:
+def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contacted(
+    inventory: Path, run_command: InProcess
+) -> None:
     for dest in (str(inventory), f"{inventory}/below"):
-        done = ddpctl("fetch", "job", dest, "-i", str(inventory))
-        assert done.returncode == 2
+        done = run_command("fetch", "job", dest, "-i", str(inventory))
+        assert done.rc == 2
         line, hint = done.stderr.splitlines()
         assert dest in line
         assert hint == "hint: name another folder"
@@ -147,9 +177,10 @@ def job(inventory: Path) -> Path:
     return inventory
 
 
-def test_a_refused_up_prints_the_report_as_its_one_document(job: Path) -> None:
-    done = ddpctl("up", str(job), "--json")
-    assert done.returncode == 3
+@pytest.mark.slow  # a worker on this machine
+def test_a_refused_up_prints_the_report_as_its_one_document(job: Path, run_command: InProcess) -> None:
+    done = run_command("up", str(job), "--json")
+    assert done.rc == 3
     report = json.loads(done.stdout)
     assert (report["schema"], report["ok"]) == (1, False)
     assert any("/data/nowhere" in finding["message"] for finding in report["findings"])
@@ -158,15 +189,17 @@ def test_a_refused_up_prints_the_report_as_its_one_document(job: Path) -> None:
     assert "/data/nowhere" in last
 
 
-def test_a_preflight_with_errors_ends_with_one_line_that_says_so(job: Path) -> None:
+@pytest.mark.slow  # a worker on this machine
+def test_a_preflight_with_errors_ends_with_one_line_that_says_so(job: Path, run_command: InProcess) -> None:
     for extra in ([], ["--json"]):
-        done = ddpctl("preflight", str(job), *extra)
-        assert done.returncode == 3
+        done = run_command("preflight", str(job), *extra)
+        assert done.rc == 3
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert line.startswith("error: preflight found")
         assert "/data/nowhere" in line
 
 
+@pytest.mark.slow  # a process
 @pytest.mark.parametrize("module", ["typer", "ClusterShell.NodeSet", "ddpctl.transport.fleet"])
 def test_ctrl_c_while_a_library_is_imported_is_no_traceback(module: str, tmp_path: Path) -> None:
     """Too short a moment to meet by chance: the import itself raises the signal."""
@@ -185,8 +218,8 @@ def test_ctrl_c_while_a_library_is_imported_is_no_traceback(module: str, tmp_pat
 @pytest.mark.parametrize(
     ("typed", "meant"), [("stop", "did you mean kill?"), ("prefligth", "did you mean preflight?"), ("zzz", "--help")]
 )
-def test_a_command_that_does_not_exist(ddpctl: Ddpctl, typed: str, meant: str) -> None:
-    done = ddpctl(typed)
+def test_a_command_that_does_not_exist(typed: str, meant: str, run_command: InProcess) -> None:
+    done = run_command(typed)
     assert done.rc == 2
     line, hint = done.stderr.splitlines()
     assert line == f"error: no such command: {typed}"
@@ -202,8 +235,8 @@ def test_a_command_that_does_not_exist(ddpctl: Ddpctl, typed: str, meant: str) -
         ("status up -- more", "unexpected extra argument"),  # `up` is a job's name here
     ],
 )
-def test_a_command_line_that_makes_no_sense(ddpctl: Ddpctl, typed: str, said: str) -> None:
-    done = ddpctl(*typed.split())
+def test_a_command_line_that_makes_no_sense(typed: str, said: str, run_command: InProcess) -> None:
+    done = run_command(*typed.split())
     assert done.rc == 2
     line, hint = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -212,15 +245,16 @@ def test_a_command_line_that_makes_no_sense(ddpctl: Ddpctl, typed: str, said: st
 
 
 @pytest.mark.parametrize("command", [[], ["up"], ["bench"], ["bench", "scaling"]])
-def test_a_flag_is_shown_as_a_flag(ddpctl: Ddpctl, command: list[str]) -> None:
-    done = ddpctl(*command, "--help")
+def test_a_flag_is_shown_as_a_flag(command: list[str], run_command: InProcess) -> None:
+    done = run_command(*command, "--help")
     assert done.rc == 0
     assert "--help" in done.stdout
     assert "bool" not in done.stdout
 
 
-def test_python_m_ddpctl_is_the_same_command(inventory: Path) -> None:
-    for args in (["--version"], ["ps", str(inventory), "--json"], ["ps", "nowhere.yaml"]):
+@pytest.mark.slow  # a process
+def test_python_m_ddpctl_is_the_same_command() -> None:
+    for args in (["--version"], ["ps", "nowhere.yaml"]):
         module = subprocess.run([sys.executable, "-m", "ddpctl", *args], capture_output=True, text=True, timeout=60)
         script = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=60)
         assert (module.returncode, module.stdout, module.stderr) == (script.returncode, script.stdout, script.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import InProcess
 from tests.lab.command import AtTerminal, Ddpctl
 
 pytestmark = pytest.mark.slow
@@ -44,11 +45,13 @@ def inventory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [(), ("--json",), ("--days", "1")])
-def test_without_a_terminal_it_does_not_ask(ddpctl: Ddpctl, old: Path, inventory: Path, words: tuple[str, ...]) -> None:
-    ddpctl("gc", *words, "--dry-run", inventory=inventory).ok()
+def test_without_a_terminal_it_does_not_ask(
+    run_command: InProcess, old: Path, inventory: Path, words: tuple[str, ...]
+) -> None:
+    run_command("gc", *words, "--dry-run", inventory=inventory).ok()
     assert old.exists()
 
-    ddpctl("gc", *words, inventory=inventory).ok()
+    run_command("gc", *words, inventory=inventory).ok()
     assert not old.exists()
 
 

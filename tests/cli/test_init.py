@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import InProcess
 from tests.files.foreign.test_read import BROKEN
 from tests.lab.command import AtTerminal, Ddpctl, Done
 
@@ -28,36 +29,39 @@ def refused(done: Done, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["slots that are none", "an open quote", "hosts as a list", "machines that are none"])
-def test_a_broken_file_is_refused_with_line_and_column(name: str, ddpctl: Ddpctl, folder: Path) -> None:
+def test_a_broken_file_is_refused_with_line_and_column(name: str, run_command: InProcess, folder: Path) -> None:
     text, (line, column), word = BROKEN[name]
     (folder / "hosts").write_text(text)
-    refused(ddpctl("init", "--from", "hosts", cwd=folder), f"error: hosts:{line}:{column}: ", word)
+    refused(run_command("init", "--from", "hosts", cwd=folder), f"error: hosts:{line}:{column}: ", word)
     assert not (folder / "inventory.yaml").exists()
 
 
-def test_what_is_missing_has_an_option(ddpctl: Ddpctl, folder: Path) -> None:
-    refused(ddpctl("init", cwd=folder), "no host", "--host gpu1")
+def test_what_is_missing_has_an_option(run_command: InProcess, folder: Path) -> None:
+    refused(run_command("init", cwd=folder), "no host", "--host gpu1")
     (folder / "main.py").write_text(TRAIN)
-    refused(ddpctl("init", "--host", "a", cwd=folder), "main.py, train.py", "--script FILE")
-    refused(ddpctl("init", "--host", "a", "--script", "none.py", cwd=folder), "none.py is not here")
-    refused(ddpctl("init", "--host", "a", "--", "torchrun", "--nnodes=x", "t.py", cwd=folder), "--:1:19: nnodes 'x'")
-    refused(ddpctl("init", "--host", "a b:x", cwd=folder), "--host: 'x' is not a port")
-    refused(ddpctl("init", "--host", "a", "--cluster", "no such", cwd=folder), "--cluster 'no such'")
+    refused(run_command("init", "--host", "a", cwd=folder), "main.py, train.py", "--script FILE")
+    refused(run_command("init", "--host", "a", "--script", "none.py", cwd=folder), "none.py is not here")
+    refused(
+        run_command("init", "--host", "a", "--", "torchrun", "--nnodes=x", "t.py", cwd=folder), "--:1:19: nnodes 'x'"
+    )
+    refused(run_command("init", "--host", "a b:x", cwd=folder), "--host: 'x' is not a port")
+    refused(run_command("init", "--host", "a", "--cluster", "no such", cwd=folder), "--cluster 'no such'")
     words = ("--host", "a", "--script", "main.py", "--python", "venv/bin/python")
-    refused(ddpctl("init", *words, cwd=folder), "python", "relative")
+    refused(run_command("init", *words, cwd=folder), "python", "relative")
     (folder / "hosts").write_text("[gpus]\na\nb\n")
-    refused(ddpctl("init", "--from", "hosts", "--host", "c", cwd=folder), "no such host or group", "groups gpus")
+    refused(run_command("init", "--from", "hosts", "--host", "c", cwd=folder), "no such host or group", "groups gpus")
 
 
-def test_a_file_that_is_there_stays(ddpctl: Ddpctl, folder: Path) -> None:
+def test_a_file_that_is_there_stays(run_command: InProcess, folder: Path) -> None:
     (folder / "inventory.yaml").write_text("mine")
-    refused(ddpctl("init", "--host", "a", "--yes", cwd=folder), "inventory.yaml is there already", "-i FILE")
+    refused(run_command("init", "--host", "a", "--yes", cwd=folder), "inventory.yaml is there already", "-i FILE")
     other = folder / "other.yaml"
     other.write_text("mine")
-    refused(ddpctl("init", "--host", "a", "--yes", cwd=folder, inventory=other), "other.yaml is there already")
+    refused(run_command("init", "--host", "a", "--yes", cwd=folder, inventory=other), "other.yaml is there already")
     assert other.read_text() == (folder / "inventory.yaml").read_text() == "mine"
 
 
+@pytest.mark.slow  # a terminal
 def test_a_group_and_a_script_are_chosen_by_number(ddpctl: Ddpctl, folder: Path) -> None:
     """Nobody listens on port 1 of this machine: the host that was chosen is named."""
     (folder / "main.py").write_text(TRAIN)
@@ -76,6 +80,7 @@ def test_a_group_and_a_script_are_chosen_by_number(ddpctl: Ddpctl, folder: Path)
     assert not (folder / "inventory.yaml").exists()
 
 
+@pytest.mark.slow  # a terminal
 def test_the_end_of_input_is_an_interrupt(ddpctl: Ddpctl, folder: Path) -> None:
     run = ddpctl.start("init", cwd=folder, terminal=True)
     assert isinstance(run, AtTerminal)

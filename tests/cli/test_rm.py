@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.command import Ddpctl
+from tests.cli.conftest import InProcess
 from tests.worker.test_remove import put, runs
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,8 @@ def inventory(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_can_be_removed_is_removed(ddpctl: Ddpctl, inventory: Path, tmp_path: Path) -> None:
-    done = ddpctl("rm", SECOND[:8], FIRST, "--json", inventory=inventory)
+def test_what_can_be_removed_is_removed(run_command: InProcess, inventory: Path, tmp_path: Path) -> None:
+    done = run_command("rm", SECOND[:8], FIRST, "--json", inventory=inventory)
     assert done.rc == 4
     second, first = done.json()["runs"]
     assert first == {"job": "job", "run": FIRST, "hosts": [{"host": "here", "removed": True, "error": None}]}
@@ -37,9 +37,11 @@ def test_what_can_be_removed_is_removed(ddpctl: Ddpctl, inventory: Path, tmp_pat
     assert runs(tmp_path / "base") == []
 
 
-def test_one_that_is_not_there_keeps_none_of_the_others(ddpctl: Ddpctl, inventory: Path, tmp_path: Path) -> None:
+def test_one_that_is_not_there_keeps_none_of_the_others(
+    run_command: InProcess, inventory: Path, tmp_path: Path
+) -> None:
     inventory.write_text(inventory.read_text().replace(', {"name": "dead", "address": "127.0.0.1", "port": 1}', ""))
-    done = ddpctl("rm", "nothing", FIRST, inventory=inventory)
+    done = run_command("rm", "nothing", FIRST, inventory=inventory)
     assert done.rc == 7
     assert f"run {FIRST}  removed from here" in done.stdout
     assert runs(tmp_path / "base") == [SECOND]

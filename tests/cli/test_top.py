@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from ddpctl.cli.top import _Asked
 
 
@@ -25,6 +27,7 @@ class Person:
         return "word"
 
 
+@pytest.mark.slow  # a process
 def test_the_library_of_the_screen_is_not_for_a_pipe() -> None:
     program = "import sys, ddpctl.cli.top; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -23,6 +23,7 @@ def managed(wheels: Path) -> Environment:
     return Environment(mode="managed", packages=("torch",), find_links=(str(wheels),))
 
 
+@pytest.mark.slow
 def test_its_wheel_is_resolved_once(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(wheels, "py_spy", version("py-spy"), tag=TAG.format(platform.machine()))
     wheel = make_wheel(wheels, "py_spy", version("py-spy"), tag=TAG.format(OTHER))
@@ -34,6 +35,7 @@ def test_its_wheel_is_resolved_once(tmp_path: Path, wheels: Path, monkeypatch: p
     assert fetch_tool("py-spy", OTHER, inventory) == found
 
 
+@pytest.mark.slow
 def test_no_wheel_is_an_error(tmp_path: Path, wheels: Path) -> None:
     inventory = local_inventory(tmp_path, 1, managed(wheels))
     with pytest.raises(ProvisionError, match="py-spy"):

@@ -14,6 +14,7 @@ from ddpctl.errors import InventoryError
 from ddpctl.files.inventory import load_text
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
+from tests.examples import few
 from tests.files.strategies import jobs, names
 
 BASE = """\
@@ -131,6 +132,7 @@ def test_an_inherited_fault_is_told_once_and_where_it_was_written(key: str, plac
 
 
 @given(st.data())
+@few
 def test_a_job_that_extends_with_nothing_equals_its_base(data: st.DataObject) -> None:
     base, name = data.draw(jobs(["a", "b"])), data.draw(names)
     extra = data.draw(st.fixed_dictionaries({}, optional={"args_extra": st.lists(st.text("abc", max_size=3))}))
@@ -140,6 +142,7 @@ def test_a_job_that_extends_with_nothing_equals_its_base(data: st.DataObject) ->
 
 
 @given(base=jobs(["a", "b"]), own=jobs(["a", "b"]))
+@few
 def test_own_keys_win_and_what_is_not_given_is_inherited(base: dict[str, Any], own: dict[str, Any]) -> None:
     """On plain data, as a person would merge it."""
     merged = {**{key: value for key, value in base.items() if key not in ("script", "module")}, **own}

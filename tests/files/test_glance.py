@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from ddpctl.files.glance import Names, names_in
 from ddpctl.files.inventory import load_text
+from tests.examples import few
 from tests.files.strategies import documents
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "inventory").glob("*.yaml"))
@@ -47,11 +48,13 @@ def test_of_what_people_write(text: str) -> None:
 
 
 @given(documents())
+@few
 def test_of_any_json(document: dict[str, Any]) -> None:
     assert names_in(json.dumps(document)) == really(json.dumps(document))
 
 
 @given(documents())
+@few
 def test_of_yaml_as_a_program_writes_it(document: dict[str, Any]) -> None:
     """A job's name that has to be quoted is not offered; no name is offered that is not there."""
     out = io.StringIO()

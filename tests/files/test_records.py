@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from ddpctl.files import records
 from ddpctl.files.positions import Positions, load_positions
 from ddpctl.files.records import forget, last_end, last_run, recorded, save_end, save_run, state_dir
+from tests.examples import few
 
 _NUMBERS = itertools.count(100)
 
@@ -112,6 +113,7 @@ def test_positions_come_back() -> None:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "n" * 63]), st.integers(0, 2**64 - 1)), max_size=8))
+@few
 def test_the_last_position_counts(saves: list[dict[str, int]]) -> None:
     run = f"run-{next(_NUMBERS)}"
     want: dict[str, int] = {}

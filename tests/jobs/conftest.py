@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -69,41 +72,90 @@ class Interpreter:
         return ["--redirects=9:1", "--tee=9:1"] if old else []  # rank 9, which there is not
 
 
-FORK = """
+ZYGOTE = """
 import importlib, json, os, signal, sys, traceback
-places, source = json.loads(sys.argv[1]), sys.argv.pop()
-sys.path.insert(0, places[0]["JOBS"])
-for name in places[0]["PRELOAD"].split():
-    importlib.import_module(name)
-children = []
-for place in places:
-    children.append(os.fork())
-    if not children[-1]:
-        signal.alarm(int(place["PATIENCE"]))  # no rank outlives a parent that was given up
-        os.environ.update(place)
-        status = 1
-        try:
-            exec(compile(source, "rank", "exec"), {"__name__": "__main__"})
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(status)
-sys.exit(max(os.waitpid(child, 0)[1] != 0 for child in children))
+for line in sys.stdin:
+    request = json.loads(line)
+    sys.path[:0] = [request["jobs"]] if request["jobs"] not in sys.path else []
+    for name in request["preload"]:
+        importlib.import_module(name)
+    children = []
+    for place in request["places"]:
+        children.append(os.fork())
+        if not children[-1]:
+            signal.alarm(request["patience"])  # no rank outlives a parent that was given up
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(os.path.join(request["folder"], name), os.O_WRONLY | os.O_APPEND), number)
+            os.environ.update(place)
+            status = 1
+            try:
+                exec(compile(request["source"], "rank", "exec"), {"__name__": "__main__"})
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(status)
+    print(int(any(os.waitpid(child, 0)[1] for child in children)), flush=True)
 """
+
+
+class Zygote:
+    """A process that has imported torch and forks for each rank: a fork costs a hundredth of an import."""
+
+    def __init__(self, errors: IO[str]) -> None:
+        pipe = subprocess.PIPE
+        self.errors = errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ZYGOTE], stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment()
+        )
+
+    def run(self, source: str, places: Sequence[dict[str, str]], preload: str) -> Ended:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+            stdout.touch()
+            stderr.touch()
+            request = {"jobs": str(JOBS), "patience": int(PATIENCE), "folder": folder, "source": source}
+            request |= {"places": places, "preload": preload.split()}
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE + 60)  # the ranks' own alarm is first
+            answer = self.process.stdout.readline() if ready else ""
+            if not answer:
+                self.close()
+                self.errors.seek(0)
+                pytest.fail(f"no end in {PATIENCE} s, or no zygote:\n{stderr.read_text()}\n{self.errors.read()}")
+            return Ended(int(answer), stdout.read_text(), stderr.read_text())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+_zygotes: list[Zygote] = []  # the last of them may be alive
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_of_zygotes() -> Iterator[None]:
+    yield
+    for zygote in _zygotes:
+        zygote.close()
+        zygote.errors.close()
 
 
 def forked(source: str, *places: dict[str, str], preload: str = "torch") -> Ended:
     """Runs Python text in one process a rank, on loopback: ``places`` are what each has in its environment besides.
 
-    The modules in ``preload`` are imported once for all of them, so this costs much less than a launch. Status 1: some
-    rank failed.
+    The modules in ``preload`` are imported once for all tests of this process, so this costs much less than a launch.
+    Status 1: some rank failed.
     """
+    if not _zygotes or _zygotes[-1].process.poll() is not None:
+        _zygotes.append(Zygote(tempfile.TemporaryFile("w+")))  # noqa: SIM115  # end_of_zygotes closes it
     common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common.update(JOBS=str(JOBS), PATIENCE=str(int(PATIENCE)), PRELOAD=preload)
     ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **place} for rank, place in enumerate(places)]
-    with started([sys.executable, "-c", FORK, json.dumps(ranks), source]) as process:
-        return ended(process)
+    return _zygotes[-1].run(source, ranks, preload)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -143,9 +195,21 @@ def interpreter_at(path: str) -> Interpreter:
     return Interpreter(path, torch_of(path))
 
 
-@pytest.fixture(params=[sys.executable, DEBIAN], ids=["this-python", "debian-python"])
+def both_interpreters(function: str) -> pytest.MarkDecorator:
+    """`@both_interpreters("tests/jobs/test_x.py::test_y")` runs a test under each of two Pythons.
+
+    They are the one that runs this, with a new torch, and Debian's, with torch 1.13. The second is for `make
+    test-all`: a fault of the job itself shows under the first.
+    """
+    old = pytest.param(DEBIAN, marks=pytest.mark.full(covered_by=function))
+    return pytest.mark.parametrize(
+        "interpreter", [sys.executable, old], ids=["this-python", "debian-python"], indirect=True
+    )
+
+
+@pytest.fixture
 def interpreter(request: pytest.FixtureRequest) -> Interpreter:
-    """Each of two Pythons: the one that runs this, with a new torch, and Debian's, with torch 1.13."""
+    """See both_interpreters."""
     return interpreter_at(request.param)
 
 

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .conftest import Interpreter, forked
+from tests.lazy import Lazy
 
-torch = pytest.importorskip("torch")
-common = pytest.importorskip("common")
-job = pytest.importorskip("allreduce_bench")
+from .conftest import Interpreter, both_interpreters, forked
+
+torch = Lazy("torch")
+common = Lazy("common")
+job = Lazy("allreduce_bench")
 
 QUICK = ("--iters", "2", "--warmup", "1")
 OPS = ["all_reduce", "parameter_server", "reduce_scatter", "all_gather", "broadcast"]
@@ -135,6 +137,7 @@ def test_slow_runs_are_repeated_less_often(first: float, often: tuple[int, int])
     assert job.how_often(job.parse_args([]), first) == often
 
 
+@both_interpreters("tests/jobs/test_allreduce_bench.py::test_two_ranks_fill_the_table")
 def test_two_ranks_fill_the_table(interpreter: Interpreter) -> None:
     done = interpreter.launch(2, "allreduce_bench.py", *QUICK, "--min_bytes", "4K", "--max_bytes", "64K")
     assert done.status == 0, done.stderr

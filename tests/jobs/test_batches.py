@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-cifar10 = pytest.importorskip("cifar10")
-batches = pytest.importorskip("batches")
-common = pytest.importorskip("common")
+from tests.lazy import Lazy
+
+torch = Lazy("torch")
+cifar10 = Lazy("cifar10")
+batches = Lazy("batches")
+common = Lazy("common")
 
 
 def shares(world_size: int, begin: int) -> list[list[int]]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.lazy import Lazy
+
 from .conftest import forked
 
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("checkpoint")
-common = pytest.importorskip("common")
+torch = Lazy("torch")
+checkpoint = Lazy("checkpoint")
+common = Lazy("common")
 
 
 def state(number: int) -> dict[str, Any]:

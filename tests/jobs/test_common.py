@@ -6,10 +6,12 @@ import argparse
 
 import pytest
 
+from tests.lazy import Lazy
+
 from .conftest import forked
 
-torch = pytest.importorskip("torch")
-common = pytest.importorskip("common")
+torch = Lazy("torch")
+common = Lazy("common")
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,9 @@ def test_both_spellings_of_the_local_rank(alone: None, monkeypatch: pytest.Monke
     assert common.join(args)[:3] == (0, 1, 1)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 def test_nccl_without_cuda_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
     with pytest.raises(common.JobError, match="the nccl backend needs CUDA"):
         common.choose_device("nccl", 0)
 

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
-np = pytest.importorskip("numpy")
-digits = pytest.importorskip("digits")
-common = pytest.importorskip("common")
+from tests.lazy import Lazy
+
+np = Lazy("numpy")
+digits = Lazy("digits")
+common = Lazy("common")
 
 
 def test_both_splits_together_are_the_1797_images() -> None:

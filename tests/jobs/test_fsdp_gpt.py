@@ -15,18 +15,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.lazy import Lazy
+
 from .conftest import JOBS, PATIENCE, Interpreter, ended, free_port, started
 
-torch = pytest.importorskip("torch")
-job = pytest.importorskip("fsdp_gpt")
-common = pytest.importorskip("common")
-metrics = pytest.importorskip("metrics")
-
-if not job.NEW_ENOUGH:
-    pytest.skip("torch has no fully_shard", allow_module_level=True)
+torch = Lazy("torch")
+job = Lazy("fsdp_gpt")
+common = Lazy("common")
+metrics = Lazy("metrics")
 
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--batch_size", "4", "--text_bytes", "20000")
 OFTEN = ("--print_every", "1", "--learning_rate", "0.02")
+
+
+@pytest.fixture(autouse=True)
+def new_torch() -> None:
+    if not job.NEW_ENOUGH:
+        pytest.skip("torch has no fully_shard")
 
 
 class Rank(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import JOBS, Ended, Interpreter, ended, free_port, started
+from .conftest import JOBS, Ended, Interpreter, both_interpreters, ended, free_port, started
 
 pytestmark = pytest.mark.torch
 
@@ -17,6 +17,9 @@ EPOCH = re.compile(r"^epoch (\d+)/(\d+) loss (\d+\.\d{4}) accuracy (\d\.\d{3}) t
 QUICK = ("--data_dir", "synthetic", "--train_size", "400", "--test_size", "200", "--width", "8", "--batch_size", "8")
 
 
+@pytest.mark.full(
+    covered_by="tests/jobs/test_resnet_ddp.py::test_three_ranks_of_which_one_is_killed_continue_to_the_same_end"
+)
 def test_two_processes_learn_and_go_on_from_their_checkpoint(debian: Interpreter, tmp_path: Path) -> None:
     """With the old torch; test_resnet_ddp.py does it with the new one."""
     args = (*QUICK, "--learning_rate", "0.02", "--model_dir", str(tmp_path), "--resume")
@@ -37,6 +40,7 @@ def test_two_processes_learn_and_go_on_from_their_checkpoint(debian: Interpreter
     assert float(epochs[2][3]) > 0.3
 
 
+@both_interpreters("tests/jobs/test_launch.py::test_a_node_with_other_data_stops_all")
 def test_a_node_with_other_data_stops_all(interpreter: Interpreter, tmp_path: Path) -> None:
     one, other = two_ranks(interpreter, tmp_path, ["--train_size", "100"], ["--train_size", "90"])
     assert one.status == other.status == 1
@@ -44,6 +48,7 @@ def test_a_node_with_other_data_stops_all(interpreter: Interpreter, tmp_path: Pa
     assert "resnet_ddp: 90 training images here, 90 to 100 elsewhere: all nodes need the same" in other.stderr
 
 
+@both_interpreters("tests/jobs/test_launch.py::test_a_rank_that_fails_does_not_leave_the_other_waiting")
 def test_a_rank_that_fails_does_not_leave_the_other_waiting(interpreter: Interpreter, tmp_path: Path) -> None:
     one, other = two_ranks(interpreter, tmp_path, [], ["--data_dir", str(tmp_path)])
     assert one.status == other.status == 1
@@ -61,6 +66,7 @@ def two_ranks(interpreter: Interpreter, folder: Path, *differences: list[str]) -
     return [ended(rank) for rank in ranks]
 
 
+@both_interpreters("tests/jobs/test_launch.py::test_init_proc_reports_every_phase_of_every_rank")
 def test_init_proc_reports_every_phase_of_every_rank(interpreter: Interpreter) -> None:
     done = interpreter.launch(2, "init_proc.py", "--size_mb", "1")
     assert done.status == 0, done.stderr
@@ -75,6 +81,7 @@ def test_init_proc_reports_every_phase_of_every_rank(interpreter: Interpreter) -
         assert f"pid {report['pid']} rank {report['rank']} of 2 local_rank {report['rank']} host " in done.stdout
 
 
+@both_interpreters("tests/jobs/test_launch.py::test_init_proc_names_the_phase_that_failed")
 def test_init_proc_names_the_phase_that_failed(interpreter: Interpreter) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = ended(started([interpreter.path, str(JOBS / "init_proc.py"), "--timeout", "2"], **place))
@@ -84,6 +91,7 @@ def test_init_proc_names_the_phase_that_failed(interpreter: Interpreter) -> None
     assert report["error"]
 
 
+@both_interpreters("tests/jobs/test_launch.py::test_init_proc_alone_says_how_to_start_it")
 def test_init_proc_alone_says_how_to_start_it(interpreter: Interpreter) -> None:
     done = ended(started([interpreter.path, str(JOBS / "init_proc.py")]))
     assert done.status == 2

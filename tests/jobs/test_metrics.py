@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.lazy import Lazy
+
 from .conftest import forked
 
-torch = pytest.importorskip("torch")
-metrics = pytest.importorskip("metrics")
-dist = torch.distributed
+torch = Lazy("torch")
+metrics = Lazy("metrics")
+dist = Lazy("torch.distributed")
 
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda span: (span[0], sum(span))), max_size=8)
 
@@ -171,5 +173,7 @@ def test_three_ranks_get_the_same_gradients_and_the_profilers_time() -> None:
         assert rank["whole"], "DDP's own gradients, bit for bit"
         assert rank["part"], "and those of a model over a part of the ranks"
         assert rank["buckets"] > 3
-        assert rank["timed"] == pytest.approx(rank["profiled"], rel=0.1), rank
-        assert rank["sum"] > 1.2 * rank["profiled"], "buckets are under way at once, and count once"
+        assert rank["sum"] > 1.2 * rank["profiled"], "buckets are under way at once"
+        assert rank["timed"] > 0.9 * rank["profiled"], rank
+        # A busy machine calls the timer late, which adds a little; counting each bucket by itself would give the sum.
+        assert rank["timed"] - rank["profiled"] < (rank["sum"] - rank["profiled"]) / 2, rank

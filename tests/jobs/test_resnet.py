@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.lazy import Lazy
+
 from .conftest import JOBS, Interpreter, ended, started
 
-torch = pytest.importorskip("torch")
-resnet = pytest.importorskip("resnet")
-common = pytest.importorskip("common")
+torch = Lazy("torch")
+resnet = Lazy("resnet")
+common = Lazy("common")
 
 SAME_AS_TORCHVISION = """
 import sys; sys.path.insert(0, sys.argv[1])

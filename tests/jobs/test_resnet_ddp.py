@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.lazy import Lazy
+
 from .conftest import Ended, forked
 
-torch = pytest.importorskip("torch")
-batches = pytest.importorskip("batches")
-checkpoint = pytest.importorskip("checkpoint")
-common = pytest.importorskip("common")
-resnet = pytest.importorskip("resnet")
-job = pytest.importorskip("resnet_ddp")
+torch = Lazy("torch")
+batches = Lazy("batches")
+checkpoint = Lazy("checkpoint")
+common = Lazy("common")
+resnet = Lazy("resnet")
+job = Lazy("resnet_ddp")
 
 SMALL = ("--data_dir", "synthetic", "--train_size", "40", "--test_size", "20", "--batch_size", "8", "--width", "2")
 

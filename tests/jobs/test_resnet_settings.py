@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
-settings = pytest.importorskip("resnet_settings")
-common = pytest.importorskip("common")
+from tests.lazy import Lazy
 
-CPU = torch.device("cpu")
+torch = Lazy("torch")
+settings = Lazy("resnet_settings")
+common = Lazy("common")
 
 
 def test_every_argument_has_a_default(alone: None) -> None:
@@ -64,20 +64,20 @@ def test_bad_arguments_are_usage_errors(given: list[str], said: str, capsys: pyt
 )
 def test_what_only_a_gpu_can_do_is_refused_on_the_cpu(given: list[str], said: str) -> None:
     with pytest.raises(common.Refused, match=said):
-        settings.refuse(settings.parse_args(given), CPU)
+        settings.refuse(settings.parse_args(given), torch.device("cpu"))
 
 
 def test_compiling_needs_a_new_torch_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     args = settings.parse_args(["--compile"])
     monkeypatch.setattr(torch, "compile", print, raising=False)
     monkeypatch.setenv("CXX", "true")
-    settings.refuse(args, CPU)
+    settings.refuse(args, torch.device("cpu"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(common.JobError, match=r"needs a C\+\+ compiler, there is no no-such-compiler: install g\+\+"):
-        settings.refuse(args, CPU)
+        settings.refuse(args, torch.device("cpu"))
     monkeypatch.delattr(torch, "compile")
     with pytest.raises(common.Refused, match=r"--compile needs torch 2\.0, this is .*: leave it out"):
-        settings.refuse(args, CPU)
+        settings.refuse(args, torch.device("cpu"))
 
 
 def test_the_rate_is_the_one_that_was_asked_for() -> None:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .conftest import Interpreter
+from tests.lazy import Lazy
 
-torch = pytest.importorskip("torch")
-common = pytest.importorskip("common")
-job = pytest.importorskip("sampler")
+from .conftest import Interpreter, both_interpreters
+
+torch = Lazy("torch")
+common = Lazy("common")
+job = Lazy("sampler")
 
 
 def shares_of(world_size: int, *args: str, forget: bool = False) -> tuple[Any, Any]:
@@ -104,6 +106,7 @@ def test_bad_arguments_are_usage_errors(given: list[str], capsys: Any) -> None:
 
 
 @pytest.mark.torch
+@both_interpreters("tests/jobs/test_sampler.py::test_two_ranks_print_one_table")
 def test_two_ranks_print_one_table(interpreter: Interpreter) -> None:
     done = interpreter.launch(2, "sampler.py", "--samples", "91")
     assert done.status == 0, done.stderr

@@ -11,15 +11,22 @@ from typing import Any
 
 import pytest
 
-from .conftest import JOBS, Interpreter, ended, started
+from tests.lazy import Lazy
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("PIL.Image")
-job = pytest.importorskip("segmentation")
-common = pytest.importorskip("common")
-segnet = pytest.importorskip("segnet")
+from .conftest import JOBS, Interpreter, both_interpreters, ended, started
+
+torch = Lazy("torch")
+job = Lazy("segmentation")
+common = Lazy("common")
+segnet = Lazy("segnet")
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def pillow() -> None:
+    pytest.importorskip("PIL.Image")
+
 
 SCRIPT = str(JOBS / "segmentation.py")
 # 43 pictures are 5 global batches of 8 and a rest; 7 to validate with are 4 on one rank and 3 on the other.
@@ -33,6 +40,7 @@ def epochs(output: str) -> list[tuple[float, ...]]:
     return [tuple(float(value) for value in line) for line in EPOCH.findall(output)]
 
 
+@both_interpreters("tests/jobs/test_segmentation.py::test_two_ranks_and_one_process_do_the_same_work")
 def test_two_ranks_and_one_process_do_the_same_work(
     interpreter: Interpreter, alone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-from .conftest import JOBS, Interpreter, ended, interpreter_at, started
+from tests.lazy import Lazy
 
-torch = pytest.importorskip("torch")
-common = pytest.importorskip("common")
-job = pytest.importorskip("toy_ddp")
+from .conftest import JOBS, Interpreter, both_interpreters, ended, interpreter_at, started
 
-CPU = torch.device("cpu")
+torch = Lazy("torch")
+common = Lazy("common")
+job = Lazy("toy_ddp")
+
 ALL = ("--demo", "basic", "checkpoint", "model_parallel", "syncbn")
 
 
 def toy(seed: int = 0) -> Any:
     """The model that a rank of this number makes."""
     torch.manual_seed(seed)
-    return job.Toy(CPU, CPU)
+    cpu = torch.device("cpu")
+    return job.Toy(cpu, cpu)
 
 
 def gradients_by_hand(model: Any, rank: int) -> list[Any]:
@@ -55,6 +57,7 @@ def test_the_gradient_of_one_rank_is_that_of_the_chain_rule() -> None:
 
 
 @pytest.mark.torch
+@both_interpreters("tests/jobs/test_toy_ddp.py::test_all_demos_on_two_ranks_show_what_a_hand_computes")
 def test_all_demos_on_two_ranks_show_what_a_hand_computes(interpreter: Interpreter, tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     done = interpreter.launch(2, "toy_ddp.py", *ALL, "--checkpoint", str(file))
@@ -125,7 +128,7 @@ def test_a_given_checkpoint_is_kept_and_loaded_the_next_time(alone: None, tmp_pa
     run_demo("--demo", "checkpoint", "--checkpoint", str(file))
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
     model = toy()
-    job.load(model, str(file), file.read_bytes(), CPU)
+    job.load(model, str(file), file.read_bytes(), torch.device("cpu"))
     assert torch.equal(job.weights(model), job.weights(toy(seed=5)))
 
 
@@ -149,13 +152,13 @@ def test_damage_is_noticed(tmp_path: Path, damage: Any, reason: str) -> None:
     torch.save(toy().state_dict(), tmp_path / "model.pt")
     content = (tmp_path / "model.pt").read_bytes()
     with pytest.raises(common.Refused, match=rf"^the checkpoint here is damaged or not of this model \({reason}\)"):
-        job.load(toy(), "here", damage(content), CPU)
+        job.load(toy(), "here", damage(content), torch.device("cpu"))
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(4, 5).state_dict(), tmp_path / "model.pt")
     with pytest.raises(common.Refused, match="Missing key") as refused:
-        job.load(toy(), "here", (tmp_path / "model.pt").read_bytes(), CPU)
+        job.load(toy(), "here", (tmp_path / "model.pt").read_bytes(), torch.device("cpu"))
     assert "\n" not in str(refused.value)
 
 

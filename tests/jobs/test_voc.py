@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-image = pytest.importorskip("PIL.Image")
-voc = pytest.importorskip("voc")
+from tests.lazy import Lazy
+
+np = Lazy("numpy")
+torch = Lazy("torch")
+image = Lazy("PIL.Image")
+voc = Lazy("voc")
 
 LISTS = "ImageSets/Segmentation"
 
@@ -174,14 +176,14 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("mask", "said"),
     [
-        (image.new("RGB", (128, 96)), "the mask of val_000000 has mode RGB"),
-        (image.new("L", (96, 128)), r"size \(96, 128\), expected P and \(128, 96\)"),
-        (image.new("L", (128, 96), 21), "the mask of val_000000 has class 21: 0 to 20 and 255 are expected"),
+        (("RGB", (128, 96), 0), "the mask of val_000000 has mode RGB"),
+        (("L", (96, 128), 0), r"size \(96, 128\), expected P and \(128, 96\)"),
+        (("L", (128, 96), 21), "the mask of val_000000 has class 21: 0 to 20 and 255 are expected"),
     ],
     ids=["colours", "size", "class"],
 )
-def test_a_mask_of_another_kind_is_named(tmp_path: Path, mask: Any, said: str) -> None:
-    put(publish(tmp_path), mask)
+def test_a_mask_of_another_kind_is_named(tmp_path: Path, mask: tuple[Any, ...], said: str) -> None:
+    put(publish(tmp_path), image.new(*mask))
     with pytest.raises(voc.JobError, match=said):
         voc.load(str(tmp_path), 64, 0, None, None)[1][0]
 

@@ -26,13 +26,18 @@ for folder in $LAB_EXPOSE; do # what the host may see although it lies in a fold
   mount --bind "$folder" ".$folder"
   mount -o remount,bind,ro ".$folder"
 done
+if [ -n "$LAB_SHARED" ]; then
+  mkdir -p ".$LAB_SHARED"
+  mount --bind "$LAB_DISK/../shared" ".$LAB_SHARED"
+fi
 pivot_root . .
 umount -l .
 
 read -r _ # the cables are in
 ip link set lo up
 for address in $LAB_ADDRESSES; do # eth0=10.64.4.11/22
-  ip address add "${address#*=}" dev "${address%%=*}"
+  case $address in *:*) nodad=nodad ;; *) nodad= ;; esac # an IPv6 address is ready at once without a search for duplicates
+  ip address add "${address#*=}" dev "${address%%=*}" $nodad
   ip link set "${address%%=*}" up
 done
 /usr/sbin/sshd -E /run/sshd.log

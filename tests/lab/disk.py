@@ -31,13 +31,15 @@ def hidden_folders() -> list[Path]:
     return [CHECKOUT if top in SHARED_TOPS else Path("/", top)]
 
 
-def exposed_folders(cache: Path) -> list[Path]:
-    """The cache of interpreters, where the host would not see it: in a hidden folder or on a disk of its own."""
-    if not cache.is_dir():
-        return []
+def exposed_folders(*folders: Path) -> list[Path]:
+    """Those that the host would not see: in a hidden folder or on a disk of its own."""
     covered = [*hidden_folders(), *(Path("/", folder) for folder in EMPTY)]
-    apart = os.stat(cache).st_dev != os.stat("/").st_dev
-    return [cache] if apart or any(cache.is_relative_to(folder) for folder in covered) else []
+    found = []
+    for folder in filter(Path.is_dir, folders):
+        apart = os.stat(folder).st_dev != os.stat("/").st_dev
+        if apart or any(folder.is_relative_to(one) for one in covered):
+            found.append(folder)
+    return found
 
 
 class Disk:

@@ -38,16 +38,30 @@ class Lab:
 
     fabric: every host gets a second network (eth1) that this machine is not on.
     jump: only node0 is reachable from this machine; the others are behind it.
+    ipv6: no host has an IPv4 address but 127.0.0.1.
+    expose: folders of this machine that hosts would not see, such as an interpreter below a home.
+    shared: this folder of every host is a mount of one folder, as an NFS home is.
     """
 
-    def __init__(self, count: int, *, fabric: bool = False, jump: bool = False, detached: bool = False) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        fabric: bool = False,
+        jump: bool = False,
+        detached: bool = False,
+        ipv6: bool = False,
+        expose: Sequence[Path] = (),
+        shared: str = "",
+    ) -> None:
         self.jump = jump
         self.hosts: list[Host] = []
         self.claim = claims.claim()
+        self.shared = shared
         self._switch: Switch | None = None
-        self.exposed = exposed_folders(interpreters.cache())
+        self.exposed = exposed_folders(interpreters.cache(), *expose)
         try:
-            self._lay_out(count, fabric=fabric, detached=detached)
+            self._lay_out(count, fabric=fabric, detached=detached, ipv6=ipv6)
             self.boot(self.hosts)
         except BaseException:
             self.stop()
@@ -152,10 +166,11 @@ class Lab:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
-    def _lay_out(self, count: int, *, fabric: bool, detached: bool) -> None:
+    def _lay_out(self, count: int, *, fabric: bool, detached: bool, ipv6: bool) -> None:
         self.folder.mkdir()
         call(["mount", "-t", "tmpfs", "-o", "size=70%,mode=755", "ddpctl-lab", str(self.folder)])
-        self._switch = Switch(self.claim, detached=detached)
+        (self.folder / "shared").mkdir()
+        self._switch = Switch(self.claim, detached=detached, ipv6=ipv6)
         self._switch.power_on()
         cables = [self._cables(index, fabric) for index in range(count)]
         names = [f"node{index}" for index in range(count)]

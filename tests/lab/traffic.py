@@ -44,10 +44,10 @@ def fetch(host: Host, peer: Host, port: int, timeout: float = 1) -> tuple[str, i
     return word, int(size), float(seconds)
 
 
-def banner(host: Host) -> bytes:
-    """The first bytes that its port 22 says within a third of a second, having accepted."""
-    with socket.create_connection((host.address, 22), timeout=1) as link:
-        link.settimeout(0.3)
+def banner(host: Host, patience: float = 60) -> bytes:
+    """The first bytes that its port 22 says within so many seconds, having accepted."""
+    with socket.create_connection((host.address, 22), timeout=10) as link:
+        link.settimeout(patience)
         try:
             return link.recv(8)
         except TimeoutError:

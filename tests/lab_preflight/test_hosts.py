@@ -11,7 +11,7 @@ import pytest
 from ddpctl.spec.finding import Finding
 from tests.e2e.site import until
 from tests.lab import Host, Lab
-from tests.lab_preflight.preflight import PORT, infos, measured, preflight, run_fix, trouble, where
+from tests.lab_preflight.preflight import PORT, infos, preflight, run_fix, trouble, where
 
 # All subjects but the network's own, which test_ports and test_links are about.
 HOSTS = ("ssh", "host", "login", "env", "python", "torch", "gpu", "ib", "job", "port")
@@ -39,16 +39,6 @@ def one(lab: Lab, check: str, severity: str, host: str | None, **keys: Any) -> F
     return wrong[0]
 
 
-@pytest.mark.alone
-def test_healthy_hosts_have_nothing_to_say(make_lab: Any, python113: str) -> None:
-    lab = make_lab(8)
-    for _ in range(2):
-        report = preflight(lab, only=(), jobs={}, defaults={"python": python113})
-        assert where(trouble(report)) == []
-        assert [finding.message for finding in infos(report)] == []
-        assert report.exit_code == 0
-
-
 def test_a_hostname_on_loopback_is_harmless_and_said_so(lab3: Lab) -> None:
     lab3[1].hosts_file("127.0.0.1 localhost\n127.0.1.1 node1\n")
     wrong, quiet = found(lab3)
@@ -67,29 +57,28 @@ def test_a_hostname_on_loopback_is_no_joke_with_c10d(lab3: Lab) -> None:
     assert found(lab3, jobs=jobs) == ([], [])
 
 
-def test_another_torch_on_one_host(lab3: Lab, python113: str, python213: str) -> None:
-    keys = {"defaults": {"python": python113}, "hosts": {"node2": {"python": python213}}}
-    wrong, _ = found(lab3, **keys)
+def test_another_torch_on_one_host(lab3: Lab, python113: str) -> None:
+    wrong, _ = found(lab3, hosts={"node2": {"python": python113}})
     versions = [finding for finding in wrong if finding.check == "torch.versions" and finding.severity.value == "error"]
     assert [finding.host for finding in versions] == ["node2"]
-    assert "node2 has torch 2.13.0+cpu, the other 2 have 1.13" in versions[0].message
+    assert "node2 has torch 1.13" in versions[0].message
+    assert "the other 2 have 2.13.0+cpu" in versions[0].message
     assert "mode: managed" in (versions[0].fix or "")
-    others = {(finding.check, finding.host) for finding in wrong} - {("torch.versions", "node2")}
-    assert others <= {("torch.vision", "node2")}  # that interpreter has the package index's torchvision
+    assert {(finding.check, finding.host) for finding in wrong} == {("torch.versions", "node2")}
 
 
 def test_torchvision_of_the_package_index_beside_a_cpu_torch(lab3: Lab, python213: str) -> None:
-    wrong, _ = found(lab3, defaults={"python": python213})
-    assert where(wrong) == [("torch.vision", "warning", name, None) for name in ("node0", "node1", "node2")]
+    wrong, _ = found(lab3, count=1, defaults={"python": python213})
+    assert where(wrong) == [("torch.vision", "warning", "node0", None)]
     assert "torchvision::nms does not exist" in wrong[0].message
 
 
-def test_the_import_is_remembered_until_the_environment_changes(lab3: Lab, python113: str) -> None:
-    report = [preflight(lab3, only=("torch",), jobs={}, defaults={"python": python113}) for _ in range(2)]
+def test_the_import_is_remembered_until_the_environment_changes(lab3: Lab, stand_in: str) -> None:
+    report = [preflight(lab3, only=("torch",), jobs={}) for _ in range(2)]
     assert all(where(trouble(one)) == [] for one in report)
     remembered = lab3[0].read("/root/.local/state/ddpctl/cache/torch_import.node0.json")
-    assert python113 not in remembered  # a fingerprint, no path
-    assert '"torch": "1.13' in remembered
+    assert stand_in not in remembered  # a fingerprint, no path
+    assert '"torch": "2.13.0+cpu"' in remembered
 
 
 def test_no_python_is_told_from_no_host(lab3: Lab) -> None:
@@ -215,7 +204,7 @@ def test_how_a_script_on_the_nodes_wants_its_local_rank(lab3: Lab) -> None:
     text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', type=int)\n"
     for host in lab3:
         host.write("/root/train.py", text)
-    report = measured(lab3, only=("job",), jobs=TRAIN)
+    report = preflight(lab3, only=("job",), jobs=TRAIN)
     assert where(trouble(report)) == []
     assert [finding.check for finding in infos(report)] == ["job.script"]
     assert {report.facts.node(host.name).local_rank_arg for host in lab3} == {"--local_rank"}
@@ -234,9 +223,10 @@ def test_data_that_is_missing(lab3: Lab) -> None:
 
 
 def _listen(host: Host) -> None:
-    program = f"import socket, time; s = socket.create_server(('', {PORT})); time.sleep(600)"
+    """On the loopback address alone: the port is taken all the same."""
+    program = f"import socket, time; s = socket.create_server(('127.0.0.1', {PORT})); time.sleep(600)"
     host.popen(["/usr/bin/python3", "-c", program])
-    for _ in range(200):
+    for _ in range(1200):
         if not host.port_free(PORT):
             return
         time.sleep(0.05)
@@ -244,7 +234,7 @@ def _listen(host: Host) -> None:
 
 
 def _wait_free(host: Host) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         if host.port_free(PORT):
             return
         time.sleep(0.05)

@@ -9,7 +9,7 @@ import pytest
 from ddpctl.spec.finding import Severity
 from tests.conftest import MakeLab
 from tests.lab import Lab
-from tests.lab_preflight.preflight import infos, measured, preflight, run_fix, trouble, where
+from tests.lab_preflight.preflight import infos, preflight, run_fix, trouble, where
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,7 @@ def test_no_route_though_the_controller_reaches_both(lab3: Lab) -> None:
     assert lab3[2].address in found.message
 
 
+@pytest.mark.full(covered_by="tests/lab_preflight/test_links.py::test_no_route_though_the_controller_reaches_both")
 def test_no_route_to_anybody(lab3: Lab) -> None:
     lab3[1].run(f"for a in {lab3[0].address} {lab3[2].address}; do ip route add unreachable $a proto static; done")
     (found,) = trouble(preflight(lab3))
@@ -102,21 +103,21 @@ def test_two_hosts_of_one_address_are_refused(make_lab: MakeLab) -> None:
 
 
 def test_fabric_address_by_name(lab3: Lab) -> None:
-    report = measured(lab3, hosts={"node1": {"fabric_address": "node1"}})
+    report = preflight(lab3, hosts={"node1": {"fabric_address": "node1"}})
     assert where(trouble(report)) == []
     assert report.fabric["node1"].address == lab3[1].address
     (found,) = trouble(preflight(lab3, hosts={"node1": {"fabric_address": "nosuchname"}}))
     assert where([found]) == [("fabric.address", "error", "node1", None)]
 
 
+@pytest.mark.full(covered_by="tests/lab_preflight/test_links.py::test_big_packets_lost_in_one_direction")
 def test_mtu_black_hole(fabric_lab: Lab) -> None:
+    """Each of the transfers that stall is waited for."""
     fabric_lab[1].mtu_black_hole(1300, interface="eth1")
-    faults = trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))
-    assert where(faults) == [("mesh.mtu", "error", "node1", None)], faults
-    (found,) = faults
-    assert sorted(found.evidence["peers"]) == ["node0", "node2"]
-    run_fix(found, fabric_lab[1])
-    assert where(trouble(preflight(fabric_lab, defaults={"interface": "eth1"}))) == []
+    (found,) = trouble(preflight(fabric_lab, count=2, defaults={"interface": "eth1"}))
+    assert (found.check, found.severity.value, {found.host, found.peer}) == ("mesh.mtu", "error", {"node0", "node1"})
+    run_fix(found, next(host for host in fabric_lab if host.name == found.host))
+    assert where(trouble(preflight(fabric_lab, count=2, defaults={"interface": "eth1"}))) == []
 
 
 def test_big_packets_lost_in_one_direction(lab3: Lab) -> None:
@@ -143,7 +144,7 @@ def test_addresses_found_on_a_second_network(fabric_lab: Lab) -> None:
     """SSH comes in by eth0, and the nodes keep each other out there."""
     for host in fabric_lab:
         host.firewall(*(f'iifname "eth0" ip saddr {peer.address} drop' for peer in fabric_lab if peer is not host))
-    report = measured(fabric_lab)
+    report = preflight(fabric_lab)
     assert where(trouble(report)) == []
     assert {host: entry.interface for host, entry in report.fabric.items()} == dict.fromkeys(
         ("node0", "node1", "node2"), "eth1"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab import Host, Lab
-from tests.lab_preflight.preflight import PORT, RANGE, infos, preflight, run_fix, trouble, where
+from tests.lab_preflight.preflight import PORT, RANGE, command, infos, preflight, run_fix, trouble, where
 
 SILENT = """
 import socket, time
@@ -40,7 +40,7 @@ def _tidy(lab3: Lab) -> Iterator[None]:
 def serve(host: Host, argv: list[str], port: int) -> None:
     """A program that listens on the port until the test ends."""
     host.popen(argv)
-    for _ in range(200):
+    for _ in range(1200):
         if not host.port_free(port):
             return
         time.sleep(0.05)
@@ -55,7 +55,13 @@ def clean(lab: Lab) -> None:
     ("rule", "status"),
     [
         ("drop", "dropped"),
-        ("reject with tcp reset", "refused"),
+        pytest.param(
+            "reject with tcp reset",
+            "refused",
+            marks=pytest.mark.full(
+                covered_by="tests/worker/test_network.py::test_other_host_other_preflight_and_nobody"
+            ),
+        ),
         ("reject with icmpx type admin-prohibited", "rejected"),
     ],
 )
@@ -81,6 +87,7 @@ def test_master_port_blocked_for_one(lab3: Lab) -> None:
     clean(lab3)
 
 
+@pytest.mark.full(covered_by="tests/lab_preflight/test_ports.py::test_ephemeral_range_blocked_in_one_direction")
 def test_ephemeral_range_blocked(lab3: Lab) -> None:
     lab3[0].drop(port=RANGE)
     (found,) = trouble(preflight(lab3))
@@ -101,7 +108,7 @@ def test_stateless_rule_that_stops_the_answers_too(lab3: Lab) -> None:
 
 def test_ephemeral_range_blocked_in_one_direction(lab3: Lab) -> None:
     lab3[1].drop(port=RANGE, from_=lab3[2])
-    report = preflight(lab3)
+    report = command(lab3)
     (found,) = trouble(report)
     assert where([found]) == [("mesh.ports", "error", "node1", "node2")]
     assert "network mesh  1 error" in report.stderr
@@ -112,7 +119,7 @@ def test_ephemeral_range_blocked_in_one_direction(lab3: Lab) -> None:
 def test_direction_that_gloo_never_uses_is_an_info(lab3: Lab) -> None:
     """The node with the highest address never listens under gloo."""
     lab3[2].firewall(f"ct state new tcp dport {RANGE} drop")
-    report = preflight(lab3)
+    report = command(lab3)
     assert where(trouble(report)) == []
     (found,) = infos(report)
     assert where([found]) == [("mesh.ports", "info", "node2", None)]
@@ -130,6 +137,7 @@ def test_outgoing_rule(lab3: Lab) -> None:
     clean(lab3)
 
 
+@pytest.mark.full(covered_by="tests/lab_preflight/test_ports.py::test_stateless_rule_that_stops_the_answers_too")
 def test_answers_dropped_on_their_way_back(lab3: Lab) -> None:
     lab3[1].firewall(f"tcp sport {PORT} drop")
     (found,) = trouble(preflight(lab3))
@@ -169,7 +177,19 @@ CLOSED = ("ct state established,related accept", 'iifname "lo" accept', "tcp dpo
 RESTARTS = {"train": {"script": "train.py", "code": None, "restarts": 2, "nodes": ["node0", "node1"]}}
 
 
-@pytest.mark.parametrize("witness", [False, True], ids=["", "witness"])
+@pytest.mark.parametrize(
+    "witness",
+    [
+        pytest.param(
+            False,
+            id="",
+            marks=pytest.mark.full(
+                covered_by="tests/lab_preflight/test_ports.py::test_what_restarts_need_is_open_on_every_host"
+            ),
+        ),
+        pytest.param(True, id="witness"),
+    ],
+)
 def test_what_restarts_need_is_open_on_every_host(lab3: Lab, witness: bool) -> None:
     """An agent listens on each, and any but the witness may be the next master; once fixed, it is."""
     jobs = {"train": {**RESTARTS["train"], **({"witness": "node2"} if witness else {})}}
@@ -185,6 +205,7 @@ def test_what_restarts_need_is_open_on_every_host(lab3: Lab, witness: bool) -> N
     assert where(trouble(preflight(lab3, jobs=jobs))) == []
 
 
+@pytest.mark.full(covered_by="tests/checks/test_firewall.py::test_fix_for_nft_goes_before_whatever_drops")
 def test_two_chains_that_both_block(lab3: Lab) -> None:
     """An accept in one chain does not spare the packet the next one: the fix opens both."""
     for name, priority in (("first", -10), ("second", 10)):
@@ -249,15 +270,15 @@ def test_rules_are_read_by_sudo_where_a_login_may(lab3: Lab) -> None:
     assert where(trouble(preflight(lab3, defaults={"user": "ada"}))) == []
 
 
-def test_port_taken_on_the_master(lab3: Lab) -> None:
-    program = SILENT.replace('("", 4242)', f'("127.0.0.1", {PORT})')
-    serve(lab3[0], ["/usr/bin/python3", "-c", program], PORT)
-    (found,) = trouble(preflight(lab3))
-    assert where([found]) == [("port.master", "error", "node0", None)]
-    assert "socket.create_server" in found.message
-
-
-@pytest.mark.parametrize(("program", "status"), [(SILENT, "silent"), (TALKATIVE, "foreign")])
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        (SILENT, "silent"),
+        pytest.param(
+            TALKATIVE, "foreign", marks=pytest.mark.full(covered_by="tests/worker/test_network.py::test_other_program")
+        ),
+    ],
+)
 def test_foreign_program_behind_a_forwarding(lab3: Lab, program: str, status: str) -> None:
     """The port is free to bind, and yet a container's forwarding takes every connection."""
     serve(lab3[0], ["/usr/bin/python3", "-c", program], 4242)

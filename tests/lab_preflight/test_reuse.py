@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ddpctl.spec.preflight import from_document, to_document
 from ddpctl.stages.preflight import Options
 from tests.lab import Lab
-from tests.lab_preflight.preflight import measured
+from tests.lab_preflight.preflight import preflight
 
 AGAIN = Options(reuse=True)
 
@@ -20,42 +21,42 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clean_result_of_the_last_minute_is_taken_again(lab3: Lab) -> None:
-    first = measured(lab3, options=Options(), jobs={})
+    first = preflight(lab3, options=Options(), jobs={})
     assert first.exit_code == 0
-    again = measured(lab3, options=AGAIN, jobs={})
+    again = preflight(lab3, options=AGAIN, jobs={})
     assert again.reused
     assert not first.reused
     assert (again.findings, again.facts, again.fabric) == (first.findings, first.facts, first.fabric)
     assert again.open_ports == first.open_ports
-    assert not measured(lab3, options=Options(), jobs={}).reused
-    assert not measured(lab3, options=AGAIN, jobs={}, cluster="other").reused
+    assert not preflight(lab3, options=Options(), jobs={}).reused
+    assert not preflight(lab3, options=AGAIN, jobs={}, cluster="other").reused
 
 
 def test_port_that_was_taken_meanwhile_is_found(lab3: Lab) -> None:
-    port = measured(lab3, options=Options(), jobs={}).facts.master_port
+    port = preflight(lab3, options=Options(), jobs={}).facts.master_port
     assert port
     while not lab3[0].port_free(port):  # the preflight's own listener ends a moment after the report
-        pass
+        time.sleep(0.02)
     program = f"import socket, time; s = socket.create_server(('', {port})); time.sleep(600)"
     lab3[0].popen(["/usr/bin/python3", "-c", program])
     while lab3[0].port_free(port):
-        pass
-    again = measured(lab3, options=AGAIN, jobs={})
+        time.sleep(0.02)
+    again = preflight(lab3, options=AGAIN, jobs={})
     assert not again.reused
     assert again.facts.master_port not in (None, port)
 
 
 def test_trouble_is_never_taken_from_memory(lab3: Lab) -> None:
     lab3[0].drop(from_=lab3[1])
-    assert measured(lab3, options=Options(), jobs={}).exit_code == 3
+    assert preflight(lab3, options=Options(), jobs={}).exit_code == 3
     lab3[0].clear_firewall()
-    again = measured(lab3, options=AGAIN, jobs={})
+    again = preflight(lab3, options=AGAIN, jobs={})
     assert again.exit_code == 0
     assert not again.reused
 
 
 def test_document_comes_back_as_it_was(lab3: Lab) -> None:
-    report = measured(lab3)
+    report = preflight(lab3)
     back = from_document(to_document(report))
     assert (back.findings, back.facts, back.fabric, back.hosts) == (
         report.findings,

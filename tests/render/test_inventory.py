@@ -11,6 +11,7 @@ from ddpctl.spec.draft import Draft, JobDraft, host_entry, typed_hosts
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment
 from ddpctl.spec.job import Elastic
+from tests.examples import few
 from tests.files import strategies as files
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -36,6 +37,7 @@ KEYS = st.fixed_dictionaries(
         "env": files.envs,
     },
 )
+
 JOBS = st.builds(
     JobDraft,
     name=st.sampled_from(["train", "no", "1e5"]),
@@ -49,6 +51,7 @@ JOBS = st.builds(
 
 
 @given(NAMES, st.data(), st.none() | JOBS)
+@few
 def test_it_is_read_back_as_what_was_meant(names: list[str], data: st.DataObject, job: JobDraft | None) -> None:
     alike = data.draw(st.none() | KEYS)
     hosts = tuple(host_entry(name, **(data.draw(KEYS) if alike is None else alike)) for name in names)

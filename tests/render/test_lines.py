@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.spec.event import Line
+from tests.examples import few
 
 
 def line(text: str, end: str = "\n", second: float = 0.0, rank: int | None = 0) -> Line:
@@ -104,6 +105,7 @@ def test_equal_lines_are_one_with_all_who_said_it() -> None:
 
 
 @given(st.integers(0, 4 * 10**15).map(lambda micro: micro / 1e6))  # a log has no more digits
+@few
 def test_a_time_has_milliseconds_and_its_zone(time: float) -> None:
     words = LineTime(timezone.utc)
     assert words(time) == datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="milliseconds")

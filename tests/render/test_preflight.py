@@ -19,6 +19,7 @@ from ddpctl.render.preflight import report_view
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Link, Mesh, Speed
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
+from tests.examples import few
 
 ERROR, WARNING, INFO, OK, SKIPPED = (
     Severity.ERROR,
@@ -130,6 +131,7 @@ def test_hosts_worst_first_and_the_healthy_in_one_row() -> None:
         )
     )
 )
+@few
 def test_grouping_loses_no_finding(found: list[Finding]) -> None:
     made = groups.grouped(found)
     assert sorted(map(repr, found)) == sorted(repr(one) for group in made for one in group.findings)
@@ -152,6 +154,7 @@ def test_text_is_never_markup() -> None:
 
 
 @given(st.text(), st.text())
+@few
 def test_any_text_can_be_drawn_by_any_console(message: str, fix: str) -> None:
     one = report(2, Finding("a.b", ERROR, message, "node0", "node1", fix), Finding("c.d", INFO, message, "node1"))
     Console(file=io.StringIO()).print(report_view(one))

@@ -14,6 +14,7 @@ from ddpctl.spec import flow as module
 from ddpctl.spec.event import Line
 from ddpctl.spec.flow import HOLD_S, Flow
 from ddpctl.spec.lines import FOLD_S, Group, Merge, fold, last_lines
+from tests.examples import few
 
 HOSTS = ("a", "b", "c")
 Log = list[Line]
@@ -74,6 +75,7 @@ def check_groups(groups: Sequence[Group], whole: Sequence[Line]) -> None:
 
 
 @given(logs())
+@few
 def test_the_merge_keeps_every_hosts_order_and_goes_by_the_latest_time_so_far(found: dict[str, Log]) -> None:
     merge = Merge(HOSTS)
     for host, log in found.items():
@@ -87,6 +89,7 @@ def test_the_merge_keeps_every_hosts_order_and_goes_by_the_latest_time_so_far(fo
 
 
 @given(logs(), st.integers(0, 100))
+@few
 def test_folding_loses_and_reorders_nothing(found: dict[str, Log], due: int) -> None:
     merge = Merge(HOSTS)
     for host, log in found.items():
@@ -132,6 +135,7 @@ def test_a_line_never_moves_in_front_of_what_its_rank_said_before() -> None:
 
 
 @given(logs(), st.integers(0, 40))
+@few
 def test_the_last_lines_are_the_end(found: dict[str, Log], count: int) -> None:
     lines = [one for log in found.values() for one in log]
     last = list(last_lines(lines, count))
@@ -168,6 +172,7 @@ class Told:
 
 
 @given(logs(), st.data(), st.booleans(), st.booleans(), st.integers(1, 50))
+@few
 def test_however_the_batches_come_nothing_is_lost_doubled_or_skipped(
     found: dict[str, Log], data: st.DataObject, live: bool, folded: bool, ahead: int
 ) -> None:
@@ -192,6 +197,7 @@ def test_however_the_batches_come_nothing_is_lost_doubled_or_skipped(
 
 
 @given(logs(most=60), st.booleans())
+@few
 def test_whole_logs_come_out_as_one_merge_whatever_the_pieces(found: dict[str, Log], live: bool) -> None:
     """As long as their hosts are behind, no line is given out before one that belongs in front of it."""
     told = Told(Flow(HOSTS, 0.0, live=live, folded=False))

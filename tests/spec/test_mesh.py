@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddpctl.spec.fabric import HostNetwork, NodeAddress, candidates, choose_fabric, other_addresses
 from ddpctl.spec.mesh import OK, Dial, Mesh, Speed, late_links, slow_links, suspects
 from ddpctl.spec.schedule import schedule, tournament
+from tests.examples import few
 
 sizes = st.integers(min_value=1, max_value=90)
 
@@ -32,6 +33,7 @@ def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
 
 
 @given(st.integers(min_value=65, max_value=400), st.integers(min_value=0, max_value=399), st.text(max_size=5))
+@few
 def test_sample_gives_every_host_its_partners_and_little_to_do(count: int, where: int, seed: str) -> None:
     hosts = names(count)
     master = hosts[where % count]

@@ -160,6 +160,7 @@ def test_secrets_are_read_again(tmp_path: Path) -> None:
     assert dict(found.secrets) == {"TOKEN": "now"}
 
 
+@pytest.mark.slow
 def test_code_that_is_not_here_comes_from_a_host(tmp_path: Path) -> None:
     """And from then on it is here. What no host has is an error that says so."""
     blob = b"an archive"

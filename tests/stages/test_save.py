@@ -193,6 +193,7 @@ def test_a_save_of_several_files_is_waited_for_to_its_end() -> None:
     assert not [event for event in cluster.told if isinstance(event, Note) and event.level == "warning"]
 
 
+@pytest.mark.slow
 def test_what_of_a_save_does_not_come_is_said() -> None:
     old, first = ranks(BEFORE, 6, 0, 1), ranks(AFTER, 7, 0)
     cluster = Cluster(old, [*old, *first], timeout=0.3)

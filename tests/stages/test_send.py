@@ -66,6 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+@pytest.mark.slow
 def test_both_come_with_one_question_and_the_second_time_nothing_is_sent(tmp_path: Path, calls: list[str]) -> None:
     one, heard = launch(tmp_path), Heard()
     assert sent(one, facts(HERE, HERE)) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED)
@@ -76,6 +77,7 @@ def test_both_come_with_one_question_and_the_second_time_nothing_is_sent(tmp_pat
     assert StageEnded("code", True, "0 bytes sent") in heard
 
 
+@pytest.mark.slow
 def test_code_that_changed_is_sent_straight_where_py_spy_lies_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +105,7 @@ def test_it_is_read_once_for_all_hosts(tmp_path: Path, monkeypatch: pytest.Monke
     assert read == [OWN.path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [True, False])
 def test_a_job_that_wants_no_doctor_gets_none(tmp_path: Path, code: bool) -> None:
     one = launch(tmp_path, code=code, doctor="off")
@@ -115,12 +118,14 @@ def test_nobody_is_asked_for_nothing(tmp_path: Path) -> None:
     assert send.send(launch(tmp_path, code=False, doctor="off"), facts(HERE, HERE), no_fleet, Heard()) == Sent()
 
 
+@pytest.mark.slow
 def test_a_job_without_code_gets_it_by_itself(tmp_path: Path) -> None:
     one, heard = launch(tmp_path, code=False), Heard()
     assert sent(one, facts(HERE, HERE), heard).py_spy == {"n0": TOOL, "n1": TOOL}
     assert [event.stage for event in heard if isinstance(event, StageEnded)] == ["py-spy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["riscv64", "../../x", None])
 def test_a_node_of_another_machine_type_gets_the_code_alone(
     tmp_path: Path, other: str | None, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +137,7 @@ def test_a_node_of_another_machine_type_gets_the_code_alone(
     assert heard.notes == []
 
 
+@pytest.mark.slow
 def test_with_a_managed_environment_it_gets_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_wheel(tmp_path, "py_spy")
     wheel = FileSource(path, hash_file(path), path.stat().st_size, path.name)
@@ -150,6 +156,7 @@ def test_with_a_managed_environment_it_gets_a_wheel(tmp_path: Path, monkeypatch:
     assert asked == [f"py-spy {other}"]
 
 
+@pytest.mark.slow
 def test_where_it_is_not_installed_here_the_code_still_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> FileSource:
         raise ProvisionError(f"{name} is not installed with ddpctl")
@@ -161,6 +168,7 @@ def test_where_it_is_not_installed_here_the_code_still_goes(tmp_path: Path, monk
     assert blobs(tmp_path / "n1") == [CODE.sha256]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [True, False])
 def test_a_node_that_cannot_take_it_still_gets_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bool
@@ -176,6 +184,7 @@ def test_a_node_that_cannot_take_it_still_gets_the_code(
     assert blobs(tmp_path / "n0") == ([CODE.sha256] if code else [])
 
 
+@pytest.mark.slow
 def test_a_host_without_the_code_is_an_error(tmp_path: Path) -> None:
     one = launch(tmp_path)
     (tmp_path / "n1").mkdir(mode=0o700)
@@ -192,6 +201,7 @@ def test_a_start_says_which_file_it_is(tmp_path: Path) -> None:
 
 
 # --- the programs of this machine -------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_installed_programs_are_found() -> None:
     assert own_program("uv").path == Path(uv.find_uv_bin()).resolve()
     done = subprocess.run([OWN.path, "--version"], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Three hosts, and connections to them."""
+"""Three hosts, connections to them, and deadlines that a test need not wait long for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddpctl.transport import conversation, dial, link
 from ddpctl.transport.base import Transport
 from ddpctl.transport.fleet import SSHFleet, open_fleet
+from ddpctl_worker import contract
 from tests.lab import Lab
 from tests.transport.build import of_lab
+from tests.transport.support import shorten_tcp_limits
 
 
 @pytest.fixture
@@ -22,3 +25,20 @@ def fleet(lab3: Lab) -> Iterator[SSHFleet]:
 @pytest.fixture
 def node0(fleet: SSHFleet) -> Transport:
     return fleet.transport("node0")
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each deadline is a different number of seconds: the error of a test names the deadline that ended the wait."""
+    monkeypatch.setattr(dial, "CONNECT_S", 3.0)
+    for module in (dial, link):
+        monkeypatch.setattr(module, "FIRST_BYTE_S", 4.0)
+    monkeypatch.setattr(link, "CHANNEL_S", 5.0)
+    monkeypatch.setattr(conversation, "BANNER_S", 6.0)
+    monkeypatch.setattr(contract, "LINK_DEAD_S", 7.0)
+
+
+@pytest.fixture
+def short_tcp_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends a connection whose other side is silent for two or three seconds."""
+    shorten_tcp_limits(monkeypatch)

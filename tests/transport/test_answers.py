@@ -222,6 +222,7 @@ def test_anything_is_a_value_or_an_error_of_the_protocol(seed: int, verb: str) -
         json.dumps(answers.result(verb, data, "node1", {}))
 
 
+@pytest.mark.slow
 def test_the_longest_line_costs_bounded_memory() -> None:
     """The widest of what JSON can become: many small containers."""
     line = b'{"a":[' + b",".join([b"{}"] * ((LINE_BYTES - 10) // 3)) + b"]}"

@@ -37,6 +37,7 @@ def answer(python: str, head: bytes, more: bytes = b"") -> tuple[bytes, bytes, i
     return banner, rest, process.returncode
 
 
+@pytest.mark.slow
 def test_have_and_need(tmp_path: Path) -> None:
     package = payload()
     head = header("n" * 32, str(tmp_path / "base"), package)
@@ -50,6 +51,7 @@ def test_have_and_need(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "base/worker").iterdir()] == [package.sha256]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flip", "short"])
 def test_a_damaged_package_is_never_used(damage: str, tmp_path: Path) -> None:
     package = payload()
@@ -62,6 +64,7 @@ def test_a_damaged_package_is_never_used(damage: str, tmp_path: Path) -> None:
     assert list((tmp_path / "base/worker").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_package_with_a_name_that_leads_out(tmp_path: Path) -> None:
     import hashlib
 
@@ -76,6 +79,7 @@ def test_a_package_with_a_name_that_leads_out(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/evil.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OLD, reason="no interpreter before 3.8 on this machine")
 def test_an_old_interpreter_says_so(tmp_path: Path) -> None:
     for python in OLD:
@@ -101,6 +105,7 @@ def test_no_shell_ever_reads_the_interpreter(python: str) -> None:
     assert words == [expected, "-I", "-c", BOOTSTRAP]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shell", [name for name in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(name)]
 )

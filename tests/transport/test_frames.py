@@ -36,6 +36,7 @@ def cut(blob: bytes, places: list[int]) -> list[bytes]:
     return [blob[start:end] for start, end in itertools.pairwise(edges)]
 
 
+@pytest.mark.slow
 @given(FRAMES, st.lists(st.integers(min_value=0), max_size=20))
 def test_any_cut_gives_the_same_frames(frames: list[tuple[dict[str, object], bytes]], places: list[int]) -> None:
     reader = FrameReader()

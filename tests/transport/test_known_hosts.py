@@ -81,6 +81,7 @@ def test_what_is_written_is_known(name: str, port: int) -> None:
     assert judge(line_for(name, port, A), name, A, port) is Verdict.KNOWN
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
 def test_names_hashed_by_openssh(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"

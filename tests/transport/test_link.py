@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ddpctl.errors import LinkLost
+from ddpctl.transport import link
 from ddpctl.transport.link import ChannelPipe, HopLogin
 from ddpctl.transport.route import Hop
 
@@ -64,7 +65,8 @@ def test_a_status_that_a_dying_connection_did_not_bring() -> None:
         ended.exit_code(1.0)
 
 
-def test_a_command_that_is_killed_has_no_status_on_a_connection_that_lives() -> None:
+def test_a_command_that_is_killed_has_no_status_on_a_connection_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "DYING_S", 0.05)
     ended = pipe(Alive(), eof=True)
     assert ended.recv(1.0) == b""
     assert ended.exit_code(1.0) == -1

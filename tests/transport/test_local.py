@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.errors import Interrupted, PythonMissing, RemoteError, ShellBroken
+from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import open_fleet
 from ddpctl.transport.local import LocalTransport
+from tests.transport.support import workers_of_this_machine
 
 pytestmark = pytest.mark.slow
 
@@ -29,54 +30,14 @@ def local(tmp_path: Path) -> Iterator[LocalTransport]:
 
 
 def workers() -> list[int]:
-    """Workers that are our own children."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            except OSError:
-                continue
-            if b"ddpctl=json" in line and int(parent) == os.getpid():
-                found.append(int(entry.name))
-    return found
-
-
-def test_body_and_frames_at_once(local: LocalTransport) -> None:
-    frames: list[Frame] = []
-    result = local.call(
-        "echo", {"size": 8 << 20, "frames": 8, "raw": 1 << 20}, body=[b"x" * (1 << 20)] * 8, on_frame=frames.append
-    )
-    assert result["got"] == 8 << 20
-    assert [len(frame.raw) for frame in frames] == [1 << 20] * 8
-
-
-def test_cancel_ends_the_worker(local: LocalTransport) -> None:
-    begun = time.monotonic()
-    with pytest.raises(Interrupted):
-        local.call("echo", {"frames": 99, "every": 1}, timeout=None, cancel=lambda: time.monotonic() - begun > 0.3)
-    assert time.monotonic() - begun < 4
-    assert workers() == []
-
-
-def test_until_brings_the_result_at_once(local: LocalTransport) -> None:
-    enough, frames = threading.Event(), list[Frame]()
-
-    def count(frame: Frame) -> None:
-        frames.append(frame)
-        if len(frames) == 3:
-            enough.set()
-
-    result = local.call("echo", {"frames": 600, "every": 0.2}, on_frame=count, until=enough)
-    assert 3 <= result["sent"] < 10
-    assert workers() == []
+    """Workers that are children of this process."""
+    return [pid for pid, parent in workers_of_this_machine().items() if parent == os.getpid()]
 
 
 def test_until_that_never_comes_leaves_no_thread(local: LocalTransport) -> None:
     before = threading.active_count()
     assert local.call("echo", {"frames": 1}, until=threading.Event())["sent"] == 1
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > before:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -95,17 +56,6 @@ def test_an_interpreter_that_says_something_else(tmp_path: Path) -> None:
         LocalTransport(host).call("echo")
     assert str(caught.value).startswith("me: ")
     assert "/bin/cat" in str(caught.value)
-
-
-def test_a_request_the_worker_does_not_know(local: LocalTransport) -> None:
-    with pytest.raises(RemoteError) as caught:
-        local.call("no-such-verb")
-    assert caught.value.kind == "bad_request"
-
-
-def test_the_worker_sees_host_and_base_dir_of_the_host(local: LocalTransport) -> None:
-    """Whatever the caller's arguments say."""
-    assert local.call("echo", {"host": "other", "text": "t"})["text"] == "t"
 
 
 def test_a_fleet_of_local_hosts(tmp_path: Path) -> None:

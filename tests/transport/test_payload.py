@@ -22,6 +22,7 @@ from ddpctl.transport.bootstrap import build, payload
 NAMES = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.py", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(NAMES, st.binary(max_size=200), max_size=5), st.randoms())
 def test_order_does_not_matter(content: dict[str, bytes], random) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(content.items())
@@ -32,6 +33,7 @@ def test_order_does_not_matter(content: dict[str, bytes], random) -> None:  # ty
         assert {name: archive.read(name) for name in archive.namelist()} == content
 
 
+@pytest.mark.slow
 def test_another_process_in_another_place_gets_the_same_hash(tmp_path: Path) -> None:
     program = "from ddpctl.transport.bootstrap import payload; print(payload().sha256)"
     env = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
@@ -51,6 +53,7 @@ def test_the_payload_is_the_worker() -> None:
     assert "def boot(" in package.boot
 
 
+@pytest.mark.slow
 def test_many_hosts_at_once_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

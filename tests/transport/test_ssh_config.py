@@ -60,6 +60,7 @@ def config(tmp_path: Path) -> SSHConfig:
     return load(str(tmp_path / "config"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ssh"), reason="needs ssh")
 @pytest.mark.parametrize("name", ["node1", "alias1", "node2", "node3", "node4", "node5", "node7", "node9", "gate", "x"])
 def test_as_openssh_reads_it(name: str, config: SSHConfig, tmp_path: Path) -> None:
@@ -180,6 +181,7 @@ def test_no_text_breaks_the_reader(words: list[str]) -> None:
         return
 
 
+@pytest.mark.slow
 def test_a_command_of_match_is_run_once(tmp_path: Path) -> None:
     """For many hosts, both passes and several lines."""
     ran = tmp_path / "ran"

@@ -131,8 +131,9 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_paper(tmp_path: Pa
     made = AnswerDesk(KEY, "run", "a", HOSTS, "127.0.0.1")
     made.start(lambda who, question: leader.answer(question, boottime()), line("a", {}))
     folder = tmp_path / "full"
+    paths = RunPaths(str(folder))
     caller = Caller(
-        follower, line("b", {"a": made}), threading.RLock(), RunPaths(str(folder)), dict, lambda until: None
+        follower, line("b", {"a": made}), threading.RLock(), HostRecord(paths).keep, dict, lambda until: None
     )
     leader.write({"n": 2})
     for _ in range(3):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker import notes
 from ddpctl_worker.agent.headway import HANGS_S
 from ddpctl_worker.agent.lead import Leader
 from ddpctl_worker.agent.part import CalledOff, LocalPart
+from tests.worker.handclock import HandClock
 
 HOSTS = ["a", "b", "c", "d"]
 
@@ -19,8 +19,8 @@ HOSTS = ["a", "b", "c", "d"]
 class Preparing:
     """Attempt 2 on a, b and c is prepared, and a leads. Each turn is ten seconds later."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, hosts: str = "abcd", least: int = 3) -> None:
-        self.now = 1000.0
+    def __init__(self, hosts: str = "abcd", least: int = 3) -> None:
+        self.clock = HandClock()
         members = [{"host": host, "role": "node", "address": "127.0.0.1"} for host in hosts]
         run = {"restart": {"hosts": members, "nodes": 3, "least": least, "restarts": 1}}
         ended = {"attempt": 1, "hosts": list("abc"), "cause": {"message": "it failed"}, "set_aside": []}
@@ -28,14 +28,14 @@ class Preparing:
         value = {"attempts": [ended, fresh], "live": True, "go": 1, "aside": {}, "over": None}
         self.voter: Any = SimpleNamespace(host="a", leads=True, agreed=True, paper=SimpleNamespace(value=value))
         self.voter.write = lambda value: setattr(self.voter.paper, "value", value)
-        self.voter.quiet_at = lambda host: self.now + 100.0
+        self.voter.quiet_at = lambda host: self.clock.at + 100.0
         self.reports: dict[str, dict[str, Any]] = {host: self.report() for host in "bc"}
         self.part = LocalPart("/nonexistent", 2)
         self.caller: Any = SimpleNamespace(lock=threading.RLock(), reports=self.reports, changed=threading.Event())
         self.caller.near = lambda seconds: list(hosts)
         self.caller.save = self.caller.nudge = lambda: None
-        self.leader = Leader(run, self.voter, SimpleNamespace(peers={}), "/nonexistent", dict)  # type: ignore[arg-type]
-        monkeypatch.setattr(notes, "boottime", lambda: self.now)
+        line: Any = SimpleNamespace(peers={})
+        self.leader = Leader(run, self.voter, line, "/nonexistent", dict, self.clock)  # type: ignore[arg-type]
 
     @staticmethod
     def report(**more: Any) -> dict[str, Any]:
@@ -48,9 +48,9 @@ class Preparing:
 
     def last(self, seconds: float, **moves: int) -> None:
         """``moves``: the hosts that come on, and how far in ten seconds."""
-        until = self.now + seconds
-        while self.now < until and self.value["live"]:
-            self.now += 10.0
+        until = self.clock.at + seconds
+        while self.clock.at < until and self.value["live"]:
+            self.clock.at += 10.0
             for host, count in moves.items():
                 if host == "a":
                     self.part.move(count)
@@ -59,8 +59,8 @@ class Preparing:
             self.leader.turn(self.caller, self.part)
 
 
-def test_a_host_that_hangs_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Preparing(monkeypatch)
+def test_a_host_that_hangs_is_set_aside() -> None:
+    run = Preparing()
     run.part.ready = True
     run.last(HANGS_S, b=1)
     assert run.value["live"]
@@ -77,8 +77,8 @@ def test_a_host_that_hangs_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(run.value["aside"]) == ["c"]
 
 
-def test_what_takes_hours_and_comes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Preparing(monkeypatch)
+def test_what_takes_hours_and_comes_on_is_waited_for() -> None:
+    run = Preparing()
     run.reports["c"]["ready"] = 2
     run.last(7200.0, a=1, b=1 << 30)
     assert run.value["live"]
@@ -88,17 +88,17 @@ def test_what_takes_hours_and_comes_on_is_waited_for(monkeypatch: pytest.MonkeyP
     assert run.value["go"] == 2
 
 
-def test_who_waits_for_another_host_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_another_host_is_not_to_blame() -> None:
     """b waits for a, which waits for c; on that one a part of the attempt before does not end."""
-    run = Preparing(monkeypatch)
+    run = Preparing()
     run.part.waits_for, run.reports["b"]["waits"] = "c", "a"
     run.reports["c"]["clear"] = 0
     run.last(HANGS_S + 30.0)
     assert list(run.value["aside"]) == ["c"]
 
 
-def test_where_the_run_needs_that_host_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Preparing(monkeypatch, hosts="abc")
+def test_where_the_run_needs_that_host_it_is_waited_for() -> None:
+    run = Preparing(hosts="abc")
     run.last(3600.0, a=1, b=1)
     assert run.value["live"]
     assert run.value["aside"] == {}
@@ -111,14 +111,14 @@ def test_where_the_run_needs_that_host_it_is_waited_for(monkeypatch: pytest.Monk
     assert run.leader.headway.waits == "attempt 2 waits for a, b, c"
 
 
-def test_fewer_hosts_are_enough_where_the_job_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Preparing(monkeypatch, hosts="abc", least=2)
+def test_fewer_hosts_are_enough_where_the_job_says_so() -> None:
+    run = Preparing(hosts="abc", least=2)
     run.last(HANGS_S + 30.0, a=1, b=1)
     assert list(run.value["aside"]) == ["c"]
 
 
-def test_what_a_host_says_of_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Preparing(monkeypatch)
+def test_what_a_host_says_of_its_preparation() -> None:
+    run = Preparing()
     part = LocalPart("/nonexistent", 2)
     part.move(7)
     part.waits_for = "b"

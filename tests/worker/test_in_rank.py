@@ -10,7 +10,9 @@ import signal
 import sys
 import time
 import venv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,20 @@ def report():
         "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     }, indent=1), flush=True)
 """
+
+
+pytestmark = pytest.mark.slow  # each case starts Python twice
+
+
+def crossed(texts: Mapping[str, str], ways: Sequence[str | None], test: str) -> list[Any]:
+    """Each text in the first way, and the first text in each way; the rest is for `make test-all`."""
+    rest = pytest.mark.full(covered_by=f"tests/worker/test_in_rank.py::{test}")
+    first = next(iter(texts))
+    return [
+        pytest.param(way, name, marks=[rest] if way != ways[0] and name != first else [])
+        for way in ways
+        for name in texts
+    ]
 
 
 @pytest.fixture
@@ -99,12 +115,14 @@ CHILDREN = {
     "subprocess": "subprocess.run([sys.executable, __file__, 'child'], check=True)",
     "a bare environment": "subprocess.run([sys.executable, __file__, 'child'], env={}, check=True)",
     "all descriptors": "subprocess.run([sys.executable, __file__, 'child'], close_fds=False, check=True)",
+    "os.fork": "forked = os.fork(); os.waitpid(forked, 0) if forked else (report(), os._exit(0))",
+    "fork": "start('fork')",
+    "spawn": "start('spawn')",
+    "forkserver": "start('forkserver')",
+}
+EXECS = {
     "exec": "os.execv(sys.executable, [sys.executable, __file__, 'child'])",
     "exec into the environment": "os.execvpe(sys.executable, [sys.executable, __file__, 'child'], os.environ)",
-    "spawn": "start('spawn')",
-    "fork": "start('fork')",
-    "forkserver": "start('forkserver')",
-    "os.fork": "os.fork() and os.wait() or report()",
 }
 PARENT = """
 import subprocess, multiprocessing, os
@@ -121,15 +139,27 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", CHILDREN)
 @pytest.mark.parametrize("path", [None, "", "/a"])
-def test_its_children_see_nothing(both: Both, tmp_path: Path, how: str, path: str | None) -> None:
-    script = program(tmp_path, REPORT + PARENT.format(then=CHILDREN[how]))
-    found = reported(both.run(script, env={"PYTHONPATH": path}))
-    if how != "a bare environment":
-        assert dict(found["environment"]).get("PYTHONPATH") == path
-    if how not in ("fork", "os.fork"):
-        assert found["first free descriptor"] < 10
+def test_its_children_see_nothing(both: Both, tmp_path: Path, path: str | None) -> None:
+    script = program(tmp_path, REPORT + PARENT.format(then="\n        ".join(CHILDREN.values())))
+    ended = both.run(script, env={"PYTHONPATH": path})
+    assert (ended.code, ended.err) == (0, "")
+    texts = ended.out.replace("}\n{", "}\0{").split("\0")
+    for how, text in zip(CHILDREN, texts, strict=True):
+        found = json.loads(text)
+        if how != "a bare environment":
+            assert dict(found["environment"]).get("PYTHONPATH") == path, how
+        if how not in ("fork", "os.fork"):
+            assert found["first free descriptor"] < 10, how
+    assert len(both.doctor.files()) == 1  # the rank's own
+
+
+@pytest.mark.parametrize("how", EXECS)
+def test_a_program_that_takes_its_place_sees_nothing(both: Both, tmp_path: Path, how: str) -> None:
+    script = program(tmp_path, REPORT + PARENT.format(then=EXECS[how]))
+    found = reported(both.run(script, env={"PYTHONPATH": "/a"}))
+    assert dict(found["environment"]).get("PYTHONPATH") == "/a"
+    assert found["first free descriptor"] < 10
     assert len(both.doctor.files()) == 1  # the rank's own
 
 
@@ -154,9 +184,12 @@ import sitecustomize, usercustomize
 UNSEEN = SEEN.replace("import sitecustomize, usercustomize", "").replace("one = ", "one = None #")
 
 
-@pytest.mark.parametrize("text", OWN.values(), ids=OWN.keys())
-@pytest.mark.parametrize("name", ["sitecustomize.py", "sitecustomize/__init__.py"])
-def test_a_sitecustomize_on_pythonpath(both: Both, tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "own"),
+    crossed(OWN, ["sitecustomize.py", "sitecustomize/__init__.py"], "test_a_sitecustomize_on_pythonpath"),
+)
+def test_a_sitecustomize_on_pythonpath(both: Both, tmp_path: Path, name: str, own: str) -> None:
+    text = OWN[own]
     program(tmp_path / "own", text, name)
     script = SEEN if text in (OWN["quiet"], OWN["prints"]) else UNSEEN
     both.run("-c", REPORT + "report()" + script, env={"PYTHONPATH": f"/none:{tmp_path}/own"})
@@ -196,22 +229,22 @@ def test_debians_sitecustomize(tmp_path: Path, text: str | None) -> None:
     assert ("/usr/lib/python3" in ended.out) == (text is None)
 
 
-@pytest.mark.parametrize("text", OWN.values(), ids=OWN.keys())
-@pytest.mark.parametrize("flag", ["-B", "-s", "-E"])
-def test_a_usercustomize(tmp_path: Path, text: str, flag: str) -> None:
+@pytest.mark.parametrize(("flag", "own"), crossed(OWN, ["-B", "-s", "-E"], "test_a_usercustomize"))
+def test_a_usercustomize(tmp_path: Path, flag: str, own: str) -> None:
     python = wrapper(tmp_path, f'exec {getattr(sys, "_base_executable", sys.executable)} {flag} "$@"')
     home = tmp_path / "home"
-    program(home / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages", text, "usercustomize.py")
+    packages = home / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    program(packages, OWN[own], "usercustomize.py")
     both = Both(tmp_path / "runs", python)
     both.run("-c", UNSEEN, env={"PYTHONUSERBASE": str(home)})
 
 
 # --- interpreters that are started in another way ----------------------------------------------------------------
 WRAPPERS = {
+    "adds to PYTHONPATH": 'PYTHONPATH=/first${{PYTHONPATH:+:$PYTHONPATH}} exec {python} "$@"',
     "plain": 'exec {python} "$@"',
     "-s": 'exec {python} -s "$@"',
     "-P": 'PYTHONSAFEPATH=1 exec {python} "$@"',
-    "adds to PYTHONPATH": 'PYTHONPATH=/first${{PYTHONPATH:+:$PYTHONPATH}} exec {python} "$@"',
     "helper": '{python} -c "import os; print(os.environ.get(\\"PYTHONPATH\\"))"; exec {python} "$@"',
     "child": '{python} "$@"; exit $?',
 }
@@ -225,9 +258,8 @@ def wrapper(folder: Path, line: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("how", WRAPPERS)
-@pytest.mark.parametrize("path", [None, "/a"])
-def test_a_wrapper_around_python(tmp_path: Path, how: str, path: str | None) -> None:
+@pytest.mark.parametrize(("path", "how"), crossed(WRAPPERS, ["/a", None], "test_a_wrapper_around_python"))
+def test_a_wrapper_around_python(tmp_path: Path, path: str | None, how: str) -> None:
     both = Both(tmp_path / "runs", wrapper(tmp_path, WRAPPERS[how]))
     both.run("-c", REPORT + "report(); sys.exit(5)", env={"PYTHONPATH": path})
     assert bool(both.doctor.files()) == (how != "child")
@@ -302,7 +334,6 @@ if len(sys.argv) < 2:
 """
 
 
-@pytest.mark.slow
 def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(tmp_path: Path) -> None:
     start = Start(tmp_path / "run", sys.executable, doctor=True)
     with start.living(WAITS) as rank:
@@ -320,7 +351,6 @@ def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(tmp_path
     assert start.files() == {f"{rank.pid}.stack"}
 
 
-@pytest.mark.slow
 def test_py_spy_reads_it(tmp_path: Path) -> None:
     start = Start(tmp_path / "run", sys.executable, doctor=True)
     with start.living(WAITS) as rank:

@@ -5,29 +5,33 @@ other nodes beside a supervisor whose loop hangs.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import struct
 import subprocess
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ddpctl_worker import proc
 from ddpctl_worker.run import record
+from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_end
 
-LONG_S, HANG_S = 20.0, 12.0
-# Writes 2 MB a second and remembers, on another disk, how long it had to wait at most because nobody emptied its pipe
-# (which holds half a second of it). It starts a child now and then, so that there is something new to write down.
+GUARD_S = 120.0
+MB = 1 << 20
+# Writes 2 MB a second until it is told to end, and remembers, on another disk, how much it has written and how long it
+# had to wait at most because nobody emptied its pipe (which holds half a second of it). It starts a child now and then,
+# so that there is something new to write down.
 WRITER = """
 import os, select, subprocess, sys, time
-out, seconds = sys.argv[0] + ".pause", {seconds}
 os.set_blocking(1, False)
-longest, begun = 0.0, time.monotonic()
+longest, written, turn = 0.0, 0, 0
 def write(data):
     global longest
     since = None
@@ -38,17 +42,23 @@ def write(data):
             since = since or time.monotonic()
             select.select([], [1], [], 1.0)
             longest = max(longest, time.monotonic() - since)
-open(sys.argv[0] + ".begun", "w").close()
-turn = 0
-while time.monotonic() - begun < seconds:
+def tell():
+    with open(sys.argv[0] + ".new", "w") as file:
+        file.write("%d %d %f" % (os.getppid(), written, longest))
+    os.rename(sys.argv[0] + ".new", sys.argv[0] + ".told")
+while not os.path.exists(sys.argv[0] + ".enough"):
     turn += 1
     if turn % 40 == 0:
         subprocess.Popen(["sleep", "1"])
     write((b"x" * 1023 + b"\\n") * 100)
+    written += 102400
+    tell()
     time.sleep(0.05)
-with open(out + ".new", "w") as file:
-    file.write(str(longest))
-os.rename(out + ".new", out)
+"""
+WAITS = """
+import os, sys, time
+while not os.path.exists(sys.argv[0] + ".enough"):
+    time.sleep(0.05)
 """
 
 
@@ -90,38 +100,91 @@ def program(node: Node, run: str) -> Path:
     return node.scratch / f"{run}-{node.host}.py"
 
 
-def begun(node: Node, run: str) -> None:
-    eventually(Path(f"{program(node, run)}.begun").exists, "the rank writes")
+def enough(node: Node, run: str) -> None:
+    """The ranks of WRITER and WAITS end."""
+    Path(f"{program(node, run)}.enough").touch()
+
+
+class Told(NamedTuple):
+    """What a rank of WRITER has told last."""
+
+    launcher: int = 0
+    written: int = 0
+    longest: float = 0.0
+
+
+def told(node: Node, run: str) -> Told:
+    try:
+        launcher, written, longest = Path(f"{program(node, run)}.told").read_text().split()
+    except FileNotFoundError:
+        return Told()
+    return Told(int(launcher), int(written), float(longest))
+
+
+def writes_more(node: Node, run: str, size: int) -> None:
+    before = told(node, run).written
+    eventually(lambda: told(node, run).written >= before + size, "the rank goes on", GUARD_S)
+
+
+def unserved(pid: int) -> float:
+    """For how many seconds threads of a process have been ready to run without a processor: its launcher's and ranks'
+    pauses may be that long on a busy machine."""
+    waits = [path.read_text().split()[1] for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(map(int, waits)) / 1e9
+
+
+def waits_for_a_disk(pid: int) -> bool:
+    found = [proc.read_stat(int(path.name)) for path in Path(f"/proc/{pid}/task").glob("*")]
+    return any(one is not None and one.state == "D" for one in found)
 
 
 @pytest.mark.parametrize("when", ["start", "middle", "end"])
 def test_a_rank_never_waits_for_a_hung_disk(disk: Disk, node: Node, when: str) -> None:
+    """Nor does anything take its supervisor for stuck, however long that lasts."""
     assert node.base == disk.folder
+    shorten(node, "run/cleanup.py", STILL_S=8.0)
     made = node.record(nproc=1, ranks=[0])
     run = made["run"]
     node.started.append(run)
-    seconds = {"start": HANG_S + 4, "middle": LONG_S + 8, "end": 8.0}[when]
-    start = node.open("start", **node.request(WRITER.format(seconds=seconds), made))
-    begun(node, run)
+    start = node.open("start", **node.request(WRITER, made))
+    writes_more(node, run, 1)
     if when != "start":
         start.result()
-        time.sleep(4)
+        writes_more(node, run, 4 * MB)
+    launcher = proc.read_stat(told(node, run).launcher)
+    assert launcher is not None
     with disk.hangs():
-        time.sleep(LONG_S if when == "middle" else HANG_S)
+        writes_more(node, run, {"start": 8 * MB, "middle": 22 * MB, "end": 4 * MB}[when])
+        if when == "end":
+            enough(node, run)
+            eventually(lambda: launcher_is_gone(launcher.pid), "the job is over", GUARD_S)
+            eventually(lambda: waits_for_a_disk(launcher.parent), "its end is to be written", GUARD_S)
+        pause, excuse = told(node, run).longest, unserved(launcher.parent)
     start.result()
+    enough(node, run)
     status = node.wait_state(run)
     assert (status["state"], status["dropped_lines"]) == ("succeeded", 0)
-    assert float(Path(f"{program(node, run)}.pause").read_text()) < 0.5
+    assert pause < 0.5 + excuse
 
 
 def launcher_is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["supervised", "supervisor-killed"])
-@pytest.mark.parametrize("fault", ["hangs", "immutable"])
+ITSELF = "tests/worker/test_standstill.py::test_a_success_stays_one_on_a_disk_that_takes_nothing"
+
+
+@pytest.mark.parametrize(
+    ("fault", "killed"),
+    [
+        ("hangs", False),
+        ("immutable", True),
+        pytest.param("hangs", True, marks=pytest.mark.full(covered_by=ITSELF)),
+        pytest.param("immutable", False, marks=pytest.mark.full(covered_by=ITSELF)),
+    ],
+)
 def test_a_success_stays_one_on_a_disk_that_takes_nothing(disk: Disk, node: Node, fault: str, killed: bool) -> None:
-    run = node.start("import time; time.sleep(3)")
+    run = node.start(WAITS)
     node.wait_state(run, "running")
     launcher, supervisor = node.pid(run, "launcher"), node.pid(run, "supervisor")
     folder = node.folder(run)
@@ -131,10 +194,16 @@ def test_a_success_stays_one_on_a_disk_that_takes_nothing(disk: Disk, node: Node
         else:
             subprocess.run(["chattr", "+i", str(folder)], check=True)
             broken.callback(subprocess.run, ["chattr", "-i", str(folder)], check=True)
-        eventually(lambda: launcher_is_gone(launcher), "the job is over", 30)
+        enough(node, run)
+        eventually(lambda: launcher_is_gone(launcher), "the job is over", GUARD_S)
         if killed:
             os.kill(supervisor, signal.SIGKILL)
-        time.sleep(HANG_S)
+        if fault == "hangs":
+            writer = node.pid(run, "guardian") if killed else supervisor
+            eventually(lambda: waits_for_a_disk(writer), "its end is to be written", GUARD_S)
+        else:
+            log = folder / "supervisor.log"
+            eventually(lambda: "the run's end cannot be recorded yet" in log.read_text(), "an attempt", GUARD_S)
         assert not (folder / "exit.json").exists()
     status = node.wait_state(run)
     assert (status["state"], status["exit_code"], status["cause"]) == ("succeeded", 0, None)
@@ -145,9 +214,10 @@ def test_a_supervisor_killed_while_its_threads_hang_in_the_disk(disk: Disk, node
     """It cannot end before the disk is back; what it left is ended all the same."""
     run = node.start("import time\nwhile True:\n    print(1, flush=True)\n    time.sleep(0.1)")
     node.wait_state(run, "running")
+    supervisor = node.pid(run, "supervisor")
     with disk.hangs():
-        time.sleep(3)
-        os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
+        eventually(lambda: waits_for_a_disk(supervisor), "a thread waits for the disk", GUARD_S)
+        os.kill(supervisor, signal.SIGKILL)
         ours = ("ddpctl-guardian",)
         eventually(
             lambda: not [words for words in processes_of(f"{run}-").values() if not words.startswith(ours)],
@@ -175,13 +245,14 @@ def test_a_kill_ends_a_job_whose_disk_hangs(disk: Disk, node: Node) -> None:
 
 def test_a_kill_answers_though_the_end_cannot_be_written(disk: Disk, node: Node) -> None:
     """The job is over and has succeeded: the stop says that nothing runs, and invents no other end."""
-    run = node.start("import time; time.sleep(3)")
+    run = node.start(WAITS)
     node.wait_state(run, "running")
     launcher = node.pid(run, "launcher")
     folder = node.folder(run)
     subprocess.run(["chattr", "+i", str(folder)], check=True)
     try:
-        eventually(lambda: launcher_is_gone(launcher), "the job is over", 30)
+        enough(node, run)
+        eventually(lambda: launcher_is_gone(launcher), "the job is over", GUARD_S)
         answer = node.call("stop", run=run, grace=0, by="somebody")
         assert answer["survivors"] == []
     finally:
@@ -189,8 +260,14 @@ def test_a_kill_answers_though_the_end_cannot_be_written(disk: Disk, node: Node)
     assert node.wait_state(run)["state"] == "succeeded"
 
 
-@pytest.mark.parametrize("how", ["the process", "its main thread"])
+LOOP = "tests/worker/test_standstill.py::test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian"
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("the process", marks=pytest.mark.full(covered_by=LOOP)), "its main thread"]
+)
 def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Node, how: str) -> None:
+    shorten(node, "run/cleanup.py", STILL_S=4.0)
     run = node.start(SLEEP)
     node.wait_state(run, "running")
     pid = node.pid(run, "supervisor")
@@ -202,23 +279,27 @@ def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Nod
         eventually(lambda: not processes_of(f"{run}-"), "the job is ended", 90)
         status = node.wait_state(run)
     assert (status["state"], status["cause"]["reason"]) == ("lost", "supervisor_lost")
-    assert "was stuck for 20 s" in status["cause"]["message"]
+    assert "was stuck for 4 s" in status["cause"]["message"]
     watchers_end(node, run)
 
 
 def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     """All ranks have returned 0, and the launcher hangs."""
-    request = node.request("import time; time.sleep(1)")
+    shorten(node, "run/deadlines.py", LINGER_S=3.0)
+    request = node.request(WAITS)
     path = node.scratch / "hangs.py"
     path.write_text(Path(request["argv"][1]).read_text().replace("sys.exit(code)", "time.sleep(300)"))
     request["argv"][1] = str(path)
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
+    ranks = node.folder(run) / "processes.json"
+    eventually(lambda: ranks.exists() and len(json.loads(ranks.read_text())["ranks"]) == 2, "the ranks are seen")
+    enough(node, run)
     status = node.wait_state(run, seconds=90)
     assert (status["state"], status["cause"]["reason"]) == ("failed", "exited")
     assert "every rank on node0 has ended" in status["cause"]["message"]
-    assert "the launcher kept running" in status["cause"]["message"]
+    assert "the launcher kept running for 3 s" in status["cause"]["message"]
     nothing_left(node, run)
 
 

@@ -336,8 +336,8 @@ def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node], monkeyp
         """A glance of the member's, and what both have to hear."""
         member.watch._glance(time.monotonic())
         for node in (hub, member):
-            while not node.watch._inbox.empty():
-                node.watch._take(*node.watch._inbox.get())
+            while node.watch._inbox:
+                node.watch._take(*node.watch._inbox.popleft())
 
     exchange()
     assert hub.said == []  # there was no report yet

@@ -9,6 +9,8 @@ import traceback
 from datetime import datetime, timezone
 from typing import Callable, Optional
 
+from ddpctl_worker.system import CLOCK, HostClock
+
 PATIENCE_S = 30.0  # a fault without a break for so long will not pass
 PAUSE_S = 0.1
 _to: Optional[Callable[[bytes], object]] = None  # where notes go; None: straight to stderr
@@ -23,8 +25,8 @@ def trace(error: BaseException) -> str:
 class Faults:
     """Runs one turn of a loop at a time and lets it fail for a while."""
 
-    def __init__(self, patience: float = PATIENCE_S) -> None:
-        self._patience = patience
+    def __init__(self, patience: float = PATIENCE_S, clock: HostClock = CLOCK) -> None:
+        self._patience, self._clock = patience, clock
         self._since: Optional[float] = None
         self._told = ""
 
@@ -33,14 +35,14 @@ class Faults:
         try:
             turn()
         except Exception as error:
-            now = time.monotonic()
+            now = self._clock.now()
             self._since = self._since or now
             if repr(error) != self._told:
                 self._told = repr(error)
                 note(trace(error))
             if now - self._since > self._patience:
                 raise
-            time.sleep(PAUSE_S)
+            self._clock.sleep(PAUSE_S)
         else:
             self._since = None
 

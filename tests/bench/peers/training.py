@@ -8,14 +8,14 @@ import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 
-import torch
-import torch.distributed as dist
-
 NOTES = "/var/lib/peers"  # on the host's own disk
 MESSAGE = "the loss is not a number"
 
 
 def main() -> None:
+    import torch  # here, so that what reads the constants pays for no torch
+    import torch.distributed as dist
+
     if not dist.is_initialized():  # torchrunx has done it
         dist.init_process_group("gloo")
     rank, step = dist.get_rank(), 0

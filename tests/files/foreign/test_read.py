@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddpctl.errors import InventoryError
 from ddpctl.files.foreign.read import read_foreign, read_text, with_hostfile
 from ddpctl.spec.draft import Imported
+from tests.examples import few
 from tests.files.foreign import samples
 
 FILE = "hosts"
@@ -171,15 +172,30 @@ BOMB = "a: &a {hosts: {x:}}\n" + "".join(
 )
 
 
+LARGE = {
+    "aliases": BOMB,
+    "brackets": "[" * 2000,
+    "a wide range": "node[1:99999999]",
+    "many ranges": "x[1:9][1:9][1:9][1:9][1:9][1:9][1:9][1:9] ansible_host=a",
+    "5000 hosts in a range": "x[1:5000] ansible_host=a",
+    "5000 hosts": "[g]\n" + "".join(f"h{n}\n" for n in range(5000)),
+}
+
+
 @given(ANYTHING)
-@example(BOMB)
 @example("a:\n  hosts: &h\n    x:\n  vars: *h\n")
-@example("[" * 2000)
-@example("node[1:99999999]")
-@example("x[1:9][1:9][1:9][1:9][1:9][1:9][1:9][1:9] ansible_host=a")
-@example("x[1:5000] ansible_host=a")
-@example("[g]\n" + "".join(f"h{n}\n" for n in range(5000)))
+@few
 def test_any_text_is_read_or_refused_with_line_and_column(text: str) -> None:
+    assert_read_or_refused(text)
+
+
+@pytest.mark.slow  # thousands of hosts
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+def test_large_text_is_read_or_refused_with_line_and_column(text: str) -> None:
+    assert_read_or_refused(text)
+
+
+def assert_read_or_refused(text: str) -> None:
     lines = text.split("\n")
     answer = read_or_error(text)
     if isinstance(answer, Imported):
@@ -203,6 +219,7 @@ COUNTS = st.none() | st.integers(1, 64)
 
 
 @given(NAMES.flatmap(lambda names: st.tuples(*(st.tuples(st.just(name), COUNTS) for name in names))), st.data())
+@few
 def test_a_hostfile_says_what_was_written(wanted: tuple[tuple[str, int | None], ...], data: st.DataObject) -> None:
     forms = st.sampled_from(["{} slots={}", "{}:{}", "  {}   slots = {}  # it", "{} max_slots=64 slots={}"])
     lines = [name if count is None else data.draw(forms).format(name, count) for name, count in wanted]
@@ -230,12 +247,14 @@ def sorted_keys(found: list[dict[str, Any]]) -> list[list[tuple[str, Any]]]:
 
 
 @given(ANSIBLE)
+@few
 def test_an_ini_inventory_says_what_was_written(wanted: dict[str, dict[str, Any]]) -> None:
     lines = [f"{name} " + " ".join(f'{key}="{value}"' for key, value in own.items()) for name, own in wanted.items()]
     assert sorted_keys(hosts(read("[gpu]\n" + "\n".join(lines)))) == sorted_keys(expected(wanted))
 
 
 @given(ANSIBLE)
+@few
 def test_a_yaml_inventory_says_what_was_written(wanted: dict[str, dict[str, Any]]) -> None:
     lines = ["gpu:", "  hosts:"]
     for name, own in wanted.items():

@@ -18,7 +18,7 @@ import json
 import os
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
@@ -26,7 +26,7 @@ from ddpctl_worker.agent import policy, talk
 from ddpctl_worker.agent.caller import Caller
 from ddpctl_worker.agent.growth import RankSaver
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.lead import Leader
+from ddpctl_worker.agent.lead import FreePorts, Leader
 from ddpctl_worker.agent.part import CalledOff, LocalPart, left_behind
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.resume import Resume
@@ -35,8 +35,9 @@ from ddpctl_worker.contract import KILLED, NODE_LOST, RUNNING, SPAWN_FAILED, STA
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, launcher, notifying, processes, record
-from ddpctl_worker.run.desk import Desk
+from ddpctl_worker.run.ports import free_port
 from ddpctl_worker.run.start import notifiers
+from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 TURN_S = 0.2
 BEGIN_S = 120.0  # how long after its start it waits to be told where the others are
@@ -126,8 +127,18 @@ class HostAgent:
     """At work once it knows where the others are."""
 
     def __init__(
-        self, order: Mapping[str, Any], own: HostRecord, desk: talk.AnswerDesk, peers: Peers, saved: Dict[str, Any]
+        self,
+        order: Mapping[str, Any],
+        own: HostRecord,
+        desk: talk.AnswerDesk,
+        peers: Peers,
+        saved: Dict[str, Any],
+        clock: HostClock = CLOCK,
+        sockets: Sockets = SOCKETS,
+        new_part: Callable[[str, int], LocalPart] = LocalPart,
+        free_ports: FreePorts = free_port,
     ) -> None:
+        self._clock, self._new_part = clock, new_part
         self._request, self._base, self._umask = order["request"], str(order["base"]), int(order["umask"])
         self._own, self._desk = own, desk
         run = self._request["run"]
@@ -136,18 +147,21 @@ class HostAgent:
         self._host = own.paths.host
         self._two = len(hosts) <= 2
         self._witness = next((one["host"] for one in run["restart"]["hosts"] if one["role"] == "witness"), None)
-        self._voter = Voter(self._host, hosts, saved, notes.boottime())
+        self._voter = Voter(self._host, hosts, saved, self._clock.boot())
         self._lock = threading.RLock()
-        self._line = line = talk.PeerLine(talk.key_of(str(self._request["gang_key"])), run["run"], self._host, peers)
+        key = talk.key_of(str(self._request["gang_key"]))
+        self._line = line = talk.PeerLine(key, run["run"], self._host, peers, clock, sockets)
         self._lonely = own.moved is not None  # it was started again, and has not heard of the others yet
-        self._caller = Caller(self._voter, line, self._lock, own.paths, self._report, self._renew)
+        self._caller = Caller(self._voter, line, self._lock, own.keep, self._report, self._renew, clock)
         saver = RankSaver(self._base, run)
-        self._leader = Leader(run, self._voter, line, self._base, lambda question: saver.answer(question, self._part))
+        self._leader = Leader(
+            run, self._voter, line, self._base, lambda asked: saver.answer(asked, self._part), clock, free_ports
+        )
         self._resume = Resume(self._base, run, self._request.get("copying"), line)
         self._part: Optional[LocalPart] = None
         if own.moved is not None:
             line.learn({**order["admitted"]["moved"], self._host: own.moved})
-            self._part = left_behind(own.paths)
+            self._part = left_behind(own.paths, new_part)
         self._over_since: Optional[float] = None
         self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
         self._cut_off: Optional[str] = None  # since when (ISO 8601) it has not reached enough of the others
@@ -161,20 +175,19 @@ class HostAgent:
     def work(self) -> None:
         """Until the run is over here."""
         if not self._lonely:  # else others may lead by now
-            self._voter.begin(notes.boottime())
+            self._voter.begin(self._clock.boot())
         self._resume.start()
         self._desk.start(self._answer, self._line)
-        fs.discard(self._own.paths.agent_socket)  # of an agent that is gone
-        Desk(self._own.paths.agent_socket, self._admit).open()
+        self._own.open_desk(self._admit)
         self._caller.start()
-        faults = notes.Faults(float("inf"))
+        faults = notes.Faults(float("inf"), self._clock)
         while not self._done:
             faults.survive(self._turn)
-            self._caller.changed.wait(TURN_S)
+            self._clock.wait(self._caller.changed, TURN_S)
             self._caller.changed.clear()
 
     def _turn(self) -> None:
-        self._caller.turned = notes.boottime()
+        self._caller.turned = self._clock.boot()
         self._notifying = [pid for pid in self._notifying if not processes.collected(pid)]
         word = self._own.stop_word()
         if word is not None:
@@ -203,13 +216,13 @@ class HostAgent:
             voter, value = self._voter, self._voter.paper.value
             last = value["attempts"][-1]
             number, wanted = int(last["attempt"]), value["live"] and self._host in last["hosts"]
-            may_start = value["go"] >= number and voter.lease >= notes.boottime() + ROOM_S
+            may_start = value["go"] >= number and voter.lease >= self._clock.boot() + ROOM_S
             if not (voter.agreed or number == self._first):
                 return
             part = self._part
             if part is not None and part.started and part.end is None and not value["live"]:
                 wait = 0.0 if value.get("grew") == part.number else CALL_OFF_S  # nothing else ends it
-                self._called_off_at = self._called_off_at or notes.boottime() + wait
+                self._called_off_at = self._called_off_at or self._clock.boot() + wait
             else:
                 self._called_off_at = None
             waits = part is not None and not part.started and part.end is None  # else it has its end to tell
@@ -217,9 +230,9 @@ class HostAgent:
                 part.wanted = False
                 part = self._part = None  # called off before it began
             if wanted and (part is None or (part.number < number and part.end is not None)):
-                part = self._part = LocalPart(self._own.paths.top, number)
+                part = self._part = self._new_part(self._own.paths.top, number)
                 self._begin_to_prepare(part, last["hosts"])
-            if part is not None and self._called_off_at and notes.boottime() > self._called_off_at:
+            if part is not None and self._called_off_at and self._clock.boot() > self._called_off_at:
                 part.call_off()
             if part is None or part.started or not part.ready or part.end is not None or not may_start:
                 return
@@ -232,7 +245,7 @@ class HostAgent:
 
     def _begin_to_prepare(self, part: LocalPart, hosts: Sequence[str]) -> None:
         try:
-            threading.Thread(target=self._prepare, args=(part, hosts), daemon=True).start()
+            self._clock.thread(self._prepare, "prepare", part, hosts).start()
         except RuntimeError as error:  # no more threads: the others must not wait for it
             part.failed("it could not be prepared: %s" % error)
 
@@ -284,7 +297,7 @@ class HostAgent:
 
     def _see_end(self) -> None:
         """Whether the run is over, as all have agreed; or as far as this host will ever know."""
-        now = time.monotonic()
+        now = self._clock.now()
         with self._lock:
             over, agreed, leads = self._voter.paper.value["over"], self._voter.agreed, self._voter.leads
             alone = self._caller.alone_for()
@@ -309,7 +322,7 @@ class HostAgent:
             self._cut_off, self._told_cut_off = None, False
             self._own.say(self._leader.headway.waits)
             return
-        self._cut_off = self._cut_off or notes.iso(time.time() - alone)
+        self._cut_off = self._cut_off or notes.iso(self._clock.wall() - alone)
         job, size = self._request["run"]["job"], len(self._voter.hosts)
         text = "since %s it does not reach a majority of the run's %d hosts, which may go on without it"
         text = text % (self._cut_off, size) + "; it takes part again once it does; "

@@ -10,8 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ddpctl_worker import notes
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.talk import ASK_S, PeerLine, Unanswered, at_once
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import record
+from ddpctl_worker.system import CLOCK, HostClock
 
 POLL_S = 1.0
 MOST_POLL_S = 2.0  # a lease lasts for some polls
@@ -26,18 +25,20 @@ Heard = Callable[[str, Dict[str, Any], float], None]  # whose answer, what it is
 
 
 class Caller:
-    """``report`` gives what the leader is told; ``renew`` is given the lease. Both are called with the lock held."""
+    """``report`` gives what the leader is told; ``renew`` is given the lease; ``keep`` puts on disk what must not be
+    forgotten. All are called with the lock held."""
 
     def __init__(
         self,
         voter: Voter,
         line: PeerLine,
         lock: threading.RLock,
-        paths: RunPaths,
+        keep: Callable[[Dict[str, Any]], None],
         report: Callable[[], Dict[str, Any]],
         renew: Callable[[float], None],
+        clock: HostClock = CLOCK,
     ) -> None:
-        self._voter, self._line, self.lock, self._paths = voter, line, lock, paths
+        self._voter, self._line, self.lock, self._keep, self._clock = voter, line, lock, keep, clock
         self._report, self._renew = report, renew
         self._every = min(MOST_POLL_S, max(POLL_S, len(voter.hosts) / HOSTS_A_POLL))
         self._stopped = threading.Event()
@@ -45,12 +46,12 @@ class Caller:
         self._enough = threading.Event()  # what is being waited for need not be waited for any longer
         self._following: Optional[Dict[str, Any]] = None  # the next request for votes, once it can be made
         self.changed = threading.Event()  # for the agent: there may be something to do
-        self.turned = self._heard = notes.boottime()  # the agent's own loop; the leader
+        self.turned = self._heard = self._clock.boot()  # the agent's own loop; the leader
         self._answered: Dict[str, float] = {}  # when each host last did, whether it leads or not
         self._near: Dict[str, float] = {}  # as the leader: when each host asked last
         self._told: Dict[str, Any] = {}  # ... and which paper it knows to be everybody's
         self.reports: Dict[str, Dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._run, name="caller", daemon=True)
+        self._thread = clock.thread(self._run, "caller")
 
     def start(self) -> None:
         self._thread.start()
@@ -65,10 +66,10 @@ class Caller:
         self._enough.set()
 
     def _run(self) -> None:
-        faults = notes.Faults(float("inf"))
+        faults = notes.Faults(float("inf"), self._clock)
         while not self._stopped.is_set():
             faults.survive(self._turn)
-            self._hurry.wait(self._pause())
+            self._clock.wait(self._hurry, self._pause())
             self._hurry.clear()
 
     def _pause(self) -> float:
@@ -76,11 +77,11 @@ class Caller:
         with self.lock:
             if self.alone_for() > PATIENT_S:
                 return PATIENT_PAUSE_S
-            left = self._every if self._voter.leads else self._voter.stand_at - notes.boottime()
+            left = self._every if self._voter.leads else self._voter.stand_at - self._clock.boot()
         return max(LEAST_PAUSE_S, min(self._every, left))
 
     def _turn(self) -> None:
-        now = notes.boottime()
+        now = self._clock.boot()
         with self.lock:
             voter = self._voter
             leader = voter.leader
@@ -96,9 +97,9 @@ class Caller:
             while self._poll(leader) and not self._stopped.is_set():
                 pass
         with self.lock:
-            if not voter.leads and notes.boottime() - self._heard > LOST_S:
+            if not voter.leads and self._clock.boot() - self._heard > LOST_S:
                 voter.lost_leader()
-            self._following = self._following or voter.stand(notes.boottime())
+            self._following = self._following or voter.stand(self._clock.boot())
             self.save()
         while self._following is not None:
             self._campaign()
@@ -108,7 +109,7 @@ class Caller:
         with self.lock:
             before = self._voter.known
             question = self._question()
-            asked = notes.boottime()
+            asked = self._clock.boot()
         try:
             answer = self._line.ask(host, question)
         except Unanswered:
@@ -120,11 +121,11 @@ class Caller:
 
     def _hear(self, host: str, answer: Dict[str, Any], asked: float) -> None:
         before = self._voter.known
-        self._answered[host] = notes.boottime()
-        self._voter.told(answer, asked, notes.boottime())
+        self._answered[host] = self._clock.boot()
+        self._voter.told(answer, asked, self._clock.boot())
         self.save()
         if answer.get("stamp") is not None and self._voter.leader == host:
-            self._heard = notes.boottime()
+            self._heard = self._clock.boot()
         if self._voter.known != before:
             self.changed.set()
 
@@ -138,7 +139,7 @@ class Caller:
         with self.lock:
             voter, question = self._voter, self._question()
             enough = self._enough = threading.Event()
-            left = ROUND_S if voter.leads else max(0.0, voter.stand_at - notes.boottime())
+            left = ROUND_S if voter.leads else max(0.0, voter.stand_at - self._clock.boot())
 
         def hear(host: str, answer: Dict[str, Any], asked: float) -> None:
             self._hear(host, answer, asked)
@@ -156,7 +157,7 @@ class Caller:
 
         def count(host: str, answer: Dict[str, Any], _: float) -> None:
             led = voter.leads
-            following = voter.counted(host, request, answer, notes.boottime())
+            following = voter.counted(host, request, answer, self._clock.boot())
             self.save()
             if following is not None:
                 self._following = following
@@ -179,7 +180,7 @@ class Caller:
         ``enough``, too."""
 
         def ask(host: str) -> None:
-            asked = notes.boottime()
+            asked = self._clock.boot()
             try:
                 answer = self._line.ask(host, question)
             except Unanswered:
@@ -187,12 +188,13 @@ class Caller:
             with self.lock:
                 hear(host, answer, asked)
 
-        at_once(ask, [host for host in self._voter.hosts if host != self._voter.host], seconds, enough)
+        others = [host for host in self._voter.hosts if host != self._voter.host]
+        at_once(ask, others, seconds, enough, self._clock)
 
     def save(self) -> None:
         """What must not be forgotten, before anybody hears of it. Raises OSError, and then nobody does."""
         if self._voter.unsaved:
-            record.replace(self._paths.agreed, self._voter.durable(), self._paths.agreed_reserve)
+            self._keep(self._voter.durable())
             self._voter.unsaved = False
 
     # --- for the agent, with the lock held where it says so
@@ -200,7 +202,7 @@ class Caller:
     def answer(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
         """To a poll or a request for a vote."""
         with self.lock:
-            now, voter = notes.boottime(), self._voter
+            now, voter = self._clock.boot(), self._voter
             if voter.leads and now - self.turned > STILL_S:
                 raise OSError(errno.EBUSY, "this agent is stuck, and cannot lead")
             before = voter.committed
@@ -217,12 +219,12 @@ class Caller:
 
     def near(self, seconds: float) -> List[str]:
         """The hosts that have asked lately, this one included; with the lock held."""
-        since = notes.boottime() - max(seconds, 3 * self._every)
+        since = self._clock.boot() - max(seconds, 3 * self._every)
         return [one for one in self._voter.hosts if one == self._voter.host or self._near.get(one, 0.0) >= since]
 
     def answering(self, seconds: float) -> List[str]:
         """The hosts that have answered lately, this one included, even where none leads; with the lock held."""
-        since, me = notes.boottime() - seconds, self._voter.host
+        since, me = self._clock.boot() - seconds, self._voter.host
         return [one for one in self._voter.hosts if one == me or self._answered.get(one, 0.0) >= since]
 
     def all_know(self) -> bool:
@@ -233,7 +235,7 @@ class Caller:
 
     def alone_for(self) -> float:
         """For how many seconds nothing could be agreed on with the others; with the lock held."""
-        now, voter = notes.boottime(), self._voter
+        now, voter = self._clock.boot(), self._voter
         if voter.leads and voter.agreed and len(self.near(10.0)) >= voter.majority:
             self._heard = now
         return now - self._heard

@@ -7,7 +7,6 @@ signal, and otherwise their own next one is waited for. Whether and when a run m
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence
 
 from ddpctl_worker import fs, notes
@@ -17,6 +16,7 @@ from ddpctl_worker.checkpoint.fresh import Fresh
 from ddpctl_worker.paths import checkpoint_dir
 from ddpctl_worker.run import ask, processes, ranks
 from ddpctl_worker.run.ranks import RankProcess
+from ddpctl_worker.system import CLOCK, HostClock
 
 LOOK_S = 1.0
 Ask = Callable[[str, Dict[str, Any]], Mapping[str, Any]]  # a host, and what; raises Unanswered
@@ -81,7 +81,9 @@ class Growth:
         ask_host: Ask,
         reachable: Callable[[List[str]], bool],
         near: Callable[[], Collection[str]],
+        clock: HostClock = CLOCK,
     ) -> None:
+        self._clock = clock
         self.attempt, self.hosts = int(attempt["attempt"]), list(hosts)
         self._before: List[str] = list(attempt["hosts"])
         self._ask, self._reachable, self._near = ask_host, reachable, near
@@ -90,7 +92,7 @@ class Growth:
         self.saved: Optional[str] = None
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="growth", daemon=True).start()
+        self._clock.thread(self._run, "growth").start()
 
     def stop(self) -> None:
         """It is not wanted any more."""
@@ -116,7 +118,7 @@ class Growth:
         what = "the ranks were asked for a checkpoint" if all(ready) else "not all ranks save a checkpoint when asked"
         notes.note("growth: %s; the run continues on %d hosts once there is a new one" % (what, len(self.hosts)))
         while not self._stopped.is_set() and self.saved is None:
-            time.sleep(LOOK_S)
+            self._clock.sleep(LOOK_S)
             seen = [self._look_at(host) for host in self._before]
             if not any(one["saving"] for one in seen):  # each host may write files of one save
                 self.saved = next((one["saved"] for one in seen if one["saved"]), None)

@@ -6,10 +6,10 @@ for another host says so, and is not to blame.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
+from ddpctl_worker.system import CLOCK, HostClock
 
 HANGS_S = 120.0  # without progress; what is large may take hours
 TELL_S = 20.0  # the same, when it is said
@@ -20,7 +20,8 @@ MOST_NAMED = 8
 class Headway:
     """The leader's view of one attempt after the other; times are seconds since boot."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: HostClock = CLOCK) -> None:
+        self._clock = clock
         self._attempt = 0
         self._begun = 0.0
         self._last: Dict[str, Tuple[int, float]] = {}  # what each host had moved, and since when
@@ -48,7 +49,7 @@ class Headway:
             if now - since < TELL_S:
                 self._words[host] = host
             elif self._words.get(host, host) == host:
-                self._words[host] = "%s (no progress since %s)" % (host, notes.iso(time.time() - (now - since)))
+                self._words[host] = "%s (no progress since %s)" % (host, notes.iso(self._clock.wall() - (now - since)))
             late.append(self._words[host])
             if now - since > HANGS_S:
                 hang[host] = "%s made no progress for %d s before attempt %d" % (host, HANGS_S, self._attempt)

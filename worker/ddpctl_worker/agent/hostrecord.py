@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from ddpctl_worker import fs, notes, proc
 from ddpctl_worker.agent.part import LocalPart
@@ -14,6 +14,7 @@ from ddpctl_worker.contract import STARTING
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, record
+from ddpctl_worker.run.desk import Desk
 from ddpctl_worker.run.status import holders, watchers
 
 
@@ -75,6 +76,15 @@ class HostRecord:
             notes.note("agent: %s" % (note or "it waits no longer"))
             with contextlib.suppress(OSError):  # a full disk
                 fs.write_json(self.paths.state, {"state": self._state, **self._names, **self._told})
+
+    def keep(self, agreed: Dict[str, Any]) -> None:
+        """Vote and paper, on disk also where that is full. Raises OSError."""
+        record.replace(self.paths.agreed, agreed, self.paths.agreed_reserve)
+
+    def open_desk(self, admit: Callable[[], Dict[str, Any]]) -> None:
+        """For the verb `admit`; in the place of an agent that is gone."""
+        fs.discard(self.paths.agent_socket)
+        Desk(self.paths.agent_socket, admit).open()
 
     def stop_word(self) -> Optional[Dict[str, Any]]:
         """What somebody wrote who wants the run to end, or has ended it while no agent was here."""

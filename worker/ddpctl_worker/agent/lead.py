@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker import notes
@@ -16,6 +15,7 @@ from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.contract import FAILED, STOP_GRACE_S, SUCCEEDED
 from ddpctl_worker.run.ports import free_port
+from ddpctl_worker.system import CLOCK, HostClock
 
 NEAR_S = 4.0  # who has not asked for so long is not near
 CHECK_S = 3.0  # one look from one host at another
@@ -31,13 +31,24 @@ PARTNERS = 2  # a host is convicted by two others or more
 
 
 Save = Callable[[Mapping[str, Any]], Dict[str, Any]]
+FreePorts = Callable[[Dict[str, Any], Any], Dict[str, Any]]
 
 
 class Leader:
     """Every agent has one; it is at work on the host that leads."""
 
-    def __init__(self, run: Dict[str, Any], voter: Voter, line: PeerLine, base: str, save: Save) -> None:
+    def __init__(
+        self,
+        run: Dict[str, Any],
+        voter: Voter,
+        line: PeerLine,
+        base: str,
+        save: Save,
+        clock: HostClock = CLOCK,
+        free_ports: FreePorts = free_port,
+    ) -> None:
         self._save = save  # the ranks of this host
+        self._clock, self._find_ports = clock, free_ports
         self._run, self.voter, self._line, self._base = run, voter, line, base
         place = run["restart"]
         hosts = [one["host"] for one in place["hosts"] if one["role"] != "witness"]
@@ -47,7 +58,7 @@ class Leader:
         self._near_since: Dict[str, float] = {}
         self._growth: Optional[Growth] = None
         self._grow_at = 0.0  # the next time to try it
-        self.headway = Headway()
+        self.headway = Headway(clock)
         self._begun: Dict[int, float] = {}  # when each attempt was first seen here (seconds since boot)
         self._lasted: List[float] = []
         self._next_at: Optional[float] = None
@@ -73,7 +84,7 @@ class Leader:
     def turn(self, caller: Caller, part: Optional[LocalPart]) -> None:
         """One look, and what follows from it."""
         with caller.lock:
-            voter, now = self.voter, notes.boottime()
+            voter, now = self.voter, self._clock.boot()
             value = voter.paper.value
             if self._growth is not None and not voter.leads:
                 self._growth.stop()
@@ -146,7 +157,12 @@ class Leader:
             self._write(caller, dict(value, live=False, grew=last["attempt"], grown=grown))
         elif growth is None and hosts and now >= self._grow_at:
             self._growth = Growth(
-                last, hosts, self._ask_to_save, lambda hosts: not self._bad_links(hosts), lambda: self._near_since
+                last,
+                hosts,
+                self._ask_to_save,
+                lambda hosts: not self._bad_links(hosts),
+                lambda: self._near_since,
+                self._clock,
             )
             self._growth.start()
 
@@ -178,7 +194,7 @@ class Leader:
         convicted = convict([one for one in near if one in self._rules.hosts], cut)
         usable = [host for host in near if host not in {**value["aside"], **convicted}]
         hosts, ports = self._with_ports(policy.connected(self._rules, last["hosts"], usable, cut), last)
-        self._next_at = notes.boottime() + 1.0
+        self._next_at = self._clock.boot() + 1.0
         with caller.lock:
             if not self.voter.leads or self.voter.paper.value is not value:
                 return
@@ -198,7 +214,7 @@ class Leader:
         self.voter.write(value)
         caller.save()
         caller.changed.set()
-        threading.Thread(target=caller.nudge, name="nudge", daemon=True).start()
+        self._clock.thread(caller.nudge, "nudge").start()
 
     def _cut_links(self, near: List[str]) -> Set[FrozenSet[str]]:
         """Pairs of hosts without a connection in either of two rounds."""
@@ -222,7 +238,7 @@ class Leader:
                     return
             found.update(frozenset((host, other)) for other, why in told.items() if why is not None)
 
-        at_once(look, hosts, CHECK_S + 3.0)
+        at_once(look, hosts, CHECK_S + 3.0, clock=self._clock)
         return set(found)
 
     def _with_ports(self, usable: List[str], last: Mapping[str, Any]) -> Tuple[List[str], List[int]]:
@@ -252,7 +268,7 @@ class Leader:
     def _free_ports(self, wish: Mapping[str, Any]) -> List[int]:
         request = {"base_dir": self._base, "host": self.voter.host, "count": 2, "prefer": wish.get("prefer") or 0}
         request["own"] = self._run["run"]
-        found: List[int] = free_port(request, _NO_CHANNEL)["ports"]
+        found: List[int] = self._find_ports(request, _NO_CHANNEL)["ports"]
         return found
 
     def _ask_to_save(self, host: str, question: Dict[str, Any]) -> Mapping[str, Any]:

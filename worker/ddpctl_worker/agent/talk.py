@@ -13,14 +13,13 @@ import hmac
 import random
 import socket
 import threading
-import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import net
 from ddpctl_worker.contract import AGENT_PORTS
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger, Wire
 from ddpctl_worker.notes import note, trace
+from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 ASK_S = 2.0
 SERVE_S = 5.0  # one connection, whatever comes on it
@@ -46,7 +45,16 @@ class PeerLine:
     answer: ``moved`` counts the starts, so that old word never replaces newer.
     """
 
-    def __init__(self, key: bytes, run: str, host: str, peers: Mapping[str, Tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        run: str,
+        host: str,
+        peers: Mapping[str, Tuple[str, int]],
+        clock: HostClock = CLOCK,
+        sockets: Sockets = SOCKETS,
+    ) -> None:
+        self.clock, self._sockets = clock, sockets
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
         self.moved: Dict[str, Tuple[int, int]] = {}  # how often, and the port; replaced as a whole
         self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
@@ -70,18 +78,18 @@ class PeerLine:
         Raises:
             Unanswered: there is none within ``seconds``.
         """
-        until = time.monotonic() + seconds
+        until = self.clock.now() + seconds
         wire = MemberWire(self._key, self._run, self._host, host)
         try:
             name, port = self.peers[host]
-            with socket.create_connection((self._found.get(name, name), port), seconds) as sock:
+            with self._sockets.connect((self._found.get(name, name), port), seconds) as sock:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.sendall(wire.hello())
                 while not wire.open:
-                    wire.feed(_some(sock, until))
+                    wire.feed(_some(sock, until - self.clock.now()))
                 self._found[name] = sock.getpeername()[0]
                 sock.sendall(wire.pack(self.with_moved(question)))
-                answer = _message(wire, sock, until)
+                answer = _message(wire, sock, until, self.clock)
         except (OSError, Stranger) as error:
             raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
         if answer.get("from") != host:
@@ -93,13 +101,23 @@ class PeerLine:
 class AnswerDesk:
     """Where the others ask. A thread for each connection: there is one a second and host, and each is over at once."""
 
-    def __init__(self, key: bytes, run: str, host: str, hosts: Sequence[str], bind: str) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        run: str,
+        host: str,
+        hosts: Sequence[str],
+        bind: str,
+        clock: HostClock = CLOCK,
+        sockets: Sockets = SOCKETS,
+    ) -> None:
+        self._clock = clock
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
         self._line: PeerLine
         self._others = [one for one in hosts if one != host]
         self._room = threading.Semaphore(MOST_AT_ONCE)
-        self._socket = _bound(bind)
+        self._socket = _bound(bind, sockets)
 
     @property
     def port(self) -> int:
@@ -108,7 +126,7 @@ class AnswerDesk:
     def start(self, answer: Answer, line: PeerLine) -> None:
         """``line``: that of the same agent, for who has moved."""
         self._answer, self._line = answer, line
-        threading.Thread(target=self._accept, name="desk", daemon=True).start()
+        self._clock.thread(self._accept, "desk").start()
 
     def _accept(self) -> None:
         while True:
@@ -116,26 +134,26 @@ class AnswerDesk:
                 sock, _ = self._socket.accept()
             except OSError as error:  # no descriptors, say: it may pass
                 note("agent: no connection can be taken: %s" % error)
-                time.sleep(0.5)
+                self._clock.sleep(0.5)
                 continue
             self._room.acquire()
             try:
-                threading.Thread(target=self._serve, args=(sock,), name="answer", daemon=True).start()
+                self._clock.thread(self._serve, "answer", sock).start()
             except RuntimeError as error:
                 note("agent: %s" % error)
                 sock.close()
                 self._room.release()
 
     def _serve(self, sock: socket.socket) -> None:
-        until = time.monotonic() + SERVE_S
+        until = self._clock.now() + SERVE_S
         try:
             with sock:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 wire = HubWire(self._key, self._run, self._others)
                 while not wire.open:
-                    wire.feed(_some(sock, until, MAX_HELLO + 1))
+                    wire.feed(_some(sock, until - self._clock.now(), MAX_HELLO + 1))
                 sock.sendall(wire.reply)
-                question = _message(wire, sock, until)
+                question = _message(wire, sock, until, self._clock)
                 assert wire.peer is not None
                 self._line.learn(question.pop("moved", {}))
                 answer = dict(self._answer(wire.peer, question), **{"from": self._host})
@@ -148,32 +166,32 @@ class AnswerDesk:
             self._room.release()
 
 
-def _bound(address: str) -> socket.socket:
+def _bound(address: str, sockets: Sockets) -> socket.socket:
     """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
     addresses where the node does not have this one (NAT)."""
     first, last = AGENT_PORTS
     usual = random.sample(range(first, last + 1), 50)
     for port in (*usual, 0):
         try:
-            return net.listen_at(address or "::", port, BACKLOG)
+            return sockets.listen_at(address or "::", port, BACKLOG)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 break
             if error.errno != errno.EADDRINUSE:
                 raise
-    return net.listen(0, BACKLOG)
+    return sockets.listen(0, BACKLOG)
 
 
-def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:
+def _message(wire: Wire, sock: socket.socket, until: float, clock: HostClock) -> Dict[str, Any]:
     while True:
-        found = wire.feed(_some(sock, until))
+        found = wire.feed(_some(sock, until - clock.now()))
         if found:
             return found[0]
 
 
-def _some(sock: socket.socket, until: float, most: int = 1 << 16) -> bytes:
-    """What has come. Raises OSError: nothing until then, or the other side has closed."""
-    sock.settimeout(max(0.001, until - time.monotonic()))
+def _some(sock: socket.socket, seconds: float, most: int = 1 << 16) -> bytes:
+    """What has come. Raises OSError: nothing within these seconds, or the other side has closed."""
+    sock.settimeout(max(0.001, seconds))
     data = sock.recv(most)
     if not data:
         raise OSError(errno.ECONNRESET, "the connection was closed")
@@ -181,7 +199,11 @@ def _some(sock: socket.socket, until: float, most: int = 1 << 16) -> bytes:
 
 
 def at_once(
-    work: Callable[[str], None], hosts: Sequence[str], seconds: float, enough: Optional[threading.Event] = None
+    work: Callable[[str], None],
+    hosts: Sequence[str],
+    seconds: float,
+    enough: Optional[threading.Event] = None,
+    clock: HostClock = CLOCK,
 ) -> None:
     """``work`` for every host, in threads. Waits until all have done it, or ``enough`` is set, or for ``seconds``; who
     takes longer continues."""
@@ -206,10 +228,10 @@ def at_once(
     started = 0
     with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
         for _ in range(min(len(waiting), AT_ONCE)):
-            threading.Thread(target=some, name="at-once", daemon=True).start()
+            clock.thread(some, "at-once").start()
             started += 1
     if started:
-        enough.wait(seconds)
+        clock.wait(enough, seconds)
     elif hosts:
         some()
 
@@ -225,5 +247,5 @@ def reachable(line: PeerLine, hosts: Sequence[str], seconds: float = ASK_S) -> D
         except Unanswered as error:
             found[host] = str(error)
 
-    at_once(look, hosts, seconds + 1.0)
+    at_once(look, hosts, seconds + 1.0, clock=line.clock)
     return dict(found)

@@ -7,11 +7,9 @@ and tells the others, so that each has the diagnosis in its record. The same clo
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import time
 from collections import deque
-from threading import Thread
+from threading import Event
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
@@ -24,6 +22,7 @@ from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.doctor.steps import GROUPS, KEPT
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.run import processes
+from ddpctl_worker.system import CLOCK, HostClock
 
 GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
 PATIENCE_S = 4.0  # for the looks of the other nodes
@@ -32,6 +31,7 @@ FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the f
 REPEAT_S = 10.0  # from one report to the next that says the same
 RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
 MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
+MOST_WAITING = 4096  # messages of the other nodes
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
@@ -58,7 +58,9 @@ class RunWatch:
         save: Say,
         offset: Callable[[str], Optional[Offset]],
         facts: HostFacts,
+        clock: HostClock = CLOCK,
     ) -> None:
+        self._clock = clock
         self._host, self._hosts, self._tools = host, list(hosts or ()), tools
         self._decides = bool(self._hosts) and self._hosts[0] == host
         self._subjects, self._gone, self._ages = subjects, gone, ages
@@ -72,21 +74,22 @@ class RunWatch:
         self._all_counted = False  # every rank takes part in the judgement of speed
         self._parts: Dict[str, Dict[str, Any]] = {}  # host -> what came of a glance so far
         self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
-        self._judge_at = time.monotonic()
+        self._judge_at = self._clock.now()
         self._slow_told = 0.0
         self._report: Dict[str, Any] = {}  # the last one, with the time at which it was made
         self._repeat_at = 0.0
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
-        self._inbox: "queue.Queue[Tuple[str, Dict[str, Any]]]" = queue.Queue(maxsize=4096)
+        self._inbox: Deque[Tuple[str, Dict[str, Any]]] = deque()
+        self._came = Event()  # something is in there
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
         self._round = 0
         self._glance_at = 0.0
         self._over = False
         self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck, while it is
         self.slow: List[Dict[str, Any]] = []  # ranks that are late again and again: host, rank, lag_ms, last_share
-        self._thread = Thread(target=self._run, name="doctor", daemon=True)
+        self._thread = clock.thread(self._run, "doctor")
 
     def start(self) -> None:
         self._thread.start()
@@ -98,8 +101,16 @@ class RunWatch:
 
     def hear(self, host: str, message: Dict[str, Any]) -> None:
         """A word of another node's watch. Never waits: a node that says too much is not heard."""
-        with contextlib.suppress(queue.Full):
-            self._inbox.put_nowait((host, message))
+        if len(self._inbox) < MOST_WAITING:
+            self._inbox.append((host, message))
+            self._came.set()
+
+    def _next(self, seconds: float) -> Optional[Tuple[str, Dict[str, Any]]]:
+        """The next message, and who said it; None: there was none for so long."""
+        if not self._inbox:
+            self._clock.wait(self._came, seconds)
+        self._came.clear()
+        return self._inbox.popleft() if self._inbox else None
 
     def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
         """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
@@ -129,23 +140,21 @@ class RunWatch:
                 if repr(error) != told:
                     told = repr(error)
                     note("doctor: %s" % trace(error))
-                time.sleep(1.0)
+                self._clock.sleep(1.0)
 
     def _turn(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         if now >= self._glance_at:
             cost = time.thread_time()
             self._glance(now)
             self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
-        if self._decides and self._stall.due(time.monotonic(), diagnosed=self.diagnosis is not None):
+        if self._decides and self._stall.due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
-        try:
-            host, message = self._inbox.get(timeout=max(0.01, min(1.0, self._glance_at - time.monotonic())))
-        except queue.Empty:
-            return
-        self._take(host, message)
+        found = self._next(max(0.01, min(1.0, self._glance_at - self._clock.now())))
+        if found is not None:
+            self._take(*found)
 
     def _take(self, host: str, message: Dict[str, Any]) -> None:
         what = message.get("what")
@@ -193,14 +202,14 @@ class RunWatch:
         return {
             "pid": one.pid,
             "place": list(look.state_of(found)) if found else None,
-            "pending": None if pending is None else max(0.0, time.time() - pending.at),
+            "pending": None if pending is None else max(0.0, self._clock.wall() - pending.at),
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
             "bytes": max(0, total.bytes - before.bytes) / seconds,
             "new": self._arrivals.since_last(one.pid, found or []),
         }
 
     def _feed(self, host: str, ranks: Dict[str, Any]) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         self._unheard.discard(host)
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
@@ -271,7 +280,7 @@ class RunWatch:
         absent = [host for host in others if host in silent]
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         ends = excuses_end(found.waited_s, self._stall.limit, looks)
-        holds = self._stall.looked(time.monotonic(), found.stuck, ends)
+        holds = self._stall.looked(self._clock.now(), found.stuck, ends)
         if found.stuck:
             self._tell(self._diagnosis_of(found), self.slow)
         elif self.diagnosis is not None and not holds:
@@ -280,12 +289,12 @@ class RunWatch:
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
         looks: List[Dict[str, Any]] = []
-        until = time.monotonic() + PATIENCE_S
-        while waiting and not self._over and time.monotonic() < until:
-            try:
-                host, message = self._inbox.get(timeout=max(0.01, until - time.monotonic()))
-            except queue.Empty:
+        until = self._clock.now() + PATIENCE_S
+        while waiting and not self._over and self._clock.now() < until:
+            found = self._next(max(0.01, until - self._clock.now()))
+            if found is None:
                 break
+            host, message = found
             if message.get("what") != "looked":
                 self._take(host, message)
             elif message.get("round") == self._round:
@@ -303,25 +312,25 @@ class RunWatch:
 
     def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
         """A diagnosis for the record. One that follows another of the same stall keeps the times of the first."""
-        before, now, made = self.diagnosis, time.time(), brief(found.to_json())
+        before, now, made = self.diagnosis, self._clock.wall(), brief(found.to_json())
         if before is not None:
             return dict(made, since=before["since"], time=before["time"], over=None)
-        since = self._stall.paused_since(time.monotonic())
-        stood = time.monotonic() - since if since is not None else 0.0
+        since = self._stall.paused_since(self._clock.now())
+        stood = self._clock.now() - since if since is not None else 0.0
         since_then = notes.iso(now - max(stood, found.waited_s))
         return dict(made, since=since_then, time=notes.iso(now), over=None)
 
     def _ended_now(self) -> Dict[str, Any]:
-        return dict(self.diagnosis or {}, over=notes.iso(time.time()))
+        return dict(self.diagnosis or {}, over=notes.iso(self._clock.wall()))
 
     def _tell(self, diagnosis: Optional[Dict[str, Any]], slow: List[Dict[str, Any]]) -> None:
-        self._keep({"diagnosis": diagnosis, "slow": slow, "reported": notes.iso(time.time())})
+        self._keep({"diagnosis": diagnosis, "slow": slow, "reported": notes.iso(self._clock.wall())})
         self._repeat_at = 0.0
         self._repeat()
 
     def _repeat(self) -> None:
         """To all members; again where one has missed it, as it had no connection."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._hosts[1:] and self._report and now >= self._repeat_at:
             self._repeat_at = now + REPEAT_S  # what a member says until then may be older than the report
             self._say(dict(self._report, what="report"))

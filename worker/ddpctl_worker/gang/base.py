@@ -6,18 +6,17 @@ import contextlib
 import json
 import math
 import threading
-import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SUPERVISOR_LOST
 from ddpctl_worker.gang.council import SILENT_S, STILL_S
-from ddpctl_worker.gang.cutwatch import CutWatch
+from ddpctl_worker.gang.cutwatch import CutWatch, Told
 from ddpctl_worker.gang.wire import MAX_LINE
-from ddpctl_worker.notes import boottime, note, trace
+from ddpctl_worker.notes import note, trace
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.wakeup import WakePipe
+from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 BEAT_S = 1.0
 IDLE_S = 0.25  # between two turns of a loop that nothing wakes
@@ -35,7 +34,16 @@ class Gang:
 
     is_hub = False
 
-    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
+    def __init__(
+        self,
+        run: Dict[str, Any],
+        key: bytes,
+        wake: Wake,
+        clock: HostClock = CLOCK,
+        sockets: Sockets = SOCKETS,
+        cuts: Callable[[int, Told, Callable[[], bool]], CutWatch] = CutWatch,
+    ) -> None:
+        self._clock, self._sockets = clock, sockets
         self.run_id: str = run["run"]
         self.host: str = run["host"]
         self.hosts: List[str] = list(run["hosts"])
@@ -50,24 +58,24 @@ class Gang:
         self._too_long: Set[str] = set()  # kinds of words that were noted as such
         self._hearers: List[Callable[[str, Dict[str, Any]], None]] = []
         self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
-        self._cuts = CutWatch(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
+        self._cuts = cuts(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
         self._serves: Optional[int] = None  # the port where this node serves its checkpoints
         self.servers: Dict[str, Tuple[List[str], int]] = {}  # the other nodes: their addresses and ports
         self._lock = threading.Lock()
-        self._pipe = WakePipe()
+        self._pipe = sockets.pipe()
         self._output: Optional[float] = None  # seconds since boot
         self._living = 0  # ranks
-        self._supervised = time.monotonic()  # when the supervisor's loop last turned
+        self._supervised = self._clock.now()  # when the supervisor's loop last turned
         self._turned: Optional[float] = None  # when this thread's loop last came around (monotonic)
         self._turned_before: Optional[float] = None  # at the last check; when that was (monotonic)
-        self._checked = time.monotonic()
+        self._checked = self._clock.now()
         self._stood = 0.0  # for how long the thread has been stuck since
         self.stuck = False  # the thread that talks does not run
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
         self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
         self.trouble = ""  # why nobody can join at the moment, where this node knows
-        self._thread = threading.Thread(target=self._guarded, name="gang", daemon=True)
+        self._thread = clock.thread(self._guarded, "gang")
 
     def start(self) -> None:
         self._thread.start()
@@ -76,14 +84,14 @@ class Gang:
     def turned(self, last_output: Optional[float], living: int) -> None:
         """The supervisor's loop has turned; ``last_output`` in seconds since boot, ``living`` ranks."""
         self._output, self._living = last_output, living
-        self._supervised = time.monotonic()
+        self._supervised = self._clock.now()
         self._check()
 
     def down(self, outcome: Outcome) -> None:
         """This node has failed (or was killed): the gang is to agree on the cause."""
-        age = max(0.0, time.time() - outcome.when) if outcome.when else 0.0
+        age = max(0.0, self._clock.wall() - outcome.when) if outcome.when else 0.0
         with self._lock:
-            self._inbox.append((outcome, boottime() - age))
+            self._inbox.append((outcome, self._clock.boot() - age))
         self._pipe.wake()
 
     def say(self, word: Dict[str, Any]) -> None:
@@ -136,7 +144,7 @@ class Gang:
     def _check(self) -> None:
         """See whether that thread has stopped turning. Only the turns of the supervisor's own loop count: when the
         machine wakes up, that may be the first to run."""
-        now = time.monotonic()
+        now = self._clock.now()
         passed, self._checked = min(now - self._checked, BEAT_S), now
         if self._turned != self._turned_before or not self._thread.is_alive():
             self._turned_before, self._stood = self._turned, 0.0
@@ -172,7 +180,7 @@ class Gang:
         """The loop, begun again after a fault. A node that nobody can watch for long ends, and is named itself."""
         since, pause = 0.0, 0.1
         while True:
-            begun = time.monotonic()
+            begun = self._clock.now()
             try:
                 self._loop()
                 self._close_all()
@@ -180,7 +188,7 @@ class Gang:
             except Exception as error:
                 note("gang: %s" % trace(error))
                 fault = repr(error)
-            now = time.monotonic()
+            now = self._clock.now()
             if now - begun > STEADY_S:
                 since, pause = 0.0, 0.1
             since = since or now
@@ -191,7 +199,7 @@ class Gang:
                 self._decided(outcomes.failed(outcomes.cause(self.host, SUPERVISOR_LOST, text)))
             if self._leaving is not None:
                 return
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2.0, pause * 2)
 
     def _ask(self) -> None:
@@ -206,7 +214,7 @@ class Gang:
         """Failures to report, each with its age in seconds."""
         with self._lock:
             found, self._inbox = self._inbox, []
-        return [(one, max(0.0, boottime() - happened)) for one, happened in found]
+        return [(one, max(0.0, self._clock.boot() - happened)) for one, happened in found]
 
     def _said_words(self) -> List[Dict[str, Any]]:
         with self._lock:
@@ -246,7 +254,7 @@ class Gang:
         return {"k": "beat", "out": self._output_age(), "loop": self._loop_age(), "ranks": self._living}
 
     def _loop_age(self) -> float:
-        return max(0.0, time.monotonic() - self._supervised)
+        return max(0.0, self._clock.now() - self._supervised)
 
     def _output_age(self) -> Optional[float]:
-        return None if self._output is None else max(0.0, boottime() - self._output)
+        return None if self._output is None else max(0.0, self._clock.boot() - self._output)

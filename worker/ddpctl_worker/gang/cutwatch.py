@@ -18,6 +18,7 @@ from ddpctl_worker import net, proc
 from ddpctl_worker.gang.cuts import DIAL_S
 from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
 from ddpctl_worker.notes import note, trace
+from ddpctl_worker.system import CLOCK, HostClock
 
 LOOK_S = 3.0
 CLOSER_S = 1.0  # while something waits
@@ -39,7 +40,8 @@ class CutWatch:
     ``port`` is one that another node may listen on, beside those of the ranks.
     """
 
-    def __init__(self, port: int, told: Told, busy: Callable[[], bool]) -> None:
+    def __init__(self, port: int, told: Told, busy: Callable[[], bool], clock: HostClock = CLOCK) -> None:
+        self._clock = clock
         self._port, self._told, self._busy = port, told, busy
         self.here = own_addresses()
         self.known: Dict[str, List[str]] = {}  # host -> its addresses
@@ -49,9 +51,9 @@ class CutWatch:
         self._asked: Dict[str, End] = {}  # by the hub: host -> an end of a connection there
         self._event = threading.Event()
         self._over = False
-        self._due = time.monotonic()  # when the next look should be
+        self._due = self._clock.now()  # when the next look should be
         self._calm: Dict[str, float] = {}  # host -> until when it is not dialled
-        self._thread = threading.Thread(target=self._loop, name="cuts", daemon=True)
+        self._thread = clock.thread(self._loop, "cuts")
 
     def start(self) -> None:
         self._thread.start()
@@ -79,8 +81,8 @@ class CutWatch:
                 if repr(error) != fault:
                     note("the watch over the links between nodes: %s" % trace(error))
                 fault, pause = repr(error), MAX_PAUSE_S
-            self._due = time.monotonic() + pause
-            self._event.wait(pause)
+            self._due = self._clock.now() + pause
+            self._clock.wait(self._event, pause)
             self._event.clear()
 
     def _turn(self) -> float:
@@ -99,7 +101,7 @@ class CutWatch:
         return max(CLOSER_S if stuck else LOOK_S, min(MAX_PAUSE_S, SHARE * cost))
 
     def _look(self) -> List[Stuck]:
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._due > LATE_S:
             self._tracker.forget()
         self._due = now
@@ -124,7 +126,7 @@ class CutWatch:
     def _suspects(self, stuck: List[Stuck]) -> Dict[str, Stuck]:
         """For each node that may be out of reach the connection that has waited longest."""
         found = [one for one in stuck if one.seconds >= SUSPECT_S and one.row.again >= SENT_AGAIN]
-        found = [one for one in found if time.monotonic() >= self._calm.get(one.row.host, 0.0)]
+        found = [one for one in found if self._clock.now() >= self._calm.get(one.row.host, 0.0)]
         if found:
             mine = owned({one.row.inode for one in found})
             found = [one for one in found if one.row.inode in mine]
@@ -133,14 +135,14 @@ class CutWatch:
     def _ask(self, ends: Mapping[str, End]) -> None:
         """Dial these nodes, and tell what came of it together with what still waits then."""
         targets = {host: [(address, port), (address, self._port)] for host, (address, port) in ends.items()}
-        begun = time.monotonic()
+        begun = self._clock.now()
         answered = answers(targets, DIAL_S)
         self._due = begun + DIAL_S
-        late = time.monotonic() - self._due > LATE_S  # asleep: the answers may have come meanwhile
+        late = self._clock.now() - self._due > LATE_S  # asleep: the answers may have come meanwhile
         still = self._suspects(self._look())
         for host in [] if late else targets:
             if host in answered:
-                self._calm[host] = time.monotonic() + CALM_S
+                self._calm[host] = self._clock.now() + CALM_S
             one = still.get(host)
             found: Dict[str, Any] = {"to": host, "silent": host not in answered, "for": 0.0}
             if one is not None:

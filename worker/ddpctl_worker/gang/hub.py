@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker import net
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.clocks import Clock, Offset, Sample
 from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
@@ -39,8 +37,8 @@ class HubGang(Gang):
 
     is_hub = True
 
-    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
-        super().__init__(run, key, wake)
+    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake, *system: Any) -> None:
+        super().__init__(run, key, wake, *system)
         self._council = Council(self.hosts, self.host)
         self._selector: selectors.BaseSelector
         self._listener: Optional[socket.socket] = None
@@ -51,27 +49,27 @@ class HubGang(Gang):
         self._tell_at = 0.0
         self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
-        self._join_by = time.monotonic() + float((run.get("timeouts") or {}).get("start") or START_S)
+        self._join_by = self._clock.now() + float((run.get("timeouts") or {}).get("start") or START_S)
 
     def missing(self) -> List[str]:
         return self._council.missing()
 
     def quiet(self) -> float:
-        return self._council.quiet(time.monotonic())
+        return self._council.quiet(self._clock.now())
 
     def candidates(self) -> List[Dict[str, Any]]:
         return self._council.causes()
 
     def offset(self, host: str) -> Optional[Offset]:
-        return super().offset(host) or self._clocks[host].offset(time.time())
+        return super().offset(host) or self._clocks[host].offset(self._clock.wall())
 
     def _loop(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = self._sockets.selector()
         self._selector.register(self._pipe, selectors.EVENT_READ)
         beat_at = 0.0
         leave_by: Optional[float] = None
         while True:
-            now = time.monotonic()
+            now = self._clock.now()
             self._council.slept(self._nap(now))
             if self._listener is None and now >= self._listen_at:
                 self._listen(now)
@@ -81,7 +79,7 @@ class HubGang(Gang):
             if now >= beat_at:
                 beat_at = now + BEAT_S
                 kind = "ask" if self._council.undecided else "beat"
-                self._tell_all(dict(self._beat(), k=kind, now=time.time()))
+                self._tell_all(dict(self._beat(), k=kind, now=self._clock.wall()))
                 self._throw_out_strangers(now)
                 self._tell_of_strangers(now)
             self._council.heard(self.host, now, self._output_age())
@@ -151,11 +149,12 @@ class HubGang(Gang):
     def _bound(self) -> socket.socket:
         port = self.address[1]
         try:
-            return net.listen_at(self.bind_address, port, BACKLOG) if self.bind_address else net.listen(port, BACKLOG)
+            if self.bind_address:
+                return self._sockets.listen_at(self.bind_address, port, BACKLOG)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-        return net.listen(port, BACKLOG)  # with NAT the address is not the node's own
+        return self._sockets.listen(port, BACKLOG)  # with NAT the address is not the node's own
 
     def _serve(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:
@@ -181,7 +180,7 @@ class HubGang(Gang):
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         others = [host for host in self.hosts if host != self.host]
-        line = _Line(sock, HubWire(self.key, self.run_id, others), time.monotonic())
+        line = _Line(sock, HubWire(self.key, self.run_id, others), self._clock.now())
         self._lines.append(line)
         self._selector.register(sock, selectors.EVENT_READ, line)
 
@@ -219,7 +218,7 @@ class HubGang(Gang):
         self._tell_verdict(line)
 
     def _hear(self, line: _Line, message: Dict[str, Any]) -> None:
-        host, now = line.wire.peer, time.monotonic()
+        host, now = line.wire.peer, self._clock.now()
         assert host is not None
         age = message.get("out")
         self._council.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
@@ -228,7 +227,7 @@ class HubGang(Gang):
             self._council.turned(host, float(loop), now)
         if message.get("clock"):
             t0, t1, t2 = message["clock"]
-            self._clocks[host].add(Sample(float(t0), float(t1), float(t2), time.time()))
+            self._clocks[host].add(Sample(float(t0), float(t1), float(t2), self._clock.wall()))
         if message.get("k") == "down":
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "link":
@@ -302,7 +301,7 @@ class HubGang(Gang):
         line.sock.close()
         host = line.wire.peer
         if host is not None and not any(other.wire.peer == host for other in self._lines):
-            self._council.closed(host, time.monotonic())
+            self._council.closed(host, self._clock.now())
 
     def _close_all(self) -> None:
         for line in list(self._lines):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import select
 import socket
-import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
@@ -25,13 +23,13 @@ MEET_S = 10.0  # the same after a success: a hub that never heard of this node w
 class MemberGang(Gang):
     """Keeps one connection to the hub."""
 
-    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake) -> None:
-        super().__init__(run, key, wake)
+    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake, *system: Any) -> None:
+        super().__init__(run, key, wake, *system)
         self._sock: Optional[socket.socket] = None
         self._wire: Optional[MemberWire] = None
         self._joined = False  # ever
         self._said_serves: Optional[int] = None  # as the hub knows it
-        self._heard = self._since = time.monotonic()  # the hub's last word; when this connection was made
+        self._heard = self._since = self._clock.now()  # the hub's last word; when this connection was made
         self._parked: List[socket.socket] = []
         self._refused_since: Optional[float] = None
         self._hub_done = False
@@ -53,14 +51,14 @@ class MemberGang(Gang):
         leave_by: Optional[float] = None
         beat_at = retry_at = 0.0
         while not self._hub_done:
-            now = time.monotonic()
+            now = self._clock.now()
             nap = self._nap(now)
             self._heard += nap
             self._refused_since = None if nap else self._refused_since
             self._unsaid += [(outcome, now - age) for outcome, age in self._reports()]
             if self._sock is None and now >= retry_at:
                 self._connect()
-                self._turned = time.monotonic()  # waiting for an answer is no sleep
+                self._turned = self._clock.now()  # waiting for an answer is no sleep
                 retry_at = self._turned + RETRY_S
             if self._wire is not None and self._wire.open:
                 self._report(now)
@@ -112,16 +110,16 @@ class MemberGang(Gang):
 
     def _connect(self) -> None:
         try:
-            sock = socket.create_connection(self.address, CONNECT_S)
+            sock = self._sockets.connect(self.address, CONNECT_S)
         except ConnectionRefusedError:
-            self._refused_since = self._refused_since or time.monotonic()
+            self._refused_since = self._refused_since or self._clock.now()
             return
         except OSError:
             self._refused_since = None
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(CONNECT_S)
-        self._since = time.monotonic()
+        self._since = self._clock.now()
         self._sock, self._wire = sock, MemberWire(self.key, self.run_id, self.host, self.hub_host)
         try:
             sock.sendall(self._wire.hello())
@@ -130,7 +128,7 @@ class MemberGang(Gang):
 
     def _receive(self, timeout: float) -> None:
         waiting: List[Any] = [self._pipe] if self._sock is None else [self._pipe, self._sock]
-        ready, _, _ = select.select(waiting, [], [], timeout)
+        ready = self._sockets.readable(waiting, timeout)
         if self._pipe in ready:
             self._pipe.clear()
         if self._sock is None or self._sock not in ready or self._wire is None:
@@ -146,7 +144,7 @@ class MemberGang(Gang):
             return
         if self._wire.open:
             self._joined = True
-            self._heard, self._refused_since = time.monotonic(), None
+            self._heard, self._refused_since = self._clock.now(), None
             if fresh:
                 self._unpark()
                 self._send(self._beat())
@@ -163,12 +161,12 @@ class MemberGang(Gang):
     def _beat(self) -> Dict[str, Any]:
         """Answers the hub's last beat too, so that the hub knows how far this clock is off (clocks.py)."""
         known, self._hub_clock = self._hub_clock, None
-        return dict(super()._beat(), clock=[*known, time.time()] if known else None)
+        return dict(super()._beat(), clock=[*known, self._clock.wall()] if known else None)
 
     def _hear(self, message: Dict[str, Any]) -> None:
         kind = message.get("k")
         if "now" in message:
-            self._hub_clock = (float(message["now"]), time.time())
+            self._hub_clock = (float(message["now"]), self._clock.wall())
         if kind == "verdict" and self.verdict is None:
             self._decided(from_wire(message))
         elif kind == "ask" and not self.asked:

@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import EXITED, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 from ddpctl_worker.gang.base import Gang
-from ddpctl_worker.notes import boottime
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.run.ranks import Roster
+from ddpctl_worker.system import CLOCK, HostClock
 
 NAP_S = 10.0  # asked every second; a process that was not asked for that long was asleep
 LINGER_S = 20.0  # how long a launcher may stay after its last rank
@@ -22,13 +22,14 @@ HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it
 class Deadlines:
     """The clocks of one run on one node."""
 
-    def __init__(self, run: Dict[str, Any]) -> None:
+    def __init__(self, run: Dict[str, Any], clock: HostClock = CLOCK) -> None:
+        self._clock = clock
         limits = run.get("timeouts") or {}
         self._host: str = run["host"]
         self._start: Optional[float] = limits.get("start")
         self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
         self._linger = BARRIER_S if int(run.get("nnodes") or 1) > 1 else LINGER_S
-        self._begun = self._looked = boottime()
+        self._begun = self._looked = self._clock.boot()
         self._alone_since: Optional[float] = None  # the launcher, without a rank
 
     def overdue(
@@ -36,7 +37,7 @@ class Deadlines:
     ) -> Optional[Outcome]:
         """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet, and
         ``diagnosis`` says why the run is stuck, where the doctor knows that."""
-        now = boottime()
+        now = self._clock.boot()
         nap, self._looked = now - self._looked, now
         if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
             self._begun = now if ranks.any else self._begun + nap
@@ -96,14 +97,14 @@ class Deadlines:
         if self._start is None:
             return False
         limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
-        return boottime() - self._begun >= limit
+        return self._clock.boot() - self._begun >= limit
 
     def _silent(
         self, last_output: float, gang: Optional[Gang], diagnosis: Optional[Dict[str, Any]]
     ) -> Optional[Outcome]:
         if self._silence is None or (gang is not None and not gang.is_hub):
             return None
-        quiet = boottime() - max(last_output, self._begun)
+        quiet = self._clock.boot() - max(last_output, self._begun)
         if gang is not None:
             quiet = min(quiet, gang.quiet())
         if quiet < self._silence:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Callable, Optional
 
 from ddpctl_worker import outcome as outcomes
@@ -12,6 +11,7 @@ from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.gang.council import VICTIMS_S
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.system import CLOCK, HostClock
 
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 
@@ -22,7 +22,15 @@ class Ending:
     ``tell`` hands either to the guardian, who knows it before any disk does.
     """
 
-    def __init__(self, host: str, findings: Findings, gang: Optional[Gang], tell: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        findings: Findings,
+        gang: Optional[Gang],
+        tell: Callable[[], None],
+        clock: HostClock = CLOCK,
+    ) -> None:
+        self._clock = clock
         self._host, self._findings, self._gang, self._tell = host, findings, gang, tell
         self.outcome: Optional[Outcome] = None
         self.candidate: Optional[Outcome] = None
@@ -47,7 +55,7 @@ class Ending:
     def propose(self, candidate: Outcome) -> None:
         """This node's view of a failure; with a gang all nodes agree on one cause first."""
         self.candidate = candidate
-        self._candidate_until = time.monotonic() + VERDICT_S
+        self._candidate_until = self._clock.now() + VERDICT_S
         self._tell()
         if self._gang:
             self._gang.down(candidate)
@@ -88,7 +96,7 @@ class Ending:
 
     def _look_closer(self) -> None:
         """While victims are all that is known of, once a second."""
-        now = time.monotonic()
+        now = self._clock.now()
         asked = self._gang is not None and self._gang.asked and self.candidate is None
         victim = self.candidate is not None and (self.candidate.victim or self.candidate.early)
         if now < self._closer_at or not (asked or victim):
@@ -113,7 +121,7 @@ class Ending:
         verdict = self._gang.verdict if self._gang else None
         if verdict is not None:
             self.settle(verdict)
-        elif self.candidate is not None and time.monotonic() >= self._candidate_until + self._patience(status):
+        elif self.candidate is not None and self._clock.now() >= self._candidate_until + self._patience(status):
             self.outcome = self.candidate
 
     def _patience(self, status: Optional[int]) -> float:

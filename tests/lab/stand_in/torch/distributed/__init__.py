@@ -57,10 +57,11 @@ class _Group:
 
         self.rank, self.size = rank, size
         self.peers: dict[int, _Peer] = {}
-        address = os.environ["MASTER_ADDR"]
+        address = os.environ["MASTER_ADDR"].strip("[]")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         store = Store(address, int(os.environ["MASTER_PORT"]), timeout)
         if rank == 0:
-            with socket.create_server((address, 0), backlog=size) as server:
+            with socket.create_server((address, 0), family=family, backlog=size) as server:
                 server.settimeout(timeout)
                 store.set(_PLACE, server.getsockname()[1])
                 while len(self.peers) < size - 1:

@@ -10,11 +10,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-Process = subprocess.Popen[bytes]
+if TYPE_CHECKING:  # a host may have Python 3.8, where Popen takes no parameter
+    Process = subprocess.Popen[bytes]
+
+AFTER_FAILURE_S = 30.0  # for the ranks beside one that failed; no option of torch's changes it
 
 
 class SignalException(Exception):
@@ -51,14 +54,15 @@ def run(
     failures: dict[int, ProcessFailure] = {}
     ended = False
     try:
-        for command, more in zip(commands, environments, strict=True):
-            ranks.append(subprocess.Popen(command, env={**os.environ, **more}, start_new_session=True))
+        for local, command in enumerate(commands):
+            env = {**os.environ, **environments[local]}
+            ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
         left = True
         while left and not failures:
             time.sleep(interval)
             left = any(rank.poll() is None for rank in ranks)
             _note(ranks, environments, failures)
-        _end(ranks, signal.SIGTERM, patience)
+        _end(ranks, signal.SIGTERM, AFTER_FAILURE_S)
         _note(ranks, environments, failures)
     except SignalException as error:
         say("W", f"Received {int(error.sigval)} death signal, shutting down workers")

@@ -1,0 +1,8 @@
+"""How many examples the dear properties play."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# A quarter of the loaded profile's: `@few` is for a property whose example costs over 5 ms.
+few = settings(max_examples=settings().max_examples // 4)

@@ -1,0 +1,94 @@
+"""A test that leaves a process behind fails, and the process is killed.
+
+pytest sets PYTEST_CURRENT_TEST while a test runs, and every process that the test starts inherits it, whatever session
+or parent it moves to. The processes of a lab's hosts do not have it: the lab kills these itself (``Lab.heal``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.suite import limits
+from tests.suite.tiers import is_unit
+
+TEST = b"PYTEST_CURRENT_TEST="
+WORKER = b"PYTEST_XDIST_WORKER="
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A process, the test that started it, the pytest process of that test, and the command line."""
+
+    pid: int
+    test: str
+    worker: str
+    command: str
+
+
+@contextlib.contextmanager
+def started_for_several_tests() -> Iterator[None]:
+    """Processes that are started meanwhile belong to no test."""
+    name = TEST.decode().rstrip("=")
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
+
+
+def end_leftovers(item: pytest.Item, nextitem: pytest.Item | None) -> list[Leftover]:
+    """Kill what a test left running, and return it. After unit tests, which start hardly any process, once a file."""
+    last_of_file = nextitem is None or nextitem.path != item.path
+    if is_unit(item) and not last_of_file:
+        return []
+    file = item.nodeid.partition("::")[0]
+    left = wait_until_gone(f"{file}::" if last_of_file else item.nodeid)
+    for process in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    return left
+
+
+def wait_until_gone(test: str) -> list[Leftover]:
+    """The processes of a test that are still there after ``limits.LEAVE_S``."""
+    deadline = time.monotonic() + limits.LEAVE_S
+    while (left := find_leftovers(test)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def find_leftovers(test: str) -> list[Leftover]:
+    """Every living process whose environment names a test that begins so."""
+    own = os.environ.get("PYTEST_XDIST_WORKER", "")
+    processes = (read_process(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return [
+        one for one in processes if one and one.pid != os.getpid() and one.worker == own and one.test.startswith(test)
+    ]
+
+
+def read_process(entry: Path) -> Leftover | None:
+    """A process that a test has started, or None."""
+    try:
+        environ = (entry / "environ").read_bytes()
+        if TEST not in environ:
+            return None
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it has ended meanwhile
+        return None
+    if fields[0] in "ZX":
+        return None
+    return Leftover(int(entry.name), value_of(TEST, environ), value_of(WORKER, environ), command[:200])
+
+
+def value_of(name: bytes, environ: bytes) -> str:
+    return (b"\0" + environ).partition(b"\0" + name)[2].partition(b"\0")[0].decode(errors="replace")

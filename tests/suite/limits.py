@@ -1,0 +1,36 @@
+"""Every deadline, budget and size of the suite."""
+
+from __future__ import annotations
+
+import os
+
+# Seconds of CPU, with the CPU of ended child processes, that a test of `make unit` may use. The aim is 0.5 s. The limit
+# is three times as much, because a busy machine counts the same work as more CPU time.
+UNIT_CPU_S = 1.5
+
+# Seconds until a test counts as stuck. These are guards, not measurements: the tests should take a tenth of them.
+UNIT_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 240
+FULL_TIMEOUT_S = 600
+
+# Tests that import torch or train. A third one would only make the deadlines of the first two late.
+HEAVY_AT_ONCE = max(2, os.cpu_count() or 1)
+
+# Seconds between two looks for a free slot.
+SLOT_LOOK_S = 0.05
+
+# A test with a recorded duration of this many seconds is a group of its own. Shorter tests go with their file, so that
+# they share its fixtures.
+SPLIT_S = 2.0
+
+# The duration of a test that has never been recorded.
+UNKNOWN_S = 0.02
+
+# Shorter durations are not recorded: the file stays small, and changes rarely.
+RECORD_S = 1.0
+
+# Seconds that the processes of a test have to end by themselves after it.
+LEAVE_S = 10.0
+
+# Parts that the tests of `make test-all` are divided into; continuous integration runs one part for each commit.
+SHARES = 5

@@ -1,0 +1,109 @@
+"""The hooks of pytest; each calls a function of the module that it is about."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import missing
+from tests.suite import leftovers, limits, schedule, tiers, turns
+
+WORKER_INPUT = "ddpctl_turns"
+FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+_measured: dict[str, float] = defaultdict(float)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", default="all", help="unit, test, K/5 (test and a share of the rest) or all")
+    parser.addoption("--record-durations", action="store_true", help="write tests/suite/durations.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.check_tier(config.getoption("tier"))
+    config.addinivalue_line("markers", "xdist_group(name): also known where pytest-xdist is not loaded")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.select_items(config, items)
+    schedule.order_items(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The process that hands out the tests gives all others one folder for their locks."""
+    stash = node.config.stash
+    if FOLDER not in stash:
+        stash[FOLDER] = tempfile.TemporaryDirectory(prefix="ddpctl-tests-")
+    node.workerinput[WORKER_INPUT] = stash[FOLDER].name
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for the test's turn, before its timeout begins."""
+    folder = getattr(item.config, "workerinput", {}).get(WORKER_INPUT)
+    with turns.wait_for_turn(item, Path(folder)) if folder else contextlib.nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("lab") and (reason := missing()):
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    """A fixture that several tests share may leave processes running between them."""
+    with contextlib.nullcontext() if fixturedef.scope == "function" else leftovers.started_for_several_tests():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A unit test that is over its budget fails: `make unit` stays quick enough to run after every change."""
+    before = tiers.used_cpu_seconds()
+    result = yield
+    used = tiers.used_cpu_seconds() - before
+    if used > limits.UNIT_CPU_S and tiers.is_unit(item):
+        budget = f"a unit test may use {limits.UNIT_CPU_S} s of CPU"
+        pytest.fail(f"{used:.1f} s; {budget}: make it cheaper, or mark it slow", pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    result = yield
+    if left := leftovers.end_leftovers(item, nextitem):
+        lines = "\n".join(f"  {one.pid} {one.command}  (started by {one.test})" for one in left)
+        pytest.fail(f"still running {limits.LEAVE_S:g} s after the test, now killed:\n{lines}", pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where the lab is required (CI), a lab test that is skipped has failed, whatever the reason."""
+    report = yield
+    required = os.environ.get("DDPCTL_REQUIRE_LAB") == "1" and item.get_closest_marker("lab")
+    if required and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and DDPCTL_REQUIRE_LAB=1 does not allow it: {report.longrepr}"
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _measured[schedule.name_of(report)] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if FOLDER in session.config.stash:
+        session.config.stash[FOLDER].cleanup()
+    if session.config.getoption("record_durations") and not hasattr(session.config, "workerinput"):
+        schedule.write_durations(_measured)
