@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from tests.lab.disk import Disk
 from tests.lab.net import Cable
-from tests.lab.process import Identity, LabError, Process, Text, call, read_processes
+from tests.lab.process import ENVIRON, Identity, LabError, Process, Text, call, read_processes
 
 if TYPE_CHECKING:
     from tests.lab.lab import Lab
@@ -21,7 +21,6 @@ BOOT = Path(__file__).with_name("boot.sh")
 ENTER = 'for group in $0; do echo $$ >"$group" || exit; done; exec "$@"'
 BOOT_TIMEOUT = 60
 NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
-ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 ENDED = 'pid 1 of the host is gone: is the power on? ("power_off" was called, or the boot failed)'
 
 

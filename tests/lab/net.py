@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
 from tests.lab.claim import PREFIX, Claim
-from tests.lab.process import Identity, LabError, Text, call
+from tests.lab.process import ENVIRON, Identity, LabError, Text, call
 
 IPV6 = int(IPv6Address("fddd:6c61:62::"))  # of the addresses reserved for private use
 
@@ -47,7 +47,10 @@ class Switch:
 
     @staticmethod
     def _start(claim: Claim, pass_fds: list[int]) -> subprocess.Popen[str]:
-        """A detached switch holds the lab's lock too: the lab then lives as long as the switch."""
+        """A detached switch holds the lab's lock too: the lab then lives as long as the switch.
+
+        Its environment is its own, as that of the hosts: a lab may outlive the test that was the first to need it.
+        """
         process = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"],
             stdin=subprocess.DEVNULL,
@@ -55,6 +58,7 @@ class Switch:
             text=True,
             start_new_session=True,
             pass_fds=pass_fds,
+            env=ENVIRON,
         )
         claim.record(Identity.of(process.pid))
         assert process.stdout is not None

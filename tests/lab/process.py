@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Text = subprocess.CompletedProcess[str]
+ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 
 
 class LabError(RuntimeError):

@@ -14,9 +14,9 @@ import uv
 
 from ddpctl.environment.origins import pip_settings
 from tests.conftest import MakeLab
-from tests.environment.support import make_sdist
+from tests.environment.support import TORCH, make_sdist, make_wheel
 from tests.lab import Lab
-from tests.lab.command import Ddpctl
+from tests.lab.command import Ddpctl, Done
 from tests.lab_environment.scene import BASE
 
 if sys.version_info >= (3, 11):
@@ -97,7 +97,55 @@ def resolved_by_uv(folder: Path, project: Path, kept: Path) -> dict[str, str | N
     return versions(lock)
 
 
+def test_a_push_reaches_two_hosts_and_a_refusal_none(lab: Lab, ddpctl: Ddpctl, tmp_path: Path) -> None:
+    """Small wheels from a folder; a host that is new gets them from the other host."""
+    shelf = tmp_path / "wheels"
+    shelf.mkdir()
+    make_wheel(shelf, "torch", "2.13.0+cpu", code=TORCH)
+    make_wheel(shelf, "alpha", "1.3", ballast=os.urandom(2_000_000))
+    first, second = lab.hosts[:2]
+
+    def push(*words: str, packages: tuple[str, ...] = ("alpha", "torch")) -> Done:
+        path = lab.inventory(
+            tmp_path / "inventory.yaml",
+            hosts=[{"name": host.name, "address": host.address} for host in (first, second)],
+            defaults={"python": "/usr/bin/python3"},
+            environment={"mode": "managed", "packages": packages, "find_links": [str(shelf)]},
+        )
+        env = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+        return ddpctl("push", str(path), "--json", *words, home=lab.home("small"), env=env, timeout=240)
+
+    def environments() -> list[str]:
+        return [host.run(f"stat -c '%n %i' {BASE}/envs/*").stdout for host in (first, second)]
+
+    told = push().ok().json()
+    assert [node["versions"]["torch"] for node in told["nodes"]] == ["2.13.0+cpu"] * 2
+    assert told["bytes"]["sent_by_controller"] > 2_000_000
+    assert told["bytes"]["relayed"] > 2_000_000
+    for node, host in zip(told["nodes"], (first, second), strict=True):
+        assert host.run([node["python"], "-c", "import alpha; print(alpha.__version__)"]).stdout == "1.3\n"
+    made = environments()
+    again = push("--locked").ok().json()
+    assert again["bytes"]["sent_by_controller"] == again["bytes"]["relayed"] == 0
+    assert again["bytes"]["reused"] == again["bytes"]["needed"] > 4_000_000
+    assert environments() == made, "installed again"
+
+    refused = push(packages=("alpha", "torch", "beta==7"))
+    assert refused.rc == 5, refused.stderr
+    assert "the packages cannot be resolved" in refused.stderr
+    assert "beta" in refused.stderr
+    assert environments() == made
+
+    second.run(f"rm -rf {BASE}/store {BASE}/envs {BASE}/wheels {BASE}/uv-cache {BASE}/tools")
+    new = push("--locked").ok().json()
+    assert new["bytes"]["sent_by_controller"] == 0
+    assert new["bytes"]["relayed"] > 2_000_000
+    assert environments()[0] == made[0]
+
+
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
+@pytest.mark.full(covered_by="tests/lab_environment/test_managed.py::test_a_push_reaches_two_hosts_and_a_refusal_none")
 def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpctl, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()

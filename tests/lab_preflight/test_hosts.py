@@ -226,7 +226,7 @@ def _listen(host: Host) -> None:
     """On the loopback address alone: the port is taken all the same."""
     program = f"import socket, time; s = socket.create_server(('127.0.0.1', {PORT})); time.sleep(600)"
     host.popen(["/usr/bin/python3", "-c", program])
-    for _ in range(200):
+    for _ in range(1200):
         if not host.port_free(PORT):
             return
         time.sleep(0.05)
@@ -234,7 +234,7 @@ def _listen(host: Host) -> None:
 
 
 def _wait_free(host: Host) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         if host.port_free(PORT):
             return
         time.sleep(0.05)

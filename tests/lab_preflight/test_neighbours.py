@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import MakeLab
 from tests.lab import Lab
+from tests.lab_preflight.conftest import shape
 from tests.lab_preflight.preflight import preflight, trouble
 
 LIMIT = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
@@ -35,7 +36,7 @@ def entries() -> int:
 
 
 def overflows(lab: Lab, size: int) -> None:
-    report = preflight(lab, jobs={})
+    report = preflight(shape(lab), jobs={})
     found = trouble(report)
     assert {finding.check for finding in found} == {"fabric.neighbours"}
     assert {finding.severity.value for finding in found} == {"error"}

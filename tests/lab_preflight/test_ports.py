@@ -40,7 +40,7 @@ def _tidy(lab3: Lab) -> Iterator[None]:
 def serve(host: Host, argv: list[str], port: int) -> None:
     """A program that listens on the port until the test ends."""
     host.popen(argv)
-    for _ in range(200):
+    for _ in range(1200):
         if not host.port_free(port):
             return
         time.sleep(0.05)
@@ -177,11 +177,18 @@ CLOSED = ("ct state established,related accept", 'iifname "lo" accept', "tcp dpo
 RESTARTS = {"train": {"script": "train.py", "code": None, "restarts": 2, "nodes": ["node0", "node1"]}}
 
 
-AGENTS = "tests/lab_preflight/test_ports.py::test_what_restarts_need_is_open_on_every_host"
-
-
 @pytest.mark.parametrize(
-    "witness", [pytest.param(False, id="", marks=pytest.mark.full(covered_by=AGENTS)), pytest.param(True, id="witness")]
+    "witness",
+    [
+        pytest.param(
+            False,
+            id="",
+            marks=pytest.mark.full(
+                covered_by="tests/lab_preflight/test_ports.py::test_what_restarts_need_is_open_on_every_host"
+            ),
+        ),
+        pytest.param(True, id="witness"),
+    ],
 )
 def test_what_restarts_need_is_open_on_every_host(lab3: Lab, witness: bool) -> None:
     """An agent listens on each, and any but the witness may be the next master; once fixed, it is."""

@@ -23,7 +23,7 @@ def rehearsal(report: PreflightReport) -> list[Finding]:
 
 def leftovers(lab: Lab) -> list[str]:
     """Processes and files that a rehearsal leaves; the workers themselves have a moment to end."""
-    for _ in range(100):
+    for _ in range(1200):
         found = [f"{host.name}: {process.argv}" for host in lab for process in host.processes()]
         if not found:
             break
@@ -41,11 +41,10 @@ def test_all_ranks_get_through(lab3: Lab, python213: str) -> None:
     assert leftovers(lab3) == []
 
 
-NAMED = "tests/stages/test_rehearsal.py::test_ranks_that_are_stuck_and_a_launcher_that_never_joined"
-
-
 @pytest.mark.torch
-@pytest.mark.full(covered_by=NAMED)
+@pytest.mark.full(
+    covered_by="tests/stages/test_rehearsal.py::test_ranks_that_are_stuck_and_a_launcher_that_never_joined"
+)
 def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     """Its launcher starts it, and its interpreter never comes up: nothing that a check of one host alone would ask."""
     lab3[1].write("/root/slow/sitecustomize.py", "import os, time\nif 'RANK' in os.environ:\n    time.sleep(3600)\n")
@@ -61,7 +60,9 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.full(covered_by=NAMED)
+@pytest.mark.full(
+    covered_by="tests/stages/test_rehearsal.py::test_ranks_that_are_stuck_and_a_launcher_that_never_joined"
+)
 def test_launcher_that_is_stuck_is_named(lab3: Lab, python213: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others' launchers wait for it, and start no rank that could give up: only the deadline ends this."""
     monkeypatch.setattr(rehearse, "DEADLINE_S", 60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,11 @@ def test_port_that_was_taken_meanwhile_is_found(lab3: Lab) -> None:
     port = preflight(lab3, options=Options(), jobs={}).facts.master_port
     assert port
     while not lab3[0].port_free(port):  # the preflight's own listener ends a moment after the report
-        pass
+        time.sleep(0.02)
     program = f"import socket, time; s = socket.create_server(('', {port})); time.sleep(600)"
     lab3[0].popen(["/usr/bin/python3", "-c", program])
     while lab3[0].port_free(port):
-        pass
+        time.sleep(0.02)
     again = preflight(lab3, options=AGAIN, jobs={})
     assert not again.reused
     assert again.facts.master_port not in (None, port)

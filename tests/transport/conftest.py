@@ -12,6 +12,7 @@ from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl_worker import contract
 from tests.lab import Lab
 from tests.transport.build import of_lab
+from tests.transport.support import shorten_tcp_limits
 
 
 @pytest.fixture
@@ -40,6 +41,4 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_tcp_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel ends a connection whose other side is silent for two or three seconds."""
-    monkeypatch.setattr(dial, "USER_TIMEOUT_MS", 2000)
-    monkeypatch.setattr(dial, "KEEPALIVE_IDLE_S", 1)
-    monkeypatch.setattr(dial, "KEEPALIVE_EVERY_S", 1)
+    shorten_tcp_limits(monkeypatch)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddpctl.errors import (
     ConnectError,
     DdpctlError,
 )
 from ddpctl.spec.inventory import Host
+from ddpctl.transport import dial
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from tests.lab import Host as LabHost
 from tests.lab import Lab
@@ -32,6 +35,13 @@ def workers_of_this_machine() -> dict[int, int]:
 
 def workers_of_host(host: LabHost) -> list[int]:
     return [one.pid for one in host.processes() if any(PROGRAM in word for word in one.argv)]
+
+
+def shorten_tcp_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's kernel notices a dead peer in two or three seconds instead of eight."""
+    monkeypatch.setattr(dial, "USER_TIMEOUT_MS", 2000)
+    monkeypatch.setattr(dial, "KEEPALIVE_IDLE_S", 1)
+    monkeypatch.setattr(dial, "KEEPALIVE_EVERY_S", 1)
 
 
 def failure(fleet: SSHFleet, host: str) -> DdpctlError:

@@ -110,18 +110,26 @@ def test_the_table_answers_streams_and_functions() -> None:
         twice.call("unknown")
 
 
-@pytest.mark.slow
 def test_nothing_begins_after_ctrl_c() -> None:
     """And the fleet can be used again: to stop what had begun."""
-    hosts, begun = fleet(3 * WORKERS), []
+    hosts, begun, over = fleet(3 * WORKERS), list[str](), threading.Event()
 
     def work(transport: Transport) -> None:
         begun.append(transport.host)
-        time.sleep(0.5)
+        over.wait()
 
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    def press() -> None:
+        while len(begun) < WORKERS:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
         hosts.map(work)
-    time.sleep(1.2)
+    over.set()
+    deadline = time.monotonic() + 60
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("ddpctl-")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
     assert len(begun) == WORKERS
     assert hosts.map(lambda transport: transport.call("echo")["n"]).ok
