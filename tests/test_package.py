@@ -50,10 +50,19 @@ def wheel(published: Path) -> Path:
 
 
 def test_the_wheel_has_both_programs_and_the_jobs(published: Path) -> None:
-    names = set(zipfile.ZipFile(wheel(published)).namelist())
-    for name in ("ddpctl/cli/app.py", "ddpctl_worker/__main__.py", "ddpctl/jobs/resnet_ddp.py"):
-        assert name in names
-    assert not [name for name in names if name.startswith(("tests", "docs", "inventory"))]
+    with zipfile.ZipFile(wheel(published)) as archive:
+        names = set(archive.namelist())
+        (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
+        assert "ddpctl = ddpctl.cli.app:main" in archive.read(points).decode()
+    trees = {"ddpctl": "orchestrator/ddpctl", "ddpctl_worker": "worker/ddpctl_worker", "ddpctl/jobs": "worker/jobs"}
+    sources = {
+        f"{name}/{path.relative_to(ROOT / tree)}"
+        for name, tree in trees.items()
+        for path in (ROOT / tree).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"ddpctl/cli/app.py", "ddpctl_worker/__main__.py", "ddpctl/jobs/resnet_ddp.py"} <= sources
+    assert {name for name in names if ".dist-info/" not in name} == sources
 
 
 def test_the_source_distribution_has_what_its_tests_need(published: Path) -> None:
@@ -79,6 +88,7 @@ def by_pip(wheel: Path, folder: Path) -> Path:
     return folder / "venv" / "bin" / "ddpctl"
 
 
+@pytest.mark.full(covered_by="tests/test_package.py::test_the_wheel_has_both_programs_and_the_jobs")
 @pytest.mark.parametrize("way", [by_uv, by_pipx, by_pip])
 def test_an_installed_ddpctl_plans_a_job(way: Callable[[Path, Path], Path], published: Path, tmp_path: Path) -> None:
     """Far from the checkout: the command, the inventory's reader, the plan, and the jobs that ship with it."""

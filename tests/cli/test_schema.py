@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ddpctl.cli.schema import inventory_schema
@@ -21,11 +20,15 @@ def test_the_file_is_fresh() -> None:
 
 
 def test_it_is_a_valid_schema() -> None:
+    import jsonschema
+
     jsonschema.Draft202012Validator.check_schema(inventory_schema())
     assert json.loads(json.dumps(inventory_schema())) == inventory_schema()
 
 
 def valid(document: Any) -> bool:
+    import jsonschema
+
     return bool(jsonschema.Draft202012Validator(inventory_schema()).is_valid(document))
 
 

@@ -70,6 +70,7 @@ def test_old_archives_are_forgotten(folder: Path, cache: Path, packed: Pack) -> 
     assert not first.path.exists()
 
 
+@pytest.mark.slow  # processes
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(
     files=st.dictionaries(
@@ -96,6 +97,7 @@ def test_any_name_and_any_bytes_survive(
     assert found == {b"d" + name + b"/f" + name: data for name, data in files.items()}
 
 
+@pytest.mark.slow  # git
 def test_hostile_names(folder: Path, packed: Pack) -> None:
     names = ["a b", "$(id)", "new\nline", "*", "-x", "Übung", '"', "'", ";", "\\", "#x", "!x", "tab\t"]
     write(folder, *names)

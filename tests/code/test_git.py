@@ -12,6 +12,8 @@ from ddpctl.code import pack
 from ddpctl.errors import ProvisionError
 from tests.code.support import Pack, git, members, write
 
+pytestmark = pytest.mark.slow  # git
+
 
 def test_a_repository_of_somebody_else_is_an_error_with_gits_own_remedy(folder: Path, packed: Pack) -> None:
     if os.geteuid() != 0:

@@ -26,7 +26,7 @@ def test_links_inside_stay_links(folder: Path, packed: Pack) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../x", "d/../../x", "d/deep/root/../x", "{folder}/a.py"])
-@pytest.mark.parametrize("use_git", [False, True])
+@pytest.mark.parametrize("use_git", [False, pytest.param(True, marks=pytest.mark.slow)])  # git
 def test_links_out_are_refused(folder: Path, packed: Pack, target: str, use_git: bool) -> None:
     write(folder, "a.py", "d/deep/b.py")
     (folder / "d" / "deep" / "root").symlink_to("../..")
@@ -39,6 +39,7 @@ def test_links_out_are_refused(folder: Path, packed: Pack, target: str, use_git:
     assert "out" not in members(packed())
 
 
+@pytest.mark.slow  # git
 def test_a_tracked_folder_that_became_a_link_is_sent_as_the_link(folder: Path, packed: Pack) -> None:
     git(folder, "init", "-q")
     write(folder, "d/a.py", "e/a.py")

@@ -9,6 +9,8 @@ import pytest
 
 from tests.code.support import Pack, git, members, write
 
+pytestmark = pytest.mark.slow  # git
+
 
 def test_without_git_everything_but_what_is_never_code(folder: Path, packed: Pack) -> None:
     write(folder, "train.py", "pkg/a.py", "pkg/__pycache__/a.pyc", "x.pyc", ".venv/bin/python", ".hidden", "data/big")

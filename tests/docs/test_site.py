@@ -45,6 +45,7 @@ def loaded(path: Path) -> Iterator[str]:
     yield from parser.found
 
 
+@pytest.mark.full(covered_by="tests/docs/test_sources.py::test_no_page_shows_a_picture_or_a_script_of_another_host")
 def test_no_page_asks_another_host(site: Path) -> None:
     pages = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(pages) > 30
@@ -52,6 +53,7 @@ def test_no_page_asks_another_host(site: Path) -> None:
     assert not asked
 
 
+@pytest.mark.full(covered_by="tests/docs/test_sources.py::test_the_reference_has_every_command_and_key")
 def test_the_reference_has_every_command_and_key(site: Path) -> None:
     commands = (site / "reference" / "commands.html").read_text()
     keys = (site / "reference" / "inventory.html").read_text()
@@ -59,6 +61,7 @@ def test_the_reference_has_every_command_and_key(site: Path) -> None:
     assert [name for name in JobEntry.model_fields if name not in keys] == []
 
 
+@pytest.mark.full(covered_by="tests/docs/test_sources.py::test_every_page_is_in_the_contents")
 def test_every_page_is_found_from_the_first_one(site: Path) -> None:
     """By the contents, which are on every page."""
     index = (site / "index.html").read_text()

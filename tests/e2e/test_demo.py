@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -46,8 +48,12 @@ def test_the_demo_and_the_output_in_the_readme(ddpctl: Ddpctl, tmp_path: Path) -
     assert f"run {run} " in status.stdout
 
     up_sample, status_sample = samples()
-    assert shapes(done.stderr + done.stdout) == shapes(up_sample), done.stderr + done.stdout
-    assert shapes(status.stdout) == shapes(status_sample), status.stdout
+    output = [line for line in up_sample.splitlines() if " | " in line]
+    stages = [line for line in up_sample.splitlines() if " | " not in line]
+    assert shapes(done.stdout.splitlines()) == shapes(output), done.stdout
+    # A slow machine is told more there, such as that no rank has started yet.
+    assert shapes(stages) - shapes(done.stderr.splitlines()) == Counter(), done.stderr
+    assert shapes(status.stdout.splitlines()) == shapes(status_sample.splitlines()), status.stdout
     losses = [float(loss) for loss in re.findall(r"epoch \d/4 loss (\S+)", done.stdout)]
     assert losses[3] < losses[0] / 2, losses
     (checkpoint,) = re.findall(r"done: (\S+)", done.stdout)
@@ -65,14 +71,15 @@ def samples() -> tuple[str, str]:
     return block[1], block[2]
 
 
-def shapes(text: str) -> list[str]:
-    """The lines without values, sorted: ranks and stages may end in another order."""
-    found = []
-    for line in text.splitlines():
+def shapes(lines: Iterable[str]) -> Counter[str]:
+    """The lines without values, and how often each comes: ranks and stages may end in another order."""
+    found: Counter[str] = Counter()
+    for line in lines:
         for pattern, name in VALUES:
             line = re.sub(pattern, name, line)
-        found.append(line.rstrip())
-    return sorted(filter(None, found))
+        if line.strip():
+            found[line.rstrip()] += 1
+    return found
 
 
 def processes_with(home: Path) -> list[Process]:

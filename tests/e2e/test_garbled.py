@@ -3,6 +3,8 @@ line of that host, and serves the others."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.programs import SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, one_line, wait_for_ranks
 from tests.lab import Lab
@@ -71,13 +73,17 @@ def of_node1(done: Done, rc: int) -> None:
     assert "node2: " not in done.stderr
 
 
-def test_every_command_serves_the_others(site: Site, lab: Lab) -> None:
+MORE = pytest.mark.full(covered_by="tests/e2e/test_garbled.py::test_every_command_serves_the_others")
+
+
+@pytest.mark.parametrize("ways", [("types", "escape"), pytest.param(("drop",), marks=MORE)], ids="-".join)
+def test_every_command_serves_the_others(site: Site, lab: Lab, ways: tuple[str, ...]) -> None:
     job = site.job("garbled", SLEEP)  # of no other test: what a host cannot tell of an older run would matter
     run = site.up(job)["run"]
     wait_for_ranks(lab, run)
     lab[1].write(PATH, WRAPPER % {"python": site.python}, 0o755)
     site.hosts[1]["python"] = PATH
-    for how in ("drop", "types", "escape"):
+    for how in ways:
         lab[1].write("/root/how", how)
         started = [site.start("status", job), site.start("ps"), site.start("tail", job)]
         started.append(site.start("fetch", job, f"to-{how}"))

@@ -16,7 +16,7 @@ def test_sixteen_hosts(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_
     lab = make_lab(HOSTS)
     site = Site(lab, ddpctl, tmp_path / "site", stand_in)
     job = site.job("many", SLEEP)
-    run = site.up(job)["run"]
+    run = site.up(job, "--only", "ssh")["run"]
     wait_for_ranks(lab, run)
 
     status = site.status(job)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from tests.e2e.site import Site, until
+from tests.e2e.site import Site, wait_for_copy
 from tests.lab import Lab
 from tests.lab.command import Done
 
-# Two ranks that meet, with metrics, a checkpoint at every hundredth step, and the death of rank 1 in the first attempt.
+# Two ranks that meet, with metrics, a checkpoint at every hundredth step, and the death of rank 1 in the first attempt,
+# ten steps after they were told to go on.
 TRAIN = """\
 import json, os, signal, sys, time, zipfile
 import torch.distributed as dist
@@ -20,6 +21,8 @@ saves = sorted(name for name in os.listdir(folder) if name.startswith("step_"))
 begin = int(saves[-1][5:-3]) if saves else 0
 with open(os.environ["DDPCTL_METRICS"], "a") as metrics:
     for step in range(begin + 1, steps + 1):
+        while step == failing - 10 and not os.path.exists(os.path.expanduser("~/go-on")):
+            time.sleep(0.05)
         if step == failing and rank == 1 and os.environ["DDPCTL_ATTEMPT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
@@ -30,7 +33,6 @@ with open(os.environ["DDPCTL_METRICS"], "a") as metrics:
             with zipfile.ZipFile(os.path.join(folder, ".aside"), "w") as archive:  # says where it ends
                 archive.writestr("weights", "weights" * 1000)
             os.replace(os.path.join(folder, ".aside"), os.path.join(folder, f"step_{step:06d}.pt"))
-        time.sleep(0.02)
 """
 # No torch: it fails before anything else could.
 FAILS = """\
@@ -69,15 +71,16 @@ def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
     site.only(0, 1)
     job = site.job("twice", TRAIN, "300", "150", restarts=1)
     run = site.up(job)["run"]
-
-    def live() -> dict[str, Any] | None:
-        found = document(site, job)
-        return found if found["metrics"] and found["state"] in ("starting", "running") else None
-
-    first = until(live, 120, "no metrics in a report of a live run", pause=1.0)
-    assert (first["run"], first["ended"], first["missing"]) == (run, None, [])
-    assert first["verdict"].startswith(f"{first['state']} for ")
+    wait_for_copy(lab[1], job, lab[0], "step_000100.pt")
+    first = document(site, job)
+    assert (first["run"], first["state"], first["ended"], first["missing"]) == (run, "running", None, [])
+    assert curve(first, "loss")["count"] >= 20
+    assert first["verdict"].startswith("running for ")
+    for host in lab.hosts[:2]:
+        host.write("/root/go-on", "")
     assert site.wait_for_state(job, "succeeded", timeout=150)["attempt"] == 2
+    for host in lab.hosts[:2]:
+        host.run("rm /root/go-on")
 
     done = document(site, job)
     assert done["verdict"].startswith("succeeded after ")

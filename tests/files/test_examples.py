@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
@@ -25,6 +24,8 @@ def test_the_examples_are_there() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_loads_and_its_editor_agrees(path: Path) -> None:
+    import jsonschema
+
     assert load_inventory(path).hosts
     assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
     schema = json.loads((FOLDER / "schema.json").read_text())

@@ -24,6 +24,7 @@ def test_every_task_is_played_some_at_once() -> None:
     assert sorted(done) == list(range(6))
 
 
+@pytest.mark.slow  # threads that wait
 def test_a_signal_lets_those_under_way_end_and_leaves_out_the_rest() -> None:
     begun: list[int] = []
     ended: list[int] = []
@@ -41,6 +42,7 @@ def test_a_signal_lets_those_under_way_end_and_leaves_out_the_rest() -> None:
     assert len(ended) < 20
 
 
+@pytest.mark.slow  # threads that wait
 def test_a_signal_during_the_start_of_the_threads_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread gets it, so Python raises in the middle of the start."""
     threads: list[threading.Thread] = []

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 from ddpctl_worker.contract import MIN_PYTHON
-from tests.lab import interpreters
 from tests.lab.disk import CHECKOUT
 
-
-def controller_version() -> str:
-    found = re.search(r'requires-python = ">=(.+)"', (CHECKOUT / "pyproject.toml").read_text())
-    assert found is not None
-    return found[1]
+INSTALLER = CHECKOUT / "tests" / "setup" / "controller-interpreter"
 
 
-def controller() -> Path:
-    """With ddpctl's dependencies, not with ddpctl."""
-    return interpreters.cache() / f"controller-{controller_version()}" / "bin" / "python"
+def controller() -> tuple[Path | None, str]:
+    """An interpreter with ddpctl's dependencies, made if need be; or None, and why there is none."""
+    done = subprocess.run([INSTALLER], capture_output=True, text=True)
+    return (Path(done.stdout.strip()) if done.returncode == 0 else None), done.stderr.strip()
 
 
 def worker() -> Path | None:

@@ -17,6 +17,7 @@ def test_a_program_without_torch(tmp_path: Path) -> None:
     assert all(stop.loaders == 4 for stop in stops)
 
 
+@pytest.mark.full(covered_by="tests/saves/test_campaign.py::test_a_program_without_torch")
 @pytest.mark.torch
 def test_resnet_ddp_with_data_loaders(tmp_path: Path) -> None:
     stops = list(campaign(tmp_path, RESNET, seed=1, number=1))

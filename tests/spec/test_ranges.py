@@ -85,6 +85,7 @@ def test_any_text_gives_names_or_a_fault(text: str) -> None:
     assert "[" in text or names == (text,)
 
 
+@pytest.mark.slow  # processes
 def test_no_group_file_is_read(tmp_path: object) -> None:
     """ClusterShell would look for groups on this machine; a range must mean the same everywhere."""
     program = (

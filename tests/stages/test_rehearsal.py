@@ -1,4 +1,4 @@
-"""The rehearsal of two nodes that are folders of this machine, with a short program in the place of torch's launcher."""
+"""The rehearsal of two nodes that are folders of this machine; a short program takes the place of the launcher."""
 
 from __future__ import annotations
 

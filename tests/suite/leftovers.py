@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,18 @@ class Leftover:
     test: str
     worker: str
     command: str
+
+
+@contextlib.contextmanager
+def started_for_several_tests() -> Iterator[None]:
+    """Processes that are started meanwhile belong to no test."""
+    name = TEST.decode().rstrip("=")
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 def end_leftovers(item: pytest.Item, nextitem: pytest.Item | None) -> list[Leftover]:

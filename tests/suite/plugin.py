@@ -60,6 +60,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    """A fixture that several tests share may leave processes running between them."""
+    with contextlib.nullcontext() if fixturedef.scope == "function" else leftovers.started_for_several_tests():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A unit test that is over its budget fails: `make unit` stays quick enough to run after every change."""
     before = tiers.used_cpu_seconds()

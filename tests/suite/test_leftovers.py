@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,15 @@ def test_a_process_of_another_test_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_process_that_ends_by_itself_is_waited_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "0.5"]):
         assert leftovers.wait_until_gone(request.node.nodeid) == []
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_of_a_fixture_that_tests_share_may_stay(shared: int, request: pytest.FixtureRequest) -> None:
+    assert leftovers.end_leftovers(request.node, None) == []
+    os.kill(shared, 0)

@@ -28,6 +28,7 @@ SLOW_FIXTURES = {"make_node"}  # real supervisors
 SLOW_FOLDERS = ("chaos", "e2e", "garble", "jobs", "pages", "saves")
 HEAVY_FIXTURES = {"python213", "python113"}  # interpreters with the real torch
 HEAVY_FOLDERS = ("jobs",)
+UNPAIRED = pytest.StashKey[list[str]]()
 NOT_UNIT = ("lab", "slow", "torch", "heavy", "full", "alone")
 
 
@@ -44,6 +45,7 @@ def check_tier(tier: str) -> None:
 def select_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the items, and take out those that the tier of this run does not have."""
     tier = config.getoption("tier")
+    config.stash[UNPAIRED] = find_unpaired(items)
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -52,6 +54,28 @@ def select_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = chosen
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+def find_unpaired(items: list[pytest.Item]) -> list[str]:
+    """The tests that only `make test-all` runs and that name no test of `make test`; each with what is wrong.
+
+    A named test whose file is not among the collected files is not looked for.
+    """
+    in_test = {function_of(item) for item in items if not item.get_closest_marker("full")}
+    files = {item.nodeid.partition("::")[0] for item in items}
+    problems = set()
+    for item in items:
+        if mark := item.get_closest_marker("full"):
+            name = mark.kwargs.get("covered_by", "")
+            file = name.partition("::")[0]
+            if not file or not (TESTS.parent / file).is_file() or (file in files and name not in in_test):
+                problems.add(f"{function_of(item)}: full(covered_by={name!r}) names no test of `make test`")
+    return sorted(problems)
+
+
+def function_of(item: pytest.Item) -> str:
+    """The name of a test, without its parameters."""
+    return item.nodeid.partition("[")[0]
 
 
 def mark_item(item: pytest.Item) -> None:

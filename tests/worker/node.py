@@ -24,34 +24,17 @@ _MAIN = "from ddpctl_worker.__main__ import main; sys.exit(main())"
 _BOOT = _PATH + _MAIN
 _BOOT_FOR_STATUS = _PATH + "import ddpctl_worker.run.status; " + _MAIN
 
-# Does what torchrun does, in 30 ms: each rank a session of its own, SIGTERM handed on, the first failure ends the rest.
+# The ranks of one node under the launcher of the lab's stand-in for torch. There is no rendezvous: each node knows its
+# first rank, so that a test may run one node of many.
+STAND_IN = str(ROOT / "tests" / "lab" / "stand_in")
 LAUNCHER = """
-import os, signal, subprocess, sys, time
-nproc, first = int(sys.argv[1]), int(sys.argv[2])
-ranks = []
-def stop(number, frame):
-    for one in ranks:
-        one.send_signal(signal.SIGTERM)
-signal.signal(signal.SIGTERM, stop)
-program = os.environ.get("PYTHON_EXEC", sys.executable)
-for local in range(nproc):
-    env = dict(os.environ, RANK=str(first + local), LOCAL_RANK=str(local))
-    ranks.append(subprocess.Popen([program, "-u", *sys.argv[3:]], env=env, start_new_session=True))
-left = dict(enumerate(ranks))
-code = 0
-while left:
-    for local, one in list(left.items()):
-        if one.poll() is not None:
-            del left[local]
-            if one.returncode and not code:
-                code = 1
-                print("Root Cause (first observed failure):", file=sys.stderr)
-                print("  rank      : %d (local_rank: %d)" % (first + local, local), file=sys.stderr)
-                print("  exitcode  : %d (pid: %d)" % (one.returncode, one.pid), file=sys.stderr)
-                print("=" * 20, file=sys.stderr, flush=True)
-                stop(0, None)
-    time.sleep(0.02)
-sys.exit(code)
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from torch.distributed import ranks
+nproc, first = int(sys.argv[2]), int(sys.argv[3])
+command = [os.environ.get("PYTHON_EXEC", sys.executable), "-u", *sys.argv[4:]]
+places = [{"RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(nproc)]
+ranks.run(sys.argv[4], [command] * nproc, places, interval=0.02)
 """
 
 
@@ -213,7 +196,7 @@ class Node:
         record = record or self.record()
         launcher = self._file("launcher.py", LAUNCHER)
         program = self._file(f"{record['run']}-{self.host}.py", script)
-        argv = [sys.executable, launcher, str(record["nproc"]), str(record["ranks"][0]), program]
+        argv = [sys.executable, launcher, STAND_IN, str(record["nproc"]), str(record["ranks"][0]), program]
         made = {"run": record, "argv": argv, "cwd": str(self.scratch), "env": {}, "token_env": [], "python_exec": True}
         made.update(changes)
         return made

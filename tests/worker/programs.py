@@ -101,6 +101,14 @@ def noted(node: Node, run: str) -> bool:
     return {pid for pid, words in processes_of(run).items() if "ddpctl-guardian" not in words} <= known
 
 
+def beats(node: Node, run: str, times: int = 2) -> None:
+    """The supervisor writes its heartbeat so often. Between two of them it looks at what others have written."""
+    heartbeat = node.folder(run) / "heartbeat"
+    for _ in range(times):
+        before = heartbeat.stat().st_mtime_ns
+        eventually(lambda before=before: heartbeat.stat().st_mtime_ns > before, "a heartbeat", 60)  # type: ignore[misc]
+
+
 def watchers_end(node: Node, run: str) -> None:
     eventually(lambda: not processes_of(run), "guardian and supervisor end")
 

@@ -12,11 +12,18 @@ from typing import Any
 
 import pytest
 
+from ddpctl_worker import proc
+from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually
-from tests.worker.programs import SLEEP
+from tests.worker.programs import SLEEP, beats
 from tests.worker.test_gang import Trio
 from tests.worker.test_gang import trio as trio
 
+AFTER = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+"""
 # The culprit says in a file that it is on its way out; its peers fail of that a while later.
 VICTIM = """
 import os, time
@@ -33,10 +40,10 @@ open({flag!r}, "w").close()
 raise ValueError("the reason")
 """
 SLOW = """
-import atexit, sys, time
-atexit.register(time.sleep, 6.5)
-time.sleep(1)
+import os, sys, time
 open({flag!r}, "w").close()
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
 sys.exit(7)
 """
 
@@ -68,9 +75,19 @@ def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, 
 
 
 def test_a_culprit_that_is_slow_to_die_is_waited_for(trio: Trio, tmp_path: Path) -> None:
-    flag = str(tmp_path / "flag")
-    victim = VICTIM.format(flag=flag, later=0)
-    trio.start(victim, victim, SLOW.format(flag=flag))
+    flag, go, met = (tmp_path / name for name in ("flag", "go", "met"))
+    victim = AFTER.format(flag=str(met)) + VICTIM.format(flag=str(flag), later=0)
+    trio.start(victim, victim, AFTER.format(flag=str(met)) + SLOW.format(flag=str(flag), go=str(go)))
+    trio.joined()
+    trio.running()
+    met.touch()
+    victims = trio.nodes[:2]
+    launchers = [node.pid(trio.run, "launcher") for node in victims]
+    eventually(lambda: not any(proc.read_stat(pid) for pid in launchers), "the launchers of the victims end")
+    for node in victims:
+        beats(node, trio.run, 1)
+        assert not (node.folder(trio.run) / "exit.json").exists()
+    go.touch()
     for status in trio.ended(60):
         assert (status["cause"]["host"], status["cause"]["exit_code"]) == ("node2", 7)
     trio.supervisors_end()
@@ -142,7 +159,7 @@ OOM_EARLIER = """
 import os, signal, subprocess, sys, time
 child = subprocess.run([sys.executable, "-c", "x = b'x' * (1 << 30)"])
 print("the child ended with", child.returncode, flush=True)
-time.sleep(9)
+time.sleep(3)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -179,6 +196,7 @@ def _removed(group: Path) -> bool:
 
 
 def test_an_oom_kill_of_something_else_some_time_ago_does_not_explain_a_kill(small: Node) -> None:
+    shorten(small, "run/cause.py", OOM_S=1.0)
     run = small.start(both(OOM_EARLIER, SLEEP))
     status = small.wait_state(run, seconds=60)
     assert b"the child ended with -9" in small.text(run, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,16 @@ from tests.worker.looks import Look, group, look
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here
 
+GUARD_S = 120.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 @contextlib.contextmanager
-def answering(path: Path, pieces: Sequence[bytes], pause: float = 0.0, *, closes: bool = True) -> Iterator[list[bytes]]:
-    """A server that says this to who asks, and what it heard."""
+def answering(path: Path, pieces: Iterable[bytes], pause: float = 0.0, *, closes: bool = True) -> Iterator[list[bytes]]:
+    """A server that says this to its client, and what it heard. Fails when the client waits for ever, where the server
+    does not close."""
     heard: list[bytes] = []
-    over = threading.Event()
+    over, outlasted = threading.Event(), threading.Event()
     with short(path) as name, socket.socket(socket.AF_UNIX) as sock:
         sock.bind(name)
         sock.listen(4)
@@ -43,12 +46,15 @@ def answering(path: Path, pieces: Sequence[bytes], pause: float = 0.0, *, closes
             line, _ = sock.accept()
             with line, contextlib.suppress(OSError):
                 heard.append(line.recv(4096) if closes else b"")
+                until = time.monotonic() + GUARD_S
                 for piece in pieces:
                     line.sendall(piece)
                     if over.wait(pause):
                         return
-                if not closes:
-                    over.wait(10)
+                    if time.monotonic() > until:
+                        break
+                if not closes and not over.wait(max(0.0, until - time.monotonic())):
+                    outlasted.set()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -56,7 +62,8 @@ def answering(path: Path, pieces: Sequence[bytes], pause: float = 0.0, *, closes
             yield heard
         finally:
             over.set()
-            thread.join(5)
+            thread.join(60)
+        assert not outlasted.is_set()
 
 
 @contextlib.contextmanager
@@ -68,7 +75,7 @@ def short(path: Path) -> Iterator[str]:
         os.close(place)
 
 
-def ask(folder: Path, pieces: Sequence[bytes], pause: float = 0.0, **how: bool) -> bytes | None:
+def ask(folder: Path, pieces: Iterable[bytes], pause: float = 0.0, **how: bool) -> bytes | None:
     with answering(folder / "7.sock", pieces, pause, **how):
         return server.ask(str(folder), 7, "fr_trace_json", 0.3)
 
@@ -116,12 +123,10 @@ def test_junk_is_no_answer_or_its_body(head: bytes, body: bytes) -> None:
         assert found is None or text.endswith(found)
 
 
-@pytest.mark.parametrize("pieces", [[], [OK[:20]], [b"x"] * 10_000])
-def test_a_server_that_is_slow_is_left_alone_in_time(tmp_path: Path, pieces: list[bytes]) -> None:
+@pytest.mark.parametrize("pieces", [[], [OK[:20]], itertools.repeat(b"x")], ids=["nothing", "a part", "a little"])
+def test_a_server_that_is_slow_is_left_alone_in_time(tmp_path: Path, pieces: Iterable[bytes]) -> None:
     """Also one that keeps on saying a little."""
-    begin = time.monotonic()
     assert ask(tmp_path, pieces, 0.003, closes=False) is None
-    assert time.monotonic() - begin < 2.0
 
 
 def test_a_huge_answer_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,21 +211,19 @@ def test_every_rank_is_in_an_answer_of_whatever_length(ranks: int, entries: int,
 
 
 def test_some_ask_at_once_and_none_waits_for_another(tmp_path: Path) -> None:
-    path = tmp_path / "desk.sock"
+    path, together = tmp_path / "desk.sock", threading.Barrier(8)
 
     def slow() -> dict[str, object]:
-        time.sleep(0.5)
+        together.wait(GUARD_S)  # until all have asked
         return {"looks": []}
 
     found: list[object] = []
     with desk(path, slow):
-        threads = [threading.Thread(target=lambda: found.append(desks.ask(str(path)))) for _ in range(8)]
-        begin = time.monotonic()
+        threads = [threading.Thread(target=lambda: found.append(desks.ask(str(path), GUARD_S))) for _ in range(8)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-        assert time.monotonic() - begin < 3.0
     assert found == [{"looks": []}] * 8
 
 
@@ -250,9 +253,7 @@ def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) 
     text = json.dumps({"looks": []}).encode()
     path = tmp_path / "desk.sock"
     with answering(path, [text, b" " * 10], 0.005, closes=False):
-        begin = time.monotonic()
         assert desks.ask(str(path), 0.3) is None
-        assert time.monotonic() - begin < 2.0
 
 
 def test_of_a_job_without_a_doctor_that_is_said(node: Node) -> None:

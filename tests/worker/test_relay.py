@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -229,9 +228,7 @@ def test_silence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         accept.start()
         sock = wire.connect(listener.getsockname(), client(OURS, tmp_path))
         accept.join()
-        begun = time.monotonic()
         with pytest.raises(wire.PeerGone, match="silent"):
             wire.ChunkReader(sock).read()
-        assert time.monotonic() - begun < 10
         sock.close()
         held[0].close()

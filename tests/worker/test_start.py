@@ -263,6 +263,14 @@ def test_a_folder_of_somebody_else_or_open_to_others_is_refused(node: Node, tmp_
     assert list(elsewhere.iterdir()) == []
 
 
+HELLO = """
+import os, time
+os.write(1, b"hello\\n")
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
+"""
+
+
 def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a noexec filesystem needs root")
@@ -272,11 +280,12 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
         # Both ranks share the launcher's pipe here. An unbuffered print writes its line break by itself, and the other
         # rank's words may come in between; one write of a whole line stays whole.
         record = node.record(doctor={"stall": 30})
-        run = node.start("import os, time; os.write(1, b'hello\\n'); time.sleep(8)", record)
+        run = node.start(HELLO.format(go=str(node.scratch / "go")), record)
         log = node.folder(run) / "supervisor.log"
         eventually(lambda: "ranks here are only seen from outside" in log.read_text(), "the supervisor says so")
         looks = eventually(lambda: node.call("doctor", run=run)["looks"], "somebody looks")
         assert [(one["rank"], "pause_s" in one) for one in looks] == [(0, True), (1, True)]  # the supervisor, that is
+        (node.scratch / "go").touch()
         assert node.wait_state(run)["state"] == "succeeded"
         assert [(one["rank"], one["text"]) for one in node.lines(run)] == [(None, "hello")] * 2
     finally:

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tests.worker.conftest import MakeNode
 from tests.worker.node import eventually, processes_of
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.heavy]
 
 SUM = """
 import os, sys, torch, torch.distributed as dist
@@ -116,12 +117,23 @@ class Pair:
         eventually(lambda: not processes_of(self.run), "every process of the run is gone")
 
 
-@pytest.fixture(params=["2.13", "1.13"])
+@pytest.fixture
 def pair(request: pytest.FixtureRequest, make_node: MakeNode) -> Pair:
     fixture = "python213" if request.param == "2.13" else "python113"
     return Pair(make_node, request.getfixturevalue(fixture), request.param == "1.13")
 
 
+Test = Callable[[Pair], None]
+
+
+def with_both(test: Test) -> Test:
+    """Under the launchers of both versions; the old one in `make test-all` only."""
+    rest = pytest.mark.full(covered_by=f"tests/worker/test_torch.py::{test.__name__}")
+    decorated: Test = pytest.mark.parametrize("pair", ["2.13", pytest.param("1.13", marks=rest)], indirect=True)(test)
+    return decorated
+
+
+@with_both
 def test_four_ranks_on_two_nodes_train_to_the_end(pair: Pair) -> None:
     pair.start(SUM.format(then=""))
     assert [one["state"] for one in pair.ended()] == ["succeeded", "succeeded"]
@@ -132,6 +144,7 @@ def test_four_ranks_on_two_nodes_train_to_the_end(pair: Pair) -> None:
     pair.nothing_left()
 
 
+@with_both
 def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> None:
     pair.start(SUM.format(then=FAIL))
     for status in pair.ended():
@@ -141,6 +154,7 @@ def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> Non
     pair.nothing_left()
 
 
+@with_both
 def test_a_rank_that_ends_too_early_is_named_not_its_victims(pair: Pair) -> None:
     pair.start(SUM.format(then=LESS))
     for status in pair.ended():
@@ -154,6 +168,10 @@ def test_a_rank_that_ends_too_early_is_named_not_its_victims(pair: Pair) -> None
     pair.nothing_left()
 
 
+@pytest.mark.full(
+    covered_by="tests/worker/test_culprit.py::test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause"
+)
+@pytest.mark.parametrize("pair", ["2.13", "1.13"], indirect=True)
 def test_a_rank_that_hangs_in_its_exit_is_named_not_its_victims(pair: Pair) -> None:
     pair.start(SUM.format(then=HANG))
     for status in pair.ended():
@@ -164,8 +182,9 @@ def test_a_rank_that_hangs_in_its_exit_is_named_not_its_victims(pair: Pair) -> N
     pair.nothing_left()
 
 
+@with_both
 def test_a_killed_rank_is_named_with_its_signal(pair: Pair) -> None:
-    pair.start(SUM.format(then=WAIT))
+    pair.start(WAIT)
     pair.said("here", 4)
     victim = next(pid for pid in processes_of(pair.run) if _rank(pid) == "2")
     os.kill(victim, signal.SIGKILL)
@@ -175,8 +194,9 @@ def test_a_killed_rank_is_named_with_its_signal(pair: Pair) -> None:
     pair.nothing_left()
 
 
+@with_both
 def test_stop_on_both_nodes_at_once(pair: Pair) -> None:
-    pair.start(SUM.format(then=WAIT))
+    pair.start(WAIT)
     pair.said("here", 4)
     stops = [node.open("stop", run=pair.run, grace=10, by="alice") for node in pair.nodes]
     for stop in stops:
@@ -189,6 +209,7 @@ def test_stop_on_both_nodes_at_once(pair: Pair) -> None:
         sock.bind(("", pair.port))
 
 
+@with_both
 def test_a_node_that_never_comes_is_named(pair: Pair) -> None:
     limits = {"start": 8, "stop": 2, "silence": None}
     pair.start(SUM.format(then=""), only=(0,), timeouts=limits)
@@ -198,6 +219,7 @@ def test_a_node_that_never_comes_is_named(pair: Pair) -> None:
     assert left == {}
 
 
+@with_both
 def test_a_finished_agent_does_not_wait_for_a_dead_peer(pair: Pair) -> None:
     """Without the gang the agent whose ranks are done sits in torch's exit barrier for 300 s."""
     script = """

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,24 @@ from ddpctl_worker import proc
 from ddpctl_worker.run import processes
 from ddpctl_worker.run.cleanup import _note
 from tests.worker.node import Node, eventually
-from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, here, noted, nothing_left, watchers_end
+from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, beats, here, noted, nothing_left, watchers_end
+
+HERE = "tests/worker/test_watchers.py::"
 
 
-@pytest.mark.parametrize("script", [SLEEP, RUNAWAYS, STUBBORN], ids=["plain", "runaways", "stubborn"])
+def rest(value: Any, name: str, test: str) -> Any:
+    """For `make test-all` only."""
+    return pytest.param(value, id=name, marks=pytest.mark.full(covered_by=test))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        rest(SLEEP, "plain", HERE + "test_supervisor_killed_guardian_cleans_up"),
+        pytest.param(RUNAWAYS, id="runaways"),
+        pytest.param(STUBBORN, id="stubborn"),
+    ],
+)
 def test_supervisor_killed_guardian_cleans_up(node: Node, script: str) -> None:
     run = node.start(script, node.record(timeouts={"start": 60, "stop": 1, "silence": None}))
     here(node, run)
@@ -31,7 +46,10 @@ def test_supervisor_killed_guardian_cleans_up(node: Node, script: str) -> None:
     watchers_end(node, run)
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.03, 0.08, 0.15])
+@pytest.mark.parametrize(
+    "pause",
+    [0.0, *(rest(pause, str(pause), HERE + "test_supervisor_killed_at_launch") for pause in (0.03, 0.08, 0.15))],
+)
 def test_supervisor_killed_at_launch(node: Node, pause: float) -> None:
     for _ in range(2):
         run = node.start(SLEEP, node.record(nproc=4, ranks=[0, 1, 2, 3], timeouts={"stop": 1}))
@@ -46,18 +64,19 @@ def test_guardian_killed_the_job_goes_on_and_can_be_stopped(node: Node) -> None:
     run = node.start(RUNAWAYS)
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
-    time.sleep(0.5)
+    eventually(lambda: deputy(node, run), "a deputy")
     assert node.status(run)["state"] == "running"
     node.call("stop", run=run, grace=2)
     nothing_left(node, run)
     watchers_end(node, run)
 
 
+@pytest.mark.full(covered_by=HERE + "test_a_deputy_that_dies_at_once_is_replaced")
 def test_guardian_then_supervisor_killed_the_deputy_cleans_up(node: Node) -> None:
     run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
-    time.sleep(2.5)  # the deputy looks once a second
+    has_looked(eventually(lambda: deputy(node, run), "a deputy"))
     os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
     status = node.wait_state(run)
     assert status["cause"]["reason"] == "supervisor_lost"
@@ -73,14 +92,24 @@ def deputy(node: Node, run: str) -> int | None:
     return None
 
 
+def has_looked(pid: int) -> None:
+    """It looks at the processes of the run once a second. Each time it has slept before, and the kernel counts that."""
+
+    def sleeps() -> int:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+    begun = sleeps()
+    eventually(lambda: sleeps() >= begun + 3, "the deputy looks", 60)
+
+
 def test_a_deputy_that_dies_at_once_is_replaced(node: Node) -> None:
     run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
     first = eventually(lambda: deputy(node, run), "a deputy")
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: deputy(node, run) not in (None, first), "another deputy", 30)
-    time.sleep(2.5)  # it looks once a second
+    has_looked(eventually(lambda: {deputy(node, run)} - {None, first}, "another deputy", 60).pop())
     os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
     assert node.wait_state(run)["cause"]["reason"] == "supervisor_lost"
     nothing_left(node, run)
@@ -96,7 +125,17 @@ def test_what_a_deputy_sees_when_the_supervisor_is_gone_is_not_all() -> None:
         assert _note("no cookie", who) is None
 
 
-@pytest.mark.parametrize("script", [SLEEP, STUBBORN, RUNAWAYS], ids=["plain", "stubborn", "runaways"])
+BOTH = "test_both_killed_at_once_a_stop_still_ends_everything"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        rest(SLEEP, "plain", HERE + BOTH),
+        rest(STUBBORN, "stubborn", "tests/e2e/test_accidents.py::test_both_killed_at_once"),
+        pytest.param(RUNAWAYS, id="runaways"),
+    ],
+)
 def test_both_killed_at_once_a_stop_still_ends_everything(node: Node, script: str) -> None:
     run = node.start(script)
     here(node, run)
@@ -187,10 +226,12 @@ def test_a_supervisor_told_to_end_ends_the_job(node: Node) -> None:
 def test_a_hangup_does_nothing(node: Node) -> None:
     run = node.start(SLEEP)
     here(node, run)
-    for who in ("guardian", "supervisor"):
-        os.kill(node.pid(run, who), signal.SIGHUP)
-    time.sleep(0.3)
+    watchers = [node.pid(run, who) for who in ("guardian", "supervisor")]
+    for pid in watchers:
+        os.kill(pid, signal.SIGHUP)
+    beats(node, run)
     assert node.status(run)["state"] == "running"
+    assert all(one is not None and one.alive for one in map(proc.read_stat, watchers))
 
 
 def test_strangers_are_never_touched(node: Node, tmp_path: Path) -> None:

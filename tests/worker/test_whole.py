@@ -97,6 +97,8 @@ torch.save(state, sys.argv[1] + "/c.pt")
 
 
 @pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.heavy
 def test_what_torch_has_saved_is_not_damaged_until_it_is(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", TORCH, str(tmp_path)], check=True)
     for name in ("a.pt", "b.pt", "c.pt"):

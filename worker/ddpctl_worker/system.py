@@ -17,7 +17,7 @@ class HostClock:
     """The clocks of this host, and the threads that wait for them."""
 
     def now(self) -> float:
-        """Monotonic seconds; they stand still during suspend."""
+        """Monotonic seconds, without the time in which the machine was suspended."""
         return time.monotonic()
 
     def boot(self) -> float:

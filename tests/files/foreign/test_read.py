@@ -172,16 +172,30 @@ BOMB = "a: &a {hosts: {x:}}\n" + "".join(
 )
 
 
+LARGE = {
+    "aliases": BOMB,
+    "brackets": "[" * 2000,
+    "a wide range": "node[1:99999999]",
+    "many ranges": "x[1:9][1:9][1:9][1:9][1:9][1:9][1:9][1:9] ansible_host=a",
+    "5000 hosts in a range": "x[1:5000] ansible_host=a",
+    "5000 hosts": "[g]\n" + "".join(f"h{n}\n" for n in range(5000)),
+}
+
+
 @given(ANYTHING)
-@example(BOMB)
 @example("a:\n  hosts: &h\n    x:\n  vars: *h\n")
-@example("[" * 2000)
-@example("node[1:99999999]")
-@example("x[1:9][1:9][1:9][1:9][1:9][1:9][1:9][1:9] ansible_host=a")
-@example("x[1:5000] ansible_host=a")
-@example("[g]\n" + "".join(f"h{n}\n" for n in range(5000)))
 @few
 def test_any_text_is_read_or_refused_with_line_and_column(text: str) -> None:
+    assert_read_or_refused(text)
+
+
+@pytest.mark.slow  # thousands of hosts
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+def test_large_text_is_read_or_refused_with_line_and_column(text: str) -> None:
+    assert_read_or_refused(text)
+
+
+def assert_read_or_refused(text: str) -> None:
     lines = text.split("\n")
     answer = read_or_error(text)
     if isinstance(answer, Imported):
