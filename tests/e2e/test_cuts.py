@@ -18,14 +18,20 @@ def cut(host: Host) -> None:
     host.firewall(f"ip daddr {{ {others} }} drop", chain="output")
 
 
-@pytest.mark.parametrize("node", [0, 1], ids=["hub", "member"])
-def test_a_cut_of_seven_seconds_costs_nothing(site: Site, lab: Lab, node: int) -> None:
-    """TCP itself tries again only 13 s after the cut, which is too late: the nodes meet on a new connection."""
-    job = site.job("cut7", SLEEP)
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(0, id="hub", marks=pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")),
+        pytest.param(1, id="member"),
+    ],
+)
+def test_a_short_cut_costs_nothing(site: Site, lab: Lab, node: int) -> None:
+    """The simulator has cuts of up to seven seconds; here a busy machine must not make one of twelve of it."""
+    job = site.job("cut3", SLEEP)
     run = site.up(job)
     wait_for_ranks(lab, run["run"])
     cut(lab[node])
-    time.sleep(7)
+    time.sleep(3)
     lab[node].clear_firewall()
     time.sleep(12)
     assert site.status(job)["state"] == "running"

@@ -16,7 +16,7 @@ SHOWS = {
     "no waiting for quiet": ("sharp", 1),
     "a vote for an older paper": ("sharp", 6),
     "authority without the others": ("sharp", 6),
-    "what is not agreed on counts": ("crash", 1),
+    "what is not agreed on counts": ("kill", 21),
     "nothing on disk": ("mixed", 23),
     "a lease that is ignored": ("sharp", 0),
     "a lease that is not renewed": ("calm", 0),
