@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.lab import Lab, interpreters
 from tests.lab.command import Ddpctl
@@ -17,9 +16,6 @@ from tests.lab.command import Ddpctl
 # is Ctrl-C as a person presses it, and a terminal that is closed.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-settings.register_profile("busy", deadline=None)  # a machine with other work to do is no fault of the code
-settings.load_profile("busy")
 
 pytest_plugins = ["tests.suite.plugin"]
 MakeLab = Callable[..., Lab]

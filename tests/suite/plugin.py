@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import tempfile
 from collections import defaultdict
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.lab import missing
 from tests.suite import leftovers, limits, schedule, tiers, turns
 
+# A machine with other work to do is no fault of the code, so no example has a deadline.
+settings.register_profile("quick", deadline=None)
+settings.register_profile("thorough", deadline=None, max_examples=400)
 WORKER_INPUT = "ddpctl_turns"
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 _measured: dict[str, float] = defaultdict(float)
@@ -26,8 +31,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    tiers.check_tier(config.getoption("tier"))
+    tier = config.getoption("tier")
+    tiers.check_tier(tier)
+    settings.load_profile("thorough" if tier == "all" else "quick")
     config.addinivalue_line("markers", "xdist_group(name): also known where pytest-xdist is not loaded")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collection makes many objects that all stay; looking for garbage among them takes a third of its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
