@@ -100,6 +100,7 @@ system:
 
 interpreters: system
 	$(if $(ROOT),tests/setup/lab-interpreter)
+	-$(if $(ROOT),tests/setup/controller-interpreter)
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ddpctl needs Python 3.10 or newer: make PYTHON=...")'

@@ -17,18 +17,24 @@ from tests.lab import Lab, missing
 SEED = 6
 KINDS = {"kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
 PLAN = plan(SEED, len(KINDS), choices(KINDS))
-# The faults that no other test in `make test` plays stay there.
+# A fault that another test in `make test` plays is for `make test-all`.
 COVERED = {
-    "kill-rank": "tests/e2e/test_failures.py::test_one_rank_fails_and_the_others_wait_for_ever",
-    "kill-supervisor": "tests/e2e/test_accidents.py::test_supervisor_killed",
-    "kill-guardian": "tests/e2e/test_accidents.py::test_guardian_killed_then_the_supervisor",
-    "disk-full": "tests/e2e/test_accidents.py::test_a_disk_fills_up",
+    "kill-rank": pytest.mark.full(
+        covered_by="tests/e2e/test_failures.py::test_one_rank_fails_and_the_others_wait_for_ever"
+    ),
+    "kill-supervisor": pytest.mark.full(covered_by="tests/e2e/test_accidents.py::test_supervisor_killed"),
+    "kill-guardian": pytest.mark.full(
+        covered_by="tests/worker/test_watchers.py::test_guardian_then_supervisor_killed_the_deputy_cleans_up"
+    ),
+    "disk-full": pytest.mark.full(
+        covered_by="tests/worker/test_output.py::test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record"
+    ),
 }
 
 
 def marks_of(round: Round) -> list[pytest.MarkDecorator]:
     """A job of restarts trains with the real torch."""
-    full = [pytest.mark.full(covered_by=COVERED[round.fault])] if round.fault in COVERED else []
+    full = [COVERED[round.fault]] if round.fault in COVERED else []
     return [*full, *([] if round.job == PLAIN else [pytest.mark.heavy])]
 
 

@@ -14,7 +14,8 @@ import pytest
 from tests.cli.conftest import InProcess
 from tests.lab.command import PROGRAM
 
-full = pytest.mark.full
+CLOSED = pytest.mark.full(covered_by="tests/cli/test_entry.py::test_streams_may_be_closed")
+GONE = pytest.mark.full(covered_by="tests/cli/test_entry.py::test_a_reader_that_goes_away_is_no_fault")
 LOCAL = "cluster: here\nhosts:\n  - {name: here, connection: local, base_dir: BASE}\n"
 
 
@@ -107,16 +108,7 @@ def test_without_arguments_the_help_is_shown_once(run_command: InProcess) -> Non
 
 @pytest.mark.slow  # a process
 @pytest.mark.parametrize(
-    "command",
-    [
-        "ps",
-        *(
-            pytest.param(
-                command, marks=full(covered_by="tests/cli/test_entry.py::test_a_reader_that_goes_away_is_no_fault")
-            )
-            for command in ("preflight --only ssh", "schema")
-        ),
-    ],
+    "command", ["ps", pytest.param("preflight --only ssh", marks=GONE), pytest.param("schema", marks=GONE)]
 )
 def test_a_reader_that_goes_away_is_no_fault(command: str, inventory: Path) -> None:
     file = [] if command == "schema" else [str(inventory)]
@@ -127,15 +119,7 @@ def test_a_reader_that_goes_away_is_no_fault(command: str, inventory: Path) -> N
 
 @pytest.mark.slow  # a process
 @pytest.mark.parametrize(
-    "closed",
-    [
-        ">&-",
-        ">&- 2>&- <&-",
-        *(
-            pytest.param(closed, marks=full(covered_by="tests/cli/test_entry.py::test_streams_may_be_closed"))
-            for closed in ("2>&-", "<&-")
-        ),
-    ],
+    "closed", [">&-", ">&- 2>&- <&-", pytest.param("2>&-", marks=CLOSED), pytest.param("<&-", marks=CLOSED)]
 )
 def test_streams_may_be_closed(closed: str, inventory: Path) -> None:
     for extra in ([], ["--json"]):

@@ -48,7 +48,10 @@ class Site:
         return self
 
     def job(self, name: str, program: str, *args: str, **keys: Any) -> str:
-        """A job that runs a program of Python text; returns its name."""
+        """A job that runs a program of Python text; returns its name.
+
+        What it saves stays on the hosts' disks under its name: a job that resumes needs a name of no other test.
+        """
         script = str(keys.setdefault("script", f"{name}.py"))
         (self.code / script).parent.mkdir(parents=True, exist_ok=True)
         (self.code / script).write_text(program)

@@ -68,7 +68,7 @@ def test_supervisor_killed(site: Site, lab: Lab) -> None:
     assert (cause["host"], cause["reason"]) == ("node1", "supervisor_lost")
 
 
-@pytest.mark.full(covered_by="tests/worker/test_watchers.py::test_guardian_then_supervisor_killed_the_deputy_cleans_up")
+@pytest.mark.full(covered_by="tests/worker/test_watchers.py::test_a_deputy_that_dies_at_once_is_replaced")
 def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
     """The job does not mind the guardian's death; who comes after it still cleans up after the supervisor."""
     job = site.job("guardian", SLEEP)

@@ -24,7 +24,7 @@ VALUES = (
     (r"\b[0-9a-f]{16}\b", "DIGEST"),
     (r"(?<=host )\S+", "NAME"),
     (r"(?<=done: )\S*(?=/\.local/)", "HOME"),
-    (r"(\b\d+[hm] ?)*\b\d+(\.\d+)?s\b", "TIME"),
+    (r"\b(\d+[dhm])+(\d+s)?\b|\b\d+(\.\d+)?s\b", "TIME"),
     (r"\b\d+(\.\d+)?(e[-+]\d+)?\b", "NUMBER"),
     (r" {2,}", "  "),
 )

@@ -78,7 +78,8 @@ MORE = pytest.mark.full(covered_by="tests/e2e/test_garbled.py::test_every_comman
 
 @pytest.mark.parametrize("ways", [("types", "escape"), pytest.param(("drop",), marks=MORE)], ids="-".join)
 def test_every_command_serves_the_others(site: Site, lab: Lab, ways: tuple[str, ...]) -> None:
-    job = site.job("garbled", SLEEP)  # of no other test: what a host cannot tell of an older run would matter
+    # A name that no other run has: node1 cannot say that an older run of it has ended.
+    job = site.job("-".join(("garbled", *ways)), SLEEP)
     run = site.up(job)["run"]
     wait_for_ranks(lab, run)
     lab[1].write(PATH, WRAPPER % {"python": site.python}, 0o755)

@@ -36,7 +36,7 @@ while True:
 @pytest.mark.full(covered_by="tests/worker/test_growth.py::test_the_ranks_are_asked_and_a_new_checkpoint_is_waited_for")
 def test_a_host_that_is_back_is_taken_in_at_a_new_checkpoint(site: Site, lab: Lab) -> None:
     elastic = {"min_nodes": 2, "max_nodes": 3, "grow": "now"}
-    job = site.job("grows", SAVES, restarts=1, elastic=elastic)
+    job = site.job("grown", SAVES, restarts=1, elastic=elastic)
     site.up(job)
     site.wait_for_output(job, "attempt 0 of 3 ranks from nothing")
     cut(lab[2])
@@ -57,7 +57,7 @@ def test_a_host_that_is_back_is_taken_in_at_a_new_checkpoint(site: Site, lab: La
 def test_one_of_two_hosts_takes_the_other_in_again(site: Site, lab: Lab) -> None:
     """It ran alone, with the vote of a witness, after the host that led was cut off."""
     elastic = {"min_nodes": 1, "max_nodes": 2, "grow": "now"}
-    job = site.job("again", SAVES, restarts=1, nodes=2, witness="node2", elastic=elastic)
+    job = site.job("taken-in", SAVES, restarts=1, nodes=2, witness="node2", elastic=elastic)
     site.up(job)
     site.wait_for_output(job, "attempt 0 of 2 ranks from nothing")
     cut(lab[0])

@@ -31,7 +31,7 @@ def test_with_all_that_the_ranks_have_started(site: Site, lab: Lab) -> None:
 
 @pytest.mark.full(covered_by="tests/e2e/test_kill.py::test_with_all_that_the_ranks_have_started")
 def test_in_mid_training_with_the_data_loaders_children(torch_site: Site, lab: Lab) -> None:
-    job = torch_site.training("resnet", "--num_epochs", "1000", "--num_workers", "2")
+    job = torch_site.training("endless", "--num_epochs", "1000", "--num_workers", "2")
     run = torch_site.up(job)
     torch_site.wait_for_output(job, "epoch 2/", "--rank", "0")
     everything_ends(torch_site, lab, job, run["run"])

@@ -69,7 +69,7 @@ def page(site: Site, job: str) -> tuple[Done, str]:
 def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
     """Rank 1 is killed after a checkpoint; the nodes carry on from that."""
     site.only(0, 1)
-    job = site.job("twice", TRAIN, "300", "150", restarts=1)
+    job = site.job("reported", TRAIN, "300", "150", restarts=1)
     run = site.up(job)["run"]
     wait_for_copy(lab[1], job, lab[0], "step_000100.pt")
     first = document(site, job)
@@ -86,7 +86,7 @@ def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
     assert done["verdict"].startswith("succeeded after ")
     assert done["verdict"].endswith(", in attempt 2 after 1 failure")
     assert done["world_size"] == 2
-    assert done["command"][-3:] == ["twice.py", "300", "150"]
+    assert done["command"][-3:] == ["reported.py", "300", "150"]
     assert done["settings"]["args"] == ["300", "150"]
     assert [one["torch"] for one in done["nodes"]] == ["2.13.0+cpu"] * 2
     assert done["attempts"][0]["cause"]["rank"] == 1
@@ -120,7 +120,7 @@ def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
 
 def test_a_run_that_failed_without_preflight(site: Site) -> None:
     site.only(0, 1)
-    job = site.job("fails", FAILS)
+    job = site.job("not-finite", FAILS)
     site.up(job, "--skip-preflight")
     site.wait_for_state(job, "failed")
     found = document(site, job)

@@ -67,7 +67,7 @@ def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
 def test_an_elastic_run_continues_on_the_host_that_is_left(site: Site, lab: Lab) -> None:
     site.only(0, 1)
     elastic = {"min_nodes": 1, "max_nodes": 2, "max_restarts": 2}
-    job = site.job("fewer", MEET, elastic=elastic)
+    job = site.job("left-alone", MEET, elastic=elastic)
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
     wait_for_copy(lab[1], job, lab[0], "step_7.bin")

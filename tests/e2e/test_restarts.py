@@ -62,7 +62,7 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
 
 @pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_rank_that_fails_is_started_again_everywhere")
 def test_a_failed_rank_sets_no_host_aside(site: Site, lab: Lab) -> None:
-    job = site.job("again", MEET, "fail", "0", "node1", restarts=1, nodes=2)
+    job = site.job("failed-once", MEET, "fail", "0", "node1", restarts=1, nodes=2)
     up = site.start("up", "--job", job)
     up.wait_for("attempt 1 of node0", timeout=90)
     first = site.status(job)["attempts"][0]

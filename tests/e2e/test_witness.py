@@ -47,7 +47,7 @@ def test_one_of_two_hosts_continues_alone(duo: Site, lab: Lab) -> None:
 )
 def test_a_run_that_has_ended_is_continued_with_its_witness(duo: Site, lab: Lab) -> None:
     """Then without it, when it does not answer."""
-    job = duo.job("again", MEET, **KEYS)
+    job = duo.job("continued", MEET, **KEYS)
     duo.up(job)
     duo.wait_for_output(job, "attempt 0 of node0 with nothing; node1 with nothing")
     duo("kill", job).ok()

@@ -49,6 +49,7 @@ class Ended:
     status: int
     stdout: str
     stderr: str
+    ranks: tuple[int, ...] = ()  # the status of each forked rank
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ for line in sys.stdin:
                 traceback.print_exc()
             sys.stdout.flush()
             os._exit(status)
-    print(int(any(os.waitpid(child, 0)[1] for child in children)), flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
 """
 
 
@@ -127,7 +128,8 @@ class Zygote:
                 self.close()
                 self.errors.seek(0)
                 pytest.fail(f"no end in {PATIENCE} s, or no zygote:\n{stderr.read_text()}\n{self.errors.read()}")
-            return Ended(int(answer), stdout.read_text(), stderr.read_text())
+            statuses = tuple(json.loads(answer))
+            return Ended(int(any(statuses)), stdout.read_text(), stderr.read_text(), statuses)
 
     def close(self) -> None:
         self.process.kill()

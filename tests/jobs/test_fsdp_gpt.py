@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ import pytest
 
 from tests.lazy import Lazy
 
-from .conftest import JOBS, PATIENCE, Interpreter, ended, free_port, started
+from .conftest import JOBS, Interpreter, ended, forked, started
 
 torch = Lazy("torch")
 job = Lazy("fsdp_gpt")
@@ -37,23 +35,32 @@ def new_torch() -> None:
 class Rank(NamedTuple):
     """How one rank ended."""
 
-    status: int | None
+    status: int
     stdout: str
     stderr: str
     steps: list[tuple[float, float]]  # loss and norm of the gradient
 
 
-def be_a_rank(folder: Path, env: dict[str, str], argv: list[str]) -> None:
-    """Runs the job as its own script would, in a new process; output and steps go to files."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
-    os.environ.update(env)
-    if env["RANK"] != "0":
-        job.read_sources = None  # only rank 0 may need its own node's text
-    sys.argv = ["fsdp_gpt.py", *argv]
-    remember_steps(job, lambda steps: (folder / "steps").write_text(json.dumps(steps)))
-    torch.set_num_threads(1)
-    common.run(job.main)
+# Runs the job as its own script would, in a new process; output and steps go to files.
+RANK = """
+import json, os, sys
+for number, name in ((1, "stdout"), (2, "stderr")):
+    os.dup2(os.open(os.path.join(os.environ["FOLDER"], name), os.O_WRONLY | os.O_CREAT), number)
+import torch, common, fsdp_gpt
+if os.environ["RANK"] != "0":
+    fsdp_gpt.read_sources = None  # only rank 0 may need its own node's text
+step, steps = fsdp_gpt.train_step, []
+def remembered(*args):
+    steps.append(step(*args))
+    with open(os.path.join(os.environ["FOLDER"], "steps"), "w") as file:
+        json.dump(steps, file)
+    return steps[-1]
+fsdp_gpt.train_step = remembered
+torch.set_num_threads(1)
+sys.argv = ["fsdp_gpt.py", *json.loads(os.environ["ARGS"])]
+common.run(fsdp_gpt.main)
+"""
+PRELOAD = "torch torch.distributed.fsdp torch.distributed.checkpoint.state_dict common fsdp_gpt"
 
 
 def remember_steps(module: Any, keep: Callable[[list[tuple[float, float]]], object]) -> None:
@@ -74,31 +81,22 @@ def two_ranks(folder: Path, *args: str, model_dirs: tuple[str, str] | None = Non
 
     They are forked from a process that has imported torch already: a launch would cost that once a rank.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = []
+    places = []
     for rank in range(2):
         own = folder / f"run-{len(list(folder.glob('run-*')))}"
         own.mkdir(parents=True)
         local_rank = rank if model_dirs is None else 0
         model_dir = str(folder / "model") if model_dirs is None else model_dirs[rank]
-        env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local_rank), "GLOO_SOCKET_IFNAME": "lo"}
-        process = context.Process(target=be_a_rank, args=(own, env, [*TINY, *OFTEN, "--model_dir", model_dir, *args]))
-        process.start()
-        ranks.append((own, process))
-    return [the_end_of(own, process) for own, process in ranks]
+        argv = json.dumps([*TINY, *OFTEN, "--model_dir", model_dir, *args])
+        places.append({"FOLDER": str(own), "LOCAL_RANK": str(local_rank), "ARGS": argv})
+    done = forked(RANK, *places, preload=PRELOAD)
+    return [read_rank(Path(place["FOLDER"]), status) for place, status in zip(places, done.ranks, strict=True)]
 
 
-def the_end_of(folder: Path, process: Any) -> Rank:
-    """Waits for a rank; one that does not end is ended and fails the test."""
-    process.join(PATIENCE)
-    if process.exitcode is None:
-        process.terminate()
-        process.join()
-        pytest.fail(f"no end in {PATIENCE} s")
+def read_rank(folder: Path, status: int) -> Rank:
+    stdout, stderr = ((folder / name).read_text() for name in ("stdout", "stderr"))
     steps = json.loads((folder / "steps").read_text()) if (folder / "steps").exists() else []
-    return Rank(process.exitcode, (folder / "stdout").read_text(), (folder / "stderr").read_text(), steps)
+    return Rank(status, stdout, stderr, steps)
 
 
 def train(folder: Path, *args: str) -> list[tuple[float, float]]:

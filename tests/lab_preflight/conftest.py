@@ -9,7 +9,7 @@ import pytest
 from tests.lab import Lab
 from tests.lab_preflight.preflight import DEFAULTS
 
-SPEED = "500mbit"
+SPEED = "200mbit"  # a busy machine gives a faster link less than half of its speed, which is a finding
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,6 +29,7 @@ def test_what_ufw_blocks_ufw_opens(guarded: Lab) -> None:
     assert f"{PORT}" in guarded[0].run("ufw status").stdout
 
 
+@pytest.mark.full(covered_by="tests/checks/test_firewall.py::test_fix_for_ufw")
 def test_a_rule_of_the_users_own_in_ufw(guarded: Lab) -> None:
     """A deny that somebody added comes before an allow that is only appended: the fix goes to the front."""
     guarded[0].run(f"ufw default allow incoming && ufw deny proto tcp to any port {PORT}")

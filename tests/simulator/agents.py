@@ -153,6 +153,7 @@ class AgentWorld:
         process = host.process = Process(host.machine, f"agent of {host.name}")
         self.processes.append(process)
         sockets = host.sockets = SimSockets(process, self.network, own_ports=True)
+        host.admit = None  # until the new agent answers
         run = dict(self.run_record, host=host.name)
         order = {"request": {"run": run, "gang_key": KEY, "copying": None}, "base": "/nonexistent", "umask": 0o077}
         desk = talk.AnswerDesk(
@@ -178,8 +179,14 @@ class AgentWorld:
         self._break(host)
 
     def _work(self, host: Host) -> None:
-        assert host.process is not None
-        host.process.clock.thread(host.agent.work, "agent").start()
+        process, agent = host.process, host.agent
+        assert process is not None
+
+        def work() -> None:
+            agent.work()
+            process.kill()
+
+        process.clock.thread(work, "agent").start()
 
     # --- what the hosts tell
 

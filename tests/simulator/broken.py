@@ -7,7 +7,12 @@ from typing import Any
 
 from ddpctl_worker.agent.lead import NEAR_S
 from ddpctl_worker.agent.quorum import Voter
+from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.hub import HubGang
+from ddpctl_worker.gang.member import MemberGang
+from ddpctl_worker.outcome import Outcome
 from tests.simulator.agents import AgentWorld, Profile
+from tests.simulator.gangs import GangWorld
 from tests.simulator.host import Host
 
 
@@ -73,4 +78,78 @@ FAULTS: dict[str, Broken] = {
     "nothing on disk": lambda seed, profile: AgentWorld(seed, profile, _forgets),
     "a lease that is ignored": LeaseForGood,
     "a lease that is not renewed": LeaseNotRenewed,
+}
+
+
+class ForgetfulCouncil(Council):
+    """Never looks whether the last member is still there."""
+
+    def _find_lost(self, now: float) -> None:
+        *_, (host, seat) = self.seats.items()
+        del self.seats[host]
+        super()._find_lost(now)
+        self.seats[host] = seat
+
+
+class HastyCouncil(Council):
+    """Takes the first word that it hears for the cause."""
+
+    def _decide_at(self, now: float) -> float:
+        return now
+
+
+class SleepyCouncil(Council):
+    """Holds it against the others that it did not hear them while it did not run itself."""
+
+    def slept(self, seconds: float) -> None:
+        pass
+
+
+def _with(council: type[Council]) -> type[HubGang]:
+    class Hub(HubGang):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self._council = council(self.hosts, self.host)
+
+    return Hub
+
+
+class DeafMember(MemberGang):
+    """Does not hear the verdict."""
+
+    def _decided(self, verdict: Outcome) -> None:
+        if verdict.cause is not None and verdict.cause["host"] == self.hub_host:
+            super()._decided(verdict)
+
+
+class TrustingMember(MemberGang):
+    """Never misses the hub."""
+
+    def _miss_hub(self, now: float) -> None:
+        pass
+
+
+class SilentMember(MemberGang):
+    """Reports no failure."""
+
+    def _report(self, now: float) -> None:
+        self._unsaid.clear()
+
+
+def _gang(hub: type[HubGang] = HubGang, member: type[MemberGang] = MemberGang) -> Callable[[int], GangWorld]:
+    def make(seed: int) -> GangWorld:
+        world = GangWorld(seed)
+        world.hub_kind, world.member_kind = hub, member
+        return world
+
+    return make
+
+
+GANG_FAULTS: dict[str, Callable[[int], GangWorld]] = {
+    "the hub forgets a member": _gang(hub=_with(ForgetfulCouncil)),
+    "the first word is the cause": _gang(hub=_with(HastyCouncil)),
+    "its own sleep counts": _gang(hub=_with(SleepyCouncil)),
+    "a member is deaf": _gang(member=DeafMember),
+    "a member trusts the hub": _gang(member=TrustingMember),
+    "a member reports nothing": _gang(member=SilentMember),
 }

@@ -25,7 +25,7 @@ from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.run.deadlines import Deadlines
-from ddpctl_worker.run.ending import Ending
+from ddpctl_worker.run.ending import VERDICT_S, Ending
 from tests.simulator.network import Network, SimSockets
 from tests.simulator.schedule import Machine, Process, Scheduler
 
@@ -332,6 +332,8 @@ class GangWorld:
     def _judge_an_end(self) -> None:
         """Every node that can know ends in time, and all name the same cause."""
         within = WITHIN_S[self.kind] + LATE_S
+        if self.kind == "a node never comes" and self.chosen.name == self.names[0]:
+            within += VERDICT_S  # nobody decides without a hub: each member does so by itself
         begun, chosen = self.fault_at, self.chosen
         self.scheduler.run(begun + within + 1.0)
         reason = {

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.worker.node import Node
+from tests.worker.node import Node, processes_of
 
 MakeNode = Callable[..., Node]
 
 
 @pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+def make_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeNode]:
     """``make_node("node1")``: another host on the same base_dir, as with a shared home."""
     made: list[Node] = []
 
@@ -26,6 +27,16 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
     yield make
     for node in made:
         node.clean_up()
+    # The guardian of a start that was refused is on its way out. What stays is for the suite's guard to report.
+    until = time.monotonic() + 10.0
+    while started_by(request.node.nodeid) and time.monotonic() < until:
+        time.sleep(0.03)
+
+
+def started_by(test: str) -> list[str]:
+    """The worker's processes that a test has started: they inherit its name."""
+    mark = f"PYTEST_CURRENT_TEST={test} ("
+    return [words for words in processes_of(mark).values() if "ddpctl_worker" in words]
 
 
 @pytest.fixture

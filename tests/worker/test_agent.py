@@ -21,6 +21,13 @@ from tests.worker.checkpoints import credentials
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of
 
+AGENTS = "tests/simulator/test_seeds.py::test_agents"
+
+
+def only_in_test_all(value: str, covered_by: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.full(covered_by=covered_by))
+
+
 SCRIPT = """
 import os, pathlib, sys, time
 attempt, host = os.environ["DDPCTL_ATTEMPT"], os.environ["DDPCTL_HOST"]
@@ -139,6 +146,7 @@ def test_a_rank_that_fails_is_started_again_everywhere(team: Any) -> None:
     assert three.said("node0") == ["attempt 0 rank 0 restarts 0", "attempt 1 rank 0 restarts 1"]
 
 
+@pytest.mark.full(covered_by="tests/worker/test_restart_policy.py::test_the_same_exception_twice_in_a_row")
 def test_the_same_exception_twice_ends_the_run(team: Any) -> None:
     three = team(2, 2)
     three.begin("if host == 'node1': raise ValueError('the data are broken')\ntime.sleep(60)")
@@ -147,7 +155,10 @@ def test_the_same_exception_twice_ends_the_run(team: Any) -> None:
     assert "restarting will not help" in status["cause"]["message"]
 
 
-@pytest.mark.parametrize("victim", ["node0", "node1"])
+ITS_OWN = "tests/worker/test_agent.py::test_a_host_without_its_checkpoint_is_the_cause"
+
+
+@pytest.mark.parametrize("victim", [only_in_test_all("node0", ITS_OWN), "node1"])
 def test_a_host_without_its_checkpoint_is_the_cause(team: Any, victim: str) -> None:
     """It could not begin its part, and that is not forgotten when the attempt is called off."""
     three = team(3, 2)
@@ -172,6 +183,7 @@ def test_a_host_without_its_checkpoint_is_the_cause(team: Any, victim: str) -> N
     assert [one["cause"]["host"] for one in three.attempts("node2")][1:] == [victim, victim]
 
 
+@pytest.mark.full(covered_by="tests/worker/test_restart_policy.py::test_restarts_are_used_up")
 def test_restarts_are_counted(team: Any) -> None:
     three = team(1, 1, restarts=1)
     three.begin("os.kill(os.getpid(), 9)")
@@ -191,7 +203,7 @@ def test_a_kill_ends_the_run_and_its_agents(team: Any) -> None:
     eventually(lambda: not processes_of(three.run), "all processes are gone")
 
 
-@pytest.mark.parametrize("victim", ["node0", "node1"])
+@pytest.mark.parametrize("victim", ["node0", only_in_test_all("node1", AGENTS)])
 def test_a_host_that_is_lost_is_replaced_by_a_spare(team: Any, victim: str) -> None:
     """All of ddpctl's processes there are killed at once, the leader's and the master's host included."""
     three = team(3, 2)
@@ -215,7 +227,10 @@ with open(os.path.join(%r, host + attempt), "a", buffering=1) as file:
 """
 
 
-@pytest.mark.parametrize("watcher", ["guardian", "deputy"])
+STUCK = "tests/worker/test_agent.py::test_a_stuck_supervisor_does_not_outlive_its_lease"
+
+
+@pytest.mark.parametrize("watcher", ["guardian", only_in_test_all("deputy", STUCK)])
 def test_a_stuck_supervisor_does_not_outlive_its_lease(team: Any, tmp_path: Path, watcher: str) -> None:
     """Its agent is stuck, too. No rank of an attempt may run when the next attempt begins."""
     three = team(3, 2)
@@ -306,6 +321,7 @@ def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
         subprocess.run(["umount", "-l", str(base)], check=True)
 
 
+@pytest.mark.full(covered_by="tests/simulator/test_stories.py::test_a_host_that_is_cut_off_says_so_and_waits")
 @pytest.mark.timeout(280)
 def test_a_host_that_is_cut_off_waits_for_the_others(team: Any) -> None:
     """They may go on without it, so it is over there only for who ends it; meanwhile its status says what it is."""
@@ -353,6 +369,7 @@ for second in range(1, 60):
 """
 
 
+@pytest.mark.full(covered_by="tests/worker/test_quorum.py::test_a_lease_outlives_an_election")
 def test_the_loss_of_a_spare_that_leads_stops_nothing(team: Any) -> None:
     """It does not refuse connections, it is silent, as a host is that is off."""
     three = team(3, 2, skip=1)
@@ -370,6 +387,7 @@ def test_the_loss_of_a_spare_that_leads_stops_nothing(team: Any) -> None:
     assert all("attempt 0 second 29." in three.said(name) for name in three.chosen)
 
 
+@pytest.mark.full(covered_by=AGENTS)
 def test_one_of_two_hosts_continues_with_the_vote_of_a_witness(team: Any) -> None:
     """The witness runs nothing, has no code and no checkpoints. Once it is lost too, nobody has a majority."""
     three = team(3, 2, least=1, witness=True)
@@ -384,6 +402,7 @@ def test_one_of_two_hosts_continues_with_the_vote_of_a_witness(team: Any) -> Non
     eventually(lambda: not three.of_script("node1"), "no rank is left without a majority", 60.0)
 
 
+@pytest.mark.full(covered_by=AGENTS)
 def test_a_witness_that_is_lost_harms_nothing(team: Any) -> None:
     three = team(3, 2, witness=True)
     three.begin("sys.exit(3) if attempt == '0' and host == 'node1' else time.sleep(20)")

@@ -90,6 +90,7 @@ def test_a_signal_that_is_none_is_refused(node: Node) -> None:
     assert last["error"]["kind"] == "bad_request"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "catches"),
     [

@@ -370,6 +370,7 @@ def test_torchs_rank_prefix_is_taken_off() -> None:
     assert read(text).traceback == "Traceback (most recent call last):\n  File a\nValueError: boom"
 
 
+@pytest.mark.slow
 @given(st.text(max_size=400), st.text(max_size=400), st.integers(0, 0xFFFF))
 def test_any_output_gets_a_cause_of_one_line(launcher: str, rank: str, status: int) -> None:
     found = explained(status=status, launcher=REPORT.format(code=1) + launcher, ranks={0: BOOM + rank, 1: rank})

@@ -93,6 +93,7 @@ def begun(folder: Path) -> tuple[keeping.Keeping, int]:
     return one, one.pids()[0]
 
 
+@pytest.mark.slow
 def test_after_a_success_what_takes_long_to_hash_is_hashed_after_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "job" / "node0"
     (folder / "final").mkdir(parents=True)
@@ -109,6 +110,7 @@ def test_after_a_success_what_takes_long_to_hash_is_hashed_after_the_run(tmp_pat
     assert [found["entry"] for found in manifest.read_all(str(folder))] == ["final"]
 
 
+@pytest.mark.slow
 def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path) -> None:
     one, pid = begun(tmp_path)
     os.kill(pid, signal.SIGSTOP)

@@ -123,6 +123,7 @@ def test_every_host_gets_the_newest_whole_save_and_never_two_mixed(events: list[
     assert restoring(world.held, HOSTS) == []
 
 
+@pytest.mark.slow
 @given(events=EVENTS)
 def test_a_save_that_every_host_still_has_in_whole_is_found(events: list[tuple[Any, ...]]) -> None:
     world = World()

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from ddpctl_worker.run.ranks import Roster
 from tests.worker.node import Node, eventually, processes_of
 
 
+@pytest.mark.slow
 def test_a_rank_s_death_is_timed_by_a_clock_that_nobody_sets() -> None:
     watched: dict[int, bool] = {}
     roster = Roster({"ranks": [0], "rendezvous": "static"}, watched.__setitem__)

@@ -282,6 +282,7 @@ print(desk.ask(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
 def test_another_user_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where somebody has opened the folder: the desk looks at who asks."""

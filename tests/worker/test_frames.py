@@ -97,6 +97,7 @@ def test_junk_of_py_spy(made: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.fixed_dictionaries({"name": JUNK, "filename": JUNK, "line": JUNK}, optional={"locals": JUNK})))
 def test_junk_frames_of_py_spy(made: Any) -> None:
     from_py_spy(json.dumps([{**THREAD, "frames": made}]), 7)

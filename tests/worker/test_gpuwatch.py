@@ -119,6 +119,7 @@ def test_what_several_readings_say_together() -> None:
     assert (second["use"], second["temperature"], second["power_w"], second["runs"]) == (None, None, 300.0, [])
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_lost_is_a_gap_and_a_long_run_stays_small() -> None:
     record = GpuRecord("r1")
     for number in range(3 * 7 * 24 * 120):  # three weeks

@@ -70,6 +70,7 @@ def test_each_attempt_has_its_own(node: Node) -> None:
     }
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.text(max_size=20), st.dictionaries(st.text(max_size=5), st.floats() | st.integers()))))
 def test_any_file_gives_series_of_finite_numbers(lines: list[Any]) -> None:
     found = series("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)).to_json(20)

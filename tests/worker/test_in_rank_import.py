@@ -59,6 +59,7 @@ def servers_of(env: dict[str, str | None]) -> list[str]:
     return os.listdir(str(env["SERVERS"]))
 
 
+@pytest.mark.slow
 def test_the_import_of_torch_starts_the_server_and_leaves_no_trace(
     both: Both, torch_env: dict[str, str | None]
 ) -> None:
@@ -87,6 +88,7 @@ CONTAINER = {"proc/self/cgroup": "0::/\n"}
 VERSION_1 = {"proc/self/cgroup": "9:cpu,cpuacct:/a\n8:pids:/a\n0::/a\n", "sys/fs/cgroup/cgroup.procs": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "free"),
     [
@@ -137,6 +139,7 @@ def test_a_rank_without_stderr_has_no_server(both: Both, torch_env: dict[str, st
     assert servers_of(torch_env) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free_again", [True, False])
 def test_the_ranks_of_a_run_start_their_servers_in_turn(
     tmp_path: Path, torch_env: dict[str, str | None], free_again: bool

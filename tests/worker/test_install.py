@@ -108,10 +108,11 @@ def test_what_is_right_is_installed_and_reused(node: Node) -> None:
     assert first["reused"] is False
     assert first["versions"]["alpha"] == "1.0"
     assert node.environments() == [first["env"]]
-    installed = {path: path.lstat().st_ctime_ns for path in (node.base / "envs" / first["env"]).rglob("*")}
+    installed = {path: path.lstat().st_ino for path in (node.base / "envs" / first["env"]).rglob("*")}
+    assert installed
     again = node.install()["result"]
     assert (again["reused"], again["python"]) == (True, first["python"])
-    assert {path: path.lstat().st_ctime_ns for path in (node.base / "envs" / first["env"]).rglob("*")} == installed
+    assert {path: path.lstat().st_ino for path in installed} == installed
     said = subprocess.run(
         [first["python"], "-c", "import beta; print(beta.__version__)"], capture_output=True, check=True
     )

@@ -75,6 +75,7 @@ def test_an_environment_that_sees_what_its_base_has(found: Any, tmp_path: Path) 
     assert pythons["~/alone/bin/python"]["torch"] is None
 
 
+@pytest.mark.slow
 def test_a_real_environment(found: Any, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     site = next((tmp_path / "env" / "lib").glob("python3.*/site-packages"))

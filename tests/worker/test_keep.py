@@ -133,6 +133,7 @@ PAIR = st.lists(st.sampled_from(["save", "look a", "look b", "copy a", "copy b"]
 SETTLED = ["save", "look a", "look b", *["copy a", "copy b"] * 9] * 4
 
 
+@pytest.mark.slow
 @given(events=PAIR, keep=st.integers(1, 3))
 def test_a_checkpoint_that_outlives_the_loss_of_a_host_stays_until_a_newer_one_does(
     events: list[str], keep: int

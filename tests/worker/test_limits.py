@@ -28,6 +28,7 @@ def test_ranks_get_as_many_open_files_and_as_much_locked_memory_as_the_user_may_
     assert [int(word) for word in node.text(run, 0).split()] == [before[kind][1] for kind in kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [0, 65534], ids=["root", "other"])
 def test_the_job_goes_before_its_supervisor_when_memory_runs_out(user: int) -> None:
     if os.geteuid() != 0:

@@ -115,6 +115,7 @@ def test_how_many_segments_were_sent_again() -> None:
 HOLDS = "import os, sys; print(os.fstat(0).st_ino, flush=True); sys.stdin.readline()"
 
 
+@pytest.mark.slow
 def test_only_sockets_of_processes_below_this_one_count() -> None:
     ours, theirs = socket.socketpair()
     with (
@@ -179,6 +180,7 @@ def full() -> Iterator[int]:
         yield port
 
 
+@pytest.mark.slow
 def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(full: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as open_one, socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -71,6 +71,7 @@ def test_reading_goes_on_from_any_record(tmp_path: Path, at: int) -> None:
     assert numbers(read_all(tmp_path, everything[at][0])) == list(range(at + 1, 200))
 
 
+@pytest.mark.slow
 def test_a_reader_beside_the_writer_misses_and_doubles_nothing(tmp_path: Path) -> None:
     found: list[int] = []
     done = threading.Event()
@@ -161,6 +162,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_lines_that_are_counted_and_told(small_disk: Path) -> None:
     writer = logs.Writer(str(small_disk))
     writer.start()

@@ -98,6 +98,7 @@ def own(one: dict[str, Any]) -> list[Any]:
     return [frame[2] for frame in one["stack"]]
 
 
+@pytest.mark.slow
 def test_asleep(tools: Tools) -> None:
     with program(SLEEPS) as process:
         (found,) = of(tools, process.pid)
@@ -110,6 +111,7 @@ def test_asleep(tools: Tools) -> None:
     assert abs(found["now"] - time.time()) < 60
 
 
+@pytest.mark.slow
 def test_blocked_on_a_fifo(tools: Tools, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -121,6 +123,7 @@ def test_blocked_on_a_fifo(tools: Tools, tmp_path: Path) -> None:
     assert found["waits_in"] in ("", "wait_for_partner", "fifo_open")  # the kernel may hide it
 
 
+@pytest.mark.slow
 def test_stopped(tools: Tools) -> None:
     with program(SLEEPS) as process:
         stop(process.pid)
@@ -130,6 +133,7 @@ def test_stopped(tools: Tools) -> None:
     assert found["missing"] == []
 
 
+@pytest.mark.slow
 def test_spinning(tools: Tools) -> None:
     with program(SPINS) as process:
         found = [of(tools, process.pid, interval=1.0)[0] for _ in range(2)]
@@ -139,6 +143,7 @@ def test_spinning(tools: Tools) -> None:
     assert own(found[0])[0] == "spin"
 
 
+@pytest.mark.slow
 def test_children(tools: Tools) -> None:
     with program(PARENT) as process:
         (found,) = of(tools, process.pid)
@@ -148,6 +153,7 @@ def test_children(tools: Tools) -> None:
     assert child["stack"][0][2] == "wait"
 
 
+@pytest.mark.slow
 def test_ended(tools: Tools) -> None:
     with program(SLEEPS) as process:
         threading.Timer(0.2, process.kill).start()
@@ -158,6 +164,7 @@ def test_ended(tools: Tools) -> None:
     assert (before["state"], before["missing"]) == ("ended", [])
 
 
+@pytest.mark.slow
 def test_where_py_spy_is_missing_and_no_signal_may_be_sent(tmp_path: Path) -> None:
     with program(SLEEPS) as process:
         (found,) = of(Tools(str(tmp_path), None), process.pid)
@@ -165,6 +172,7 @@ def test_where_py_spy_is_missing_and_no_signal_may_be_sent(tmp_path: Path) -> No
     assert found["missing"][-1].startswith("no stack: py-spy is not on this host; ")
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_not_asked_and_the_others_are_looked_at_at_once(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +215,7 @@ class Hang:
         assert not self.outlasted
 
 
+@pytest.mark.slow
 def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = Hang()
     monkeypatch.setattr(looking, "record_of", lambda folder, pid: hang.wait())
@@ -218,6 +227,7 @@ def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.Monk
     assert found["missing"] == ["the look at it was not over in time"]
 
 
+@pytest.mark.slow
 def test_a_look_of_a_moment(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that takes a second to see, and no child: that would take as long again."""
     monkeypatch.setattr(looking, "record_of", lambda folder, pid, seconds: [])
@@ -229,6 +239,7 @@ def test_a_look_of_a_moment(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> No
     assert abs(found["now"] - time.time()) < 60
 
 
+@pytest.mark.slow
 def test_what_is_known_so_far_can_be_asked_for(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = Hang()
 
@@ -261,6 +272,7 @@ def test_what_was_not_seen_is_not_called_ended(tools: Tools, monkeypatch: pytest
     assert found["missing"] == ["the look at it failed: PermissionError('no')"]
 
 
+@pytest.mark.slow
 def test_nothing_happens_to_the_process(tools: Tools) -> None:
     """Neither its sleep nor its signals: by py-spy nothing, by the signal nothing that Python code would notice."""
     folder = tools.folder
@@ -302,6 +314,7 @@ def asked(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch, **how: Any) 
     return found, heard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
 def test_the_record_of_nccl_comes_beside_that_of_gloo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None
@@ -312,6 +325,7 @@ def test_the_record_of_nccl_comes_beside_that_of_gloo(
     assert found["groups"]["nccl:0"]["ranks"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
 def test_a_rank_that_moves_is_not_asked_for_the_record_of_nccl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None
@@ -323,6 +337,7 @@ def test_a_rank_that_moves_is_not_asked_for_the_record_of_nccl(
     assert heard == {"fr_trace_json"}
 
 
+@pytest.mark.slow
 def test_a_rank_gets_a_second_signal_only_where_the_record_of_nccl_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +378,7 @@ def seized(pid: int) -> Iterator[None]:
         assert ptrace(PTRACE_DETACH, pid, None, None) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "how", "interval", "signalled"),
     [
@@ -386,6 +402,7 @@ def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, Any], int
         assert "py-spy is not on this host; a signal" in found["missing"][-1]
 
 
+@pytest.mark.slow
 def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
     """It would stop, for its debugger."""
     with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process, seized(process.pid):
@@ -396,6 +413,7 @@ def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
     assert found["missing"][-1] == "no stack: py-spy is not on this host; a debugger is attached to the rank"
 
 
+@pytest.mark.slow
 def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> None:
     with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process:
         file = tmp_path / f"{process.pid}.stack"
@@ -406,6 +424,7 @@ def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> No
         assert 0 < file.stat().st_size < 4096
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:
     """It would die of it."""
     with program(SLEEPS) as process:
@@ -429,6 +448,7 @@ BROKEN = "#!/bin/sh\necho 'Error: Failed to find  python version' >&2; exit 1"
 LATE = "#!/bin/sh\nexec sleep 30"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words"),
     [

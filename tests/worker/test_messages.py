@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ddpctl.transport.base import Frame
 from ddpctl.transport.pipe import FrameReader
 from ddpctl_worker.channel import Channel
@@ -51,6 +53,7 @@ def test_metrics_of_many_ranks_share_one_message(node: Node) -> None:
     assert len(json.dumps(answer)) < MOST
 
 
+@pytest.mark.slow
 def test_firewall_rules_travel_as_raw_bytes(tmp_path: Path) -> None:
     """A node of a big cluster has megabytes of them."""
     out = tmp_path / "out"

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def test_a_line_without_end_does_not_stop_the_reader(tmp_path: Path) -> None:
     assert lines == [{"b": 2}]
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=400), st.integers(-100, 500), st.integers(1, 200))
 def test_any_bytes_give_numbers_or_nothing(data: bytes, offset: int, most: int) -> None:
     path = Path("/dev/shm") / f"ddpctl-metrics-{os.getpid()}"
@@ -111,6 +113,7 @@ def test_any_bytes_give_numbers_or_nothing(data: bytes, offset: int, most: int) 
     json.dumps(lines, allow_nan=False)
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(st.text(max_size=8), st.integers() | st.floats() | st.text() | st.booleans())))
 def test_every_finite_number_arrives(written: list[dict[str, Any]]) -> None:
     path = Path("/dev/shm") / f"ddpctl-metrics-{os.getpid()}"

@@ -18,6 +18,8 @@ from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.notifying import notify
 from tests.worker.node import eventually, processes_of
 
+pytestmark = pytest.mark.slow  # it starts processes
+
 RUN = {"job": "train", "run": "r-1", "cluster": "lab", "host": "node0", "hosts": ["node0", "node1"]}
 EVENT = {
     "event": "ended",

@@ -56,12 +56,14 @@ def seen(tmp_path: Path) -> Iterator[Seen]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_ranks_may_be_stopped_once_it_is_kept(seen: Seen) -> None:
     seen.until_kept()
     assert seen.states() == ["sleeping", "ended"]
     assert [one["host"] for one in seen.put[0][1]["looks"]] == ["node0", "node0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [True, False], ids=["hangs", "not-begun"])
 def test_what_is_known_is_kept_when_a_look_hangs(seen: Seen, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
     """Whatever the look waits for, a disk or a processor: the stop waits no longer, and finds the record written."""
@@ -78,6 +80,7 @@ def test_what_is_known_is_kept_when_a_look_hangs(seen: Seen, monkeypatch: pytest
     assert seen.states() == ["sleeping" if begun else "unknown", "ended"]
 
 
+@pytest.mark.slow
 def test_a_look_that_cannot_be_kept_stops_no_stop(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer, "shortened", lambda one: 1 / 0)
     seen.until_kept()

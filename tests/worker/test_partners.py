@@ -58,6 +58,7 @@ def link(silent: bool, seconds: float) -> dict[str, Any]:
     return {"to": "node1", "silent": silent, "for": seconds}
 
 
+@pytest.mark.slow
 def test_they_are_ended_and_the_lost_node_is_named(roster: Roster) -> None:
     partners = Partners(RUN, roster)
     (rank,) = roster.alive()
@@ -73,6 +74,7 @@ def test_they_are_ended_and_the_lost_node_is_named(roster: Roster) -> None:
     assert (end.cause["host"], end.cause["reason"]) == ("node1", "node_lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rendezvous", "seconds", "ends"), [("c10d", 59, False), ("c10d", 60, True), ("etcd-v2", 99, False)]
 )
@@ -89,6 +91,7 @@ def test_the_run_ends_with_the_host_of_its_c10d_store(
         assert "node1, which hosts the c10d store" in (end.cause or {})["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", [link(False, 60.0), link(True, 0.0)])
 def test_a_host_that_answers_or_owes_nothing_is_not_lost(roster: Roster, found: dict[str, Any]) -> None:
     partners = Partners(RUN, roster)
@@ -98,5 +101,6 @@ def test_a_host_that_answers_or_owes_nothing_is_not_lost(roster: Roster, found: 
     assert state_of(rank.pid) != "Z"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_gang_needs_none(roster: Roster) -> None:
     assert partners_of({**RUN, "addresses": None}, roster) is None

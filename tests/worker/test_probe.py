@@ -55,6 +55,7 @@ def test_every_plain_question_answers_here(channel: Channel) -> None:
     json.dumps(reply)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tricks")
 def test_what_hangs_costs_its_own_answer(channel: Channel) -> None:
     reply = ask(channel, ("hang", {}, 1.0), ("python", {}, 1.0))
@@ -65,6 +66,7 @@ def test_what_hangs_costs_its_own_answer(channel: Channel) -> None:
     assert fine["value"]["info"] == list(sys.version_info[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tricks")
 def test_nothing_that_a_question_started_is_left(channel: Channel) -> None:
     mark = f"ddpctl-left-{os.getpid()}"
@@ -193,6 +195,7 @@ def test_a_tree_has_one_hash_whatever_the_order_and_the_caches(tmp_path: Path) -
     assert job.tree({"path": str(tmp_path / "b")}, {})["hash"] != first["hash"]
 
 
+@pytest.mark.slow
 def test_a_ranks_orphan_is_told_from_one_with_its_launcher(tmp_path: Path) -> None:
     rank = {**os.environ, "TORCHELASTIC_RUN_ID": "x", "RANK": "1", "MASTER_PORT": "29500"}
     kept = subprocess.Popen(["sleep", "300"], env=rank)
@@ -270,6 +273,7 @@ def test_fields_that_a_driver_does_not_know_are_left_out(fake_smi: Path, unknown
     assert ("clocks_event_reasons.hw_slowdown" in header) == (unknown == "clocks_throttle_reasons.")
 
 
+@pytest.mark.slow
 def test_a_hung_nvidia_smi_is_given_up(fake_smi: Path) -> None:
     script(fake_smi, "import time\ntime.sleep(300)\n")
     found = nvidia.nvidia_smi({}, {"deadline": 2.0})

@@ -27,6 +27,7 @@ def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
             child.kill()
 
 
+@pytest.mark.slow
 def test_a_reused_pid_is_not_the_process() -> None:
     with _sleeper() as child:
         who = processes.identify(child.pid)
@@ -45,6 +46,7 @@ def test_a_reused_pid_is_not_the_process() -> None:
         assert not processes.send(who, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_identity_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.8, or a kernel before 5.3."""
     monkeypatch.delattr(os, "pidfd_open")
@@ -57,6 +59,7 @@ def test_identity_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not processes.send(who, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_stat_of_a_process_with_a_wild_name(tmp_path: Path) -> None:
     program = tmp_path / ") R 1 (("
     program.symlink_to("/bin/sleep")
@@ -69,6 +72,7 @@ def test_stat_of_a_process_with_a_wild_name(tmp_path: Path) -> None:
         child.kill()
 
 
+@pytest.mark.slow
 def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_start_that_stands_still_is_ended_at_its_deadline(node: Node) -> None:
     assert not (node.scratch / "started").exists()
 
 
+@pytest.mark.slow
 def test_a_group_kills_what_forks_in_groups_below_it() -> None:
     group = groups()
     below = Path(group.path) / "below"
@@ -191,6 +192,7 @@ def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slow
 @given(st.one_of(st.none(), st.integers(), st.text(), st.sampled_from(["", "/.."]).map("/sys/fs/cgroup{}/x".format)))
 def test_no_other_group_is_taken_from_a_record(path: object) -> None:
     assert cgroup.of_record(path) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -125,20 +126,37 @@ WHAT = ["cut", "heal", "kill", "agent", "again", "again", "pair", "oneway"]
 cuts = st.tuples(st.floats(0.5, 40.0), st.sampled_from(WHAT), st.integers(0, 30))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    seed=st.integers(0, 1 << 30),
-    size=st.integers(1, 6),
-    part=st.integers(1, 6),
-    late=st.sampled_from([0.01, 0.5, 3.0]),
-    loss=st.sampled_from([0.0, 0.1]),
-    poll=st.sampled_from([0.05, 1.0]),
-    events=st.lists(cuts, max_size=6),
-)
+worlds: dict[str, st.SearchStrategy[Any]] = {
+    "seed": st.integers(0, 1 << 30),
+    "size": st.integers(1, 6),
+    "part": st.integers(1, 6),
+    "late": st.sampled_from([0.01, 0.5, 3.0]),
+    "loss": st.sampled_from([0.0, 0.1]),
+    "poll": st.sampled_from([0.05, 1.0]),
+    "events": st.lists(cuts, max_size=6),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(**worlds)
 def test_never_two_attempts_at_once(
     seed: int, size: int, part: int, late: float, loss: float, poll: float, events: list[tuple[float, str, int]]
 ) -> None:
-    world = World(seed, size, min(size, part), late, loss, poll)
+    _never_two(World(seed, size, min(size, part), late, loss, poll), events)
+
+
+@pytest.mark.full(covered_by="tests/worker/test_quorum.py::test_never_two_attempts_at_once")
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(**worlds)
+def test_never_two_attempts_at_once_in_many_worlds(
+    seed: int, size: int, part: int, late: float, loss: float, poll: float, events: list[tuple[float, str, int]]
+) -> None:
+    _never_two(World(seed, size, min(size, part), late, loss, poll), events)
+
+
+def _never_two(world: World, events: list[tuple[float, str, int]]) -> None:
+    """The world itself looks, after everything that happens."""
     world.run(10.0)
     for wait, what, number in events:
         _happen(world, what, number)
@@ -146,9 +164,7 @@ def test_never_two_attempts_at_once(
     world.run(world.now + 60.0)
 
 
-@pytest.mark.parametrize("oneway", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_a_cut_network_runs_one_attempt(seed: int, oneway: bool) -> None:
+def _cut_and_heal(seed: int, oneway: bool) -> None:
     """Two sides that cannot talk, and talk again: at most one of them runs anything, and in the end one does."""
     choose = random.Random(seed)
     size = choose.choice([3, 4, 5])
@@ -161,7 +177,18 @@ def test_a_cut_network_runs_one_attempt(seed: int, oneway: bool) -> None:
         world.run(world.now + choose.uniform(1.0, 40.0))
         world.cut = set()
     world.run(world.now + 60.0)
-    assert len(world.running()) == 1
+    assert len(world.running()) == 1, (seed, oneway)
+
+
+def test_a_cut_network_runs_one_attempt() -> None:
+    for seed in (0, 1):
+        _cut_and_heal(seed, oneway=bool(seed))
+
+
+@pytest.mark.full(covered_by="tests/worker/test_quorum.py::test_a_cut_network_runs_one_attempt")
+def test_a_cut_network_runs_one_attempt_under_many_seeds() -> None:
+    for seed in range(2, 100):
+        _cut_and_heal(seed, oneway=bool(seed % 2))
 
 
 def _happen(world: World, what: str, number: int) -> None:

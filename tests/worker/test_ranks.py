@@ -49,6 +49,7 @@ def starts(launcher: subprocess.Popen[str], rank: int) -> None:
     eventually(lambda: [one.rank for one in find(launcher.pid, {})] == [rank], "the rank is there")
 
 
+@pytest.mark.slow
 def test_a_rank_that_torch_restarts_may_have_another_number(launcher: subprocess.Popen[str]) -> None:
     followed: list[int] = []
     roster = Roster({"rendezvous": "c10d"}, lambda fd, on: followed.append(fd) if on else None)
@@ -66,6 +67,7 @@ def test_a_rank_that_torch_restarts_may_have_another_number(launcher: subprocess
     roster.ended(followed[1])
 
 
+@pytest.mark.slow
 def test_a_process_that_turns_out_to_be_a_rank_is_listed_as_one(launcher: subprocess.Popen[str]) -> None:
     """Its pid was in the tree before: it had not begun its script."""
     roster = Roster({"rendezvous": "static", "ranks": [1]}, lambda fd, on: None)

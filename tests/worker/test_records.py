@@ -22,6 +22,7 @@ from tests.worker.node import WORKER, Node, eventually
 from tests.worker.programs import SLEEP
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_the_old_or_the_new_record(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     code = f"""

@@ -296,6 +296,7 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
         node.started.clear()
 
 
+@pytest.mark.slow
 def test_what_lets_the_doctor_see_the_ranks_may_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks have their own pipes all the same."""
 

@@ -47,6 +47,7 @@ def parts(base: Path) -> list[Path]:
     return sorted((base / "store").glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_blob_is_stored_once_under_its_hash_and_for_us_alone(tmp_path: Path) -> None:
     assert call(tmp_path, "store_has", hashes=[HASH])["result"]["have"] == []
     put = call(tmp_path, "store_put", DATA, hash=HASH, size=len(DATA))
@@ -60,6 +61,7 @@ def test_a_blob_is_stored_once_under_its_hash_and_for_us_alone(tmp_path: Path) -
     assert parts(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [DATA[:-1] + bytes([DATA[-1] ^ 1]), b"\0" + DATA[1:], DATA[1:] + DATA[:1]], ids=["last", "first", "rotated"]
 )
@@ -70,6 +72,7 @@ def test_a_changed_body_is_refused_and_leaves_nothing(tmp_path: Path, body: byte
     assert list((tmp_path / "store").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_transfer_that_broke_off_goes_on_where_it_ended(tmp_path: Path) -> None:
     answer = call(tmp_path, "store_put", DATA[:1000_000], hash=HASH, size=len(DATA))
     assert answer["error"]["kind"] == "corrupt"
@@ -83,6 +86,7 @@ def test_a_transfer_that_broke_off_goes_on_where_it_ended(tmp_path: Path) -> Non
     assert parts(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_rotten_beginning_is_found_and_the_next_try_starts_afresh(tmp_path: Path) -> None:
     call(tmp_path, "store_put", DATA[:1000_000], hash=HASH, size=len(DATA))
     part = parts(tmp_path)[0]
@@ -94,6 +98,7 @@ def test_a_rotten_beginning_is_found_and_the_next_try_starts_afresh(tmp_path: Pa
     assert call(tmp_path, "store_put", DATA, hash=HASH, size=len(DATA))["result"]["stored"]
 
 
+@pytest.mark.slow
 def test_verify_removes_a_blob_that_rotted_on_the_disk(tmp_path: Path) -> None:
     call(tmp_path, "store_put", DATA, hash=HASH, size=len(DATA))
     with (tmp_path / "store" / HASH).open("r+b") as file:
@@ -115,6 +120,7 @@ def test_a_part_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "store" / HASH).read_bytes() == DATA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["store", HASH], ids=["store", "blob"])
 def test_a_symlink_in_the_way_is_refused(tmp_path: Path, where: str) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -134,6 +140,7 @@ def test_a_symlink_in_the_way_is_refused(tmp_path: Path, where: str) -> None:
     assert (elsewhere / "victim").read_bytes() == b"precious"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder away needs root")
 def test_another_users_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o700)
@@ -143,12 +150,14 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
     assert "1234" in answer["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o777)
     assert call(tmp_path, "store_has", hashes=[HASH])["error"]["kind"] == "unsafe_path"
 
 
+@pytest.mark.slow
 def test_room_is_asked_for_before_a_byte_is_written(tmp_path: Path) -> None:
     answer = call(tmp_path, "store_put", b"", hash=HASH, size=1 << 60)
     assert answer["error"]["kind"] == "no_space"
@@ -162,6 +171,7 @@ def test_only_a_hash_is_a_name(tmp_path: Path, name: Any) -> None:
     assert caught.value.kind == "bad_request"
 
 
+@pytest.mark.slow
 def test_a_blob_is_given_back_in_chunks(tmp_path: Path) -> None:
     """Larger than one message."""
     call(tmp_path, "store_put", DATA, hash=HASH, size=len(DATA))

@@ -19,6 +19,8 @@ from ddpctl_worker.run.cleanup import Leftovers
 from ddpctl_worker.run.processes import identify
 from tests.worker.node import WORKER, eventually
 
+pytestmark = pytest.mark.slow  # it starts processes
+
 SLEEP = ["sleep", "301"]
 
 

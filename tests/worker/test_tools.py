@@ -49,6 +49,7 @@ def said(path: str) -> str:
     return subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_binary_is_made_once(base: Path, name: str) -> None:
     tool = {"hash": put(base, SCRIPT), "kind": "binary"}
@@ -65,6 +66,7 @@ def test_a_binary_is_made_once(base: Path, name: str) -> None:
     assert os.listdir(base / "tools") == [os.path.basename(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_one_in_a_wheel(base: Path, tmp_path: Path, name: str) -> None:
     data = wheel(tmp_path, name, f"x-1.data/scripts/{name}")
@@ -87,6 +89,7 @@ def test_what_cannot_be_made_is_named_and_leaves_nothing(base: Path, tmp_path: P
     assert os.listdir(base / "tools") == []
 
 
+@pytest.mark.slow
 def test_a_link_in_the_place_of_a_program_is_replaced(base: Path, tmp_path: Path) -> None:
     tool = {"hash": put(base, SCRIPT), "kind": "binary"}
     (base / "tools").mkdir(mode=0o700)

@@ -34,6 +34,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_nvml_is_read_as_its_header_says(library: Path) -> None:
     first, lost = Nvml().read()
     assert first == {
@@ -52,11 +53,13 @@ def test_nvml_is_read_as_its_header_says(library: Path) -> None:
     assert lost == {**first, **nothing, "pids": {}, "error": "NVML: GPU is lost"}
 
 
+@pytest.mark.slow
 def test_a_gpu_that_heat_slows_down(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOT", "1")
     assert Nvml().read()[0]["slowed"] is True
 
 
+@pytest.mark.slow
 def test_who_holds_a_gpu(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = {"DDPCTL_JOB": "train", "DDPCTL_RUN": "r1", "RANK": "3"}
     monkeypatch.setattr(proc, "variables", lambda pid: marks)
@@ -71,6 +74,7 @@ def test_who_holds_a_gpu(library: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "pids" not in found["gpus"][0]
 
 
+@pytest.mark.slow
 def test_a_stranger_is_known_by_user_and_command(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proc, "variables", lambda pid: {"RANK": "3"})
     mine = Gpus().read()["gpus"][0]["holders"][0]
@@ -79,6 +83,7 @@ def test_a_stranger_is_known_by_user_and_command(library: Path, monkeypatch: pyt
     assert (mine["run"], mine["rank"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_without_its_driver_the_library_says_so(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_DRIVER", "1")
     with pytest.raises(NvmlError, match="NVML: Driver Not Loaded"):
@@ -101,6 +106,7 @@ def test_nvidia_smi_that_fails_is_an_error_in_words(monkeypatch: pytest.MonkeyPa
     assert read.read() == {"gpus": [], "error": "nvidia-smi: no answer within 5 s"}
 
 
+@pytest.mark.slow
 @given(st.text(), st.text())
 def test_no_table_is_an_error(table: str, apps: str) -> None:
     of_tables(table, apps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -153,6 +154,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 held = st.dictionaries(st.sampled_from("abc"), st.lists(manifests(), max_size=4))
 
 
+@pytest.mark.slow
 @given(held)
 def test_what_is_complete_has_every_file_that_is_referred_to(held: dict[str, list[Manifest]]) -> None:
     for saved in unite(held):
@@ -169,6 +171,7 @@ def test_what_is_complete_has_every_file_that_is_referred_to(held: dict[str, lis
         assert saved.complete == (not saved.missing)
 
 
+@pytest.mark.slow
 @given(held)
 def test_what_is_listed_as_complete_is_what_a_restart_resumes_from(held: dict[str, list[Manifest]]) -> None:
     listed = JobCheckpoints("train", tuple(unite(held)))
@@ -184,6 +187,7 @@ def test_what_is_listed_as_complete_is_what_a_restart_resumes_from(held: dict[st
             assert (series_of(saved.entry) or saved.entry) in series
 
 
+@pytest.mark.slow
 @given(held)
 def test_the_order_of_hosts_and_manifests_does_not_matter(held: dict[str, list[Manifest]]) -> None:
     written: dict[tuple[str, str, str], list[Manifest]] = {}

@@ -115,6 +115,7 @@ def test_a_deputy_that_dies_at_once_is_replaced(node: Node) -> None:
     nothing_left(node, run)
 
 
+@pytest.mark.slow
 def test_what_a_deputy_sees_when_the_supervisor_is_gone_is_not_all() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as supervisor:
         who = processes.identify(supervisor.pid)

@@ -1,0 +1,66 @@
+"""Whatever happens to the hosts of a run, what the agents and the gang promise holds: a few hundred seeds.
+
+``python -m tests.simulator --profile P --seed N -v`` shows what happens under one of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulator.agents import CALM, PROFILES, SHARP, AgentWorld, Profile
+from tests.simulator.gangs import KINDS, GangWorld
+
+SEEDS, GANG_SEEDS = 25, 15 * len(KINDS)  # of each profile; of the gang
+
+
+def judge(world: AgentWorld | GangWorld, name: str) -> None:
+    violations = world.play()
+    again = f"python -m tests.simulator --profile {name} --seed {world.seed} -v"
+    assert not violations, "\n".join([*world.trace, again])
+
+
+def test_one_seed_of_each_kind() -> None:
+    for seed in range(len(KINDS)):
+        judge(GangWorld(seed), "gang")
+    for profile in (CALM, SHARP):
+        judge(AgentWorld(0, profile), profile.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_agents(profile: Profile) -> None:
+    for seed in range(SEEDS):
+        judge(AgentWorld(seed, profile), profile.name)
+
+
+@pytest.mark.slow
+def test_gangs() -> None:
+    for seed in range(GANG_SEEDS):
+        judge(GangWorld(seed), "gang")
+
+
+@pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_agents")
+@pytest.mark.parametrize("first", range(1000, 1200, 50))
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_many_seeds_of_agents(profile: Profile, first: int) -> None:
+    for seed in range(first, first + 50):
+        judge(AgentWorld(seed, profile), profile.name)
+
+
+@pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
+def test_many_seeds_of_gangs() -> None:
+    for seed in range(1000, 3000):
+        judge(GangWorld(seed), "gang")
+
+
+@pytest.mark.slow
+def test_a_seed_decides_everything() -> None:
+    for profile in PROFILES:
+        first, second = AgentWorld(3, profile), AgentWorld(3, profile)
+        assert first.play() == second.play()
+        assert first.trace == second.trace
+        assert len(first.trace) > 2
+    for seed in range(len(KINDS)):
+        one, other = GangWorld(seed), GangWorld(seed)
+        assert one.play() == other.play()
+        assert one.trace == other.trace
