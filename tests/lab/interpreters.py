@@ -25,7 +25,7 @@ def stand_in() -> Path:
     folder = Path(__file__).parent / "stand_in"
     names = sorted(path.relative_to(folder).as_posix() for path in (folder / "torch").rglob("*.py"))
     content = b"".join((folder / name).read_bytes() for name in names)
-    return cache() / f"stand-in-{hashlib.sha256(content).hexdigest()[:12]}" / "bin" / "python"
+    return cache() / "stand-in" / hashlib.sha256(content).hexdigest()[:12] / "bin" / "python"
 
 
 def make_stand_in() -> Path:
