@@ -57,6 +57,7 @@ def test_nodes_get_what_the_lock_says_and_a_second_push_sends_nothing(tmp_path: 
     first = run(inventory)
     assert first.ok
     assert first.traffic.needed == first.traffic.sent_by_controller + first.traffic.relayed
+    assert len({node.environment for node in first.nodes}) == 1
     for node in first.nodes:
         assert node.versions == {"python": ".".join(map(str, sys.version_info[:3])), "torch": "2.13.0+cpu"}
         assert ask(node.python, "import alpha, beta; print(alpha.__version__, beta.__version__)") == "1.0 1.2"
@@ -79,11 +80,6 @@ def test_one_package_more_and_only_its_wheel_travels(tmp_path: Path, shelf: Path
     one, other = (Path(node.python).parents[1] for node in (before.nodes[0], after.nodes[0]))
     inside = Path("lib") / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages/alpha/ballast.bin"
     assert (one / inside).samefile(other / inside)  # a hard link: the second one costs nothing
-
-
-def test_the_same_locks_and_interpreter_make_the_same_environment_everywhere(tmp_path: Path, shelf: Path) -> None:
-    outcome = run(local_inventory(tmp_path, 2, managed(shelf)))
-    assert len({node.environment for node in outcome.nodes}) == 1
 
 
 def test_a_new_version_in_the_sources_does_not_change_what_is_locked(tmp_path: Path, shelf: Path) -> None:
