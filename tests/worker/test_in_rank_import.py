@@ -120,6 +120,7 @@ def test_the_threads_that_the_limits_leave(tmp_path: Path, changes: dict[str, st
     assert int(printed.stdout) == free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", "1000000"])
 def test_many_ranks_on_a_host_have_no_server(both: Both, torch_env: dict[str, str | None], ranks: str) -> None:
     """Each starts a thread for each processor."""
@@ -127,12 +128,14 @@ def test_many_ranks_on_a_host_have_no_server(both: Both, torch_env: dict[str, st
     assert len(servers_of(torch_env)) == (ranks == "1")
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_have_these_threads_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
     """Here it is no limit on threads: there is not enough room for their stacks."""
     both.run("-c", IMPORT, env=torch_env, before=["prlimit", f"--stack={1 << 44}"])
     assert servers_of(torch_env) == []
 
 
+@pytest.mark.slow
 def test_a_rank_without_stderr_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
     """It announces itself there: that would go into whatever the rank has opened under this number."""
     both.run("-c", "import os; os.close(2); " + IMPORT + "print(os.open(os.devnull, os.O_RDONLY))", env=torch_env)
@@ -158,6 +161,7 @@ def test_the_ranks_of_a_run_start_their_servers_in_turn(
     assert len(servers_of(torch_env)) == free_again
 
 
+@pytest.mark.slow
 def test_a_child_that_imports_torch_itself_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
     script = "import os; os.fork() and os.wait() or __import__('torch.distributed.distributed_c10d')"
     script += "; print(os.environ.get('TORCH_FR_BUFFER_SIZE'))"
@@ -165,6 +169,7 @@ def test_a_child_that_imports_torch_itself_has_no_server(both: Both, torch_env: 
     assert servers_of(torch_env) == []
 
 
+@pytest.mark.slow
 def test_a_finder_of_the_old_kind_does_no_harm(both: Both, torch_env: dict[str, str | None]) -> None:
     """Up to Python 3.11 a finder could have find_module alone."""
     script = (
@@ -174,6 +179,7 @@ def test_a_finder_of_the_old_kind_does_no_harm(both: Both, torch_env: dict[str, 
     assert len(servers_of(torch_env)) == 1
 
 
+@pytest.mark.slow
 def test_another_import_that_is_under_way_misses_no_finder(
     both: Both, torch_env: dict[str, str | None], tmp_path: Path
 ) -> None:
@@ -203,6 +209,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_loader_that_cannot_be_watched_does_its_work(both: Both, torch_env: dict[str, str | None], how: str) -> None:
     finder = f"""
@@ -218,12 +225,14 @@ sys.meta_path.insert(1, First())
     assert both.run("-W", "ignore", "-c", finder + IMPORT, env=torch_env).code == 0
 
 
+@pytest.mark.slow
 def test_an_import_of_torch_that_fails(both: Both, torch_env: dict[str, str | None]) -> None:
     program(Path(str(torch_env["PYTHONPATH"])), "raise RuntimeError('broken')", "torch/distributed/distributed_c10d.py")
     assert both.run("-c", IMPORT, env=torch_env).code == 1
     assert servers_of(torch_env) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["torch/_C/_distributed_c10d.py", "torch/torch_version.py"])
 @pytest.mark.parametrize("text", ["raise ImportError('other')", "raise RuntimeError('other')", "__version__ = 'x.y'"])
 def test_another_torch_than_expected(both: Both, torch_env: dict[str, str | None], part: str, text: str) -> None:
@@ -231,6 +240,7 @@ def test_another_torch_than_expected(both: Both, torch_env: dict[str, str | None
     assert both.run("-c", IMPORT, env=torch_env).out == "imported\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "user", "expected"),
     [
@@ -259,6 +269,7 @@ def test_the_size_of_the_record(
 DUMP, STEM, OLD_STEM = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "user", "expected"),
     [
@@ -288,6 +299,7 @@ def test_where_torch_writes_its_dump(
     assert found.replace(f"{start.paths.dumps}/rank_", "OURS") == str(expected)
 
 
+@pytest.mark.slow
 def test_a_dump_can_be_written_in_a_deep_folder_and_an_earlier_one_stays(
     tmp_path: Path, torch_env: dict[str, str | None]
 ) -> None:

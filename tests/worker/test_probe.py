@@ -45,6 +45,7 @@ def tricks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(facts.QUESTIONS, name, "tricky")
 
 
+@pytest.mark.slow
 def test_every_plain_question_answers_here(channel: Channel) -> None:
     with_params = ("disk", "port", "path", "script", "tree", "modules", "torch_import")
     plain = [name for name in facts.QUESTIONS if name not in with_params]
@@ -78,6 +79,7 @@ def test_nothing_that_a_question_started_is_left(channel: Channel) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tricks")
 def test_an_exception_is_that_questions_answer(channel: Channel) -> None:
     reply = ask(channel, ("fail", {}, 5.0), ("python", {}, 5.0))
@@ -86,6 +88,7 @@ def test_an_exception_is_that_questions_answer(channel: Channel) -> None:
     assert reply["answers"]["1"]["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tricks")
 def test_a_crash_is_told_from_a_deadline(channel: Channel) -> None:
     reply = ask(channel, ("crash", {}, 30.0))
@@ -93,12 +96,14 @@ def test_a_crash_is_told_from_a_deadline(channel: Channel) -> None:
     assert not reply["answers"]["0"]["timed_out"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tricks")
 def test_an_answer_larger_than_a_pipe_arrives_whole(channel: Channel) -> None:
     reply = ask(channel, *(("big", {"bytes": 300_000, "letter": letter}, 20.0) for letter in "abc"))
     assert [reply["answers"][key]["value"] for key in "012"] == [letter * 300_000 for letter in "abc"]
 
 
+@pytest.mark.slow
 def test_an_unknown_question_is_an_error_of_its_own(channel: Channel) -> None:
     reply = ask(channel, ("no_such", {}, 5.0), ("python", {}, 5.0))
     assert "no question 'no_such'" in reply["answers"]["0"]["error"]
@@ -114,6 +119,7 @@ def test_no_questions_no_answers(channel: Channel) -> None:
 # --- single facts ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_helper_program_is_killed_at_its_deadline() -> None:
     result = tool.run(["sleep", "60"], timeout=0.2)
     assert result["timed_out"]
@@ -260,6 +266,7 @@ print(", ".join("x" for field in fields))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["mig.", "clocks_throttle_reasons."])
 def test_fields_that_a_driver_does_not_know_are_left_out(fake_smi: Path, unknown: str) -> None:
     script(fake_smi, OLD % unknown)
@@ -282,6 +289,7 @@ def test_a_hung_nvidia_smi_is_given_up(fake_smi: Path) -> None:
     assert found["apps"] is None
 
 
+@pytest.mark.slow
 def test_a_failing_nvidia_smi_is_handed_on_raw(fake_smi: Path) -> None:
     script(fake_smi, "print('Failed to initialize NVML: Driver/library version mismatch')\nsys.exit(18)\n")
     found = nvidia.nvidia_smi({}, {"deadline": 20.0})

@@ -118,6 +118,7 @@ def ordered(base: Path, monkeypatch: pytest.MonkeyPatch, **request: Any) -> dict
     return orders[0]
 
 
+@pytest.mark.slow
 def test_a_start_has_the_path_of_py_spy(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = {"hash": put(base, SCRIPT), "kind": "binary"}
     order = ordered(base, monkeypatch, py_spy=tool)
@@ -125,6 +126,7 @@ def test_a_start_has_the_path_of_py_spy(base: Path, monkeypatch: pytest.MonkeyPa
     assert order["refused"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [

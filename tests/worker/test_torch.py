@@ -154,7 +154,11 @@ def test_the_failing_rank_is_named_everywhere_not_its_victims(pair: Pair) -> Non
     pair.nothing_left()
 
 
-@with_both
+@pytest.mark.full(
+    covered_by="tests/worker/test_culprit.py"
+    "::test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end"
+)
+@pytest.mark.parametrize("pair", ["2.13", "1.13"], indirect=True)
 def test_a_rank_that_ends_too_early_is_named_not_its_victims(pair: Pair) -> None:
     pair.start(SUM.format(then=LESS))
     for status in pair.ended():

@@ -20,6 +20,8 @@ from tests.worker.test_keeper import Node
 from tests.worker.test_metadata import index
 from tests.worker.test_whole import safetensors, saved_by_torch
 
+pytestmark = pytest.mark.slow  # each case kills a process while it writes
+
 DIE = "\nfile.flush(); os.fsync(file.fileno()); os.kill(os.getpid(), 9)\n"
 DIE_NOW = "\nos.kill(os.getpid(), 9)\n"
 STAY = "\nfile.flush(); print('there', flush=True); time.sleep(600)\n"
