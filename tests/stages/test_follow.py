@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,10 @@ LINES = {
 }  # fmt: skip
 FRAME = Frame({"lines": LINES, "offset": 5, "more": False})
 WELL = Stream([FRAME], {"offset": 5, "state": "succeeded"})
+
+
+def a_fifth(event: threading.Event, seconds: float) -> bool:
+    return event.wait(seconds / 5)
 
 
 def broken(_asked: Asked) -> Stream:
@@ -74,7 +79,8 @@ def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, mo
     b = DryTransport("b", {"tail": lambda _: next(answers)})
     shown: list[Group] = []
     fleet = DryFleet([DryTransport("a", {"tail": lost}), b])
-    errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, restarts=restarts)
+    # Its three pauses, 3.5 s, are time enough for the loop that has no patience, and none for the one that has some.
+    errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, restarts=restarts, wait=a_fifth)
     assert list(errors) == ([] if restarts else ["b"])
     assert bool(shown) == restarts
 

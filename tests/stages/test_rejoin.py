@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,7 +119,14 @@ def test_a_followed_host_is_read_on_once_it_takes_part() -> None:
             raise taken
         return taken
 
-    assert follow("run-1", ["c"], DryFleet([tail]), told.append, lambda groups: None, back=back) == {}
+    pauses: list[float] = []
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        pauses.append(seconds)
+        return event.is_set()
+
+    assert follow("run-1", ["c"], DryFleet([tail]), told.append, lambda groups: None, back=back, wait=wait) == {}
+    assert pauses == [0.0, 2.0, 4.0, 8.0]
     again = "takes part in the run again; the next restart may use it"
     notes = [one.message for one in told if isinstance(one, Note)]
     assert notes == [again, "c: nobody answers; trying again", again]

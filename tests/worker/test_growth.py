@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,29 @@ from ddpctl_worker.agent.growth import Growth, RankSaver
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import Unanswered
 from ddpctl_worker.checkpoint.fresh import Fresh
-from tests.worker.node import eventually
+from tests.worker.handclock import HandClock
 
 ATTEMPT = {"attempt": 2, "hosts": ["a", "b"]}
+
+
+class Steps(HandClock):
+    """A clock whose threads run at once; at each pause the next step happens, and after the last one the growth is
+    stopped."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        super().__init__()
+        self.left = list(steps)
+        self.stop: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.left:
+            self.left.pop(0)()
+        else:
+            self.stop()
+
+    def thread(self, work: Callable[..., None], name: str, *args: Any) -> Any:
+        return SimpleNamespace(start=lambda: work(*args))
 
 
 class Hosts:
@@ -35,71 +56,72 @@ class Hosts:
             raise Unanswered("no answer")
         return {"ready": host not in self._deaf, "saved": self.saved, "saving": host in self.saving}
 
-    def grow(self, *, reach: bool = True) -> Growth:
-        growth = Growth(ATTEMPT, ["a", "b", "c"], self.ask, lambda hosts: reach, lambda: self.near)
+    def grow(self, *steps: Callable[[], object], reach: bool = True) -> Growth:
+        """To the end of it; one of ``steps`` happens before each look."""
+        clock = Steps(*steps)
+        growth = Growth(ATTEMPT, ["a", "b", "c"], self.ask, lambda hosts: reach, lambda: self.near, clock)
+        clock.stop = growth.stop
         growth.start()
         return growth
+
+    def change(self, **values: Any) -> Callable[[], None]:
+        return lambda: self.__dict__.update(values)
 
     def count(self, what: str) -> int:
         return sum(one == what for _, one in self.asked)
 
 
+def nothing() -> None:
+    pass
+
+
 def test_the_ranks_are_asked_and_a_new_checkpoint_is_waited_for() -> None:
     hosts = Hosts()
-    growth = hosts.grow()
-    eventually(lambda: hosts.count("seen") >= 2, "it waits")
+    growth = hosts.grow(nothing, nothing)
     assert growth.saved is None
     assert hosts.asked[:4] == [("a", "look"), ("b", "look"), ("a", "send"), ("b", "send")]
-    hosts.saved = "step_3"
-    eventually(lambda: growth.saved == "step_3", "it has seen the checkpoint")
+    growth = hosts.grow(nothing, hosts.change(saved="step_3"))
+    assert growth.saved == "step_3"
 
 
 def test_a_save_of_several_hosts_is_waited_for() -> None:
     hosts = Hosts()
     hosts.saved, hosts.saving = "step_3", ["b"]
-    growth = hosts.grow()
-    eventually(lambda: hosts.count("seen") >= 4, "it waits")
+    growth = hosts.grow(nothing, nothing)
     assert growth.saved is None
-    hosts.saving = []
-    eventually(lambda: growth.saved == "step_3", "it has seen the checkpoint")
+    growth = hosts.grow(nothing, hosts.change(saving=[]))
+    assert growth.saved == "step_3"
 
 
 def test_where_one_rank_would_die_of_the_signal_none_gets_it() -> None:
+    """The ranks' own next checkpoint counts."""
     hosts = Hosts("b")
-    growth = hosts.grow()
-    hosts.saved = "step_3"
-    eventually(lambda: growth.saved == "step_3", "the ranks' own next checkpoint counts")
+    growth = hosts.grow(hosts.change(saved="step_3"))
+    assert growth.saved == "step_3"
     assert hosts.count("send") == 0
 
 
 def test_nothing_is_asked_of_hosts_that_do_not_reach_each_other() -> None:
     hosts = Hosts()
     growth = hosts.grow(reach=False)
-    eventually(lambda: growth.failed, "it is not now")
+    assert growth.failed
     assert hosts.asked == []
 
 
 def test_a_host_that_is_lost_meanwhile_ends_it() -> None:
     hosts = Hosts()
-    growth = hosts.grow()
-    eventually(lambda: hosts.count("seen") >= 1, "it waits")
-    hosts.near = ["a", "c"]
-    hosts.silent = True
-    eventually(lambda: growth.failed, "it is not now")
+    growth = hosts.grow(nothing, hosts.change(near=["a", "c"], silent=True))
+    assert growth.failed
     assert growth.saved is None
 
 
 def test_a_host_that_is_busy_is_not_asked_to_save_again() -> None:
     """The save takes all of its disk, so that it does not answer for a while."""
     hosts = Hosts()
-    growth = hosts.grow()
-    eventually(lambda: hosts.count("seen") >= 1, "it waits")
-    before = hosts.count("seen")
-    hosts.silent = True
-    eventually(lambda: growth.failed or hosts.count("seen") >= before + 6, "it waits on")
+    silent, back = hosts.change(silent=True), hosts.change(saved="step_3", silent=False)
+    growth = hosts.grow(nothing, silent, nothing, nothing, back)
     assert not growth.failed
-    hosts.saved, hosts.silent = "step_3", False
-    eventually(lambda: growth.saved == "step_3", "it has seen the checkpoint")
+    assert growth.saved == "step_3"
     assert (hosts.count("look"), hosts.count("send")) == (2, 2)
 
 

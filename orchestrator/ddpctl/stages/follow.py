@@ -58,6 +58,7 @@ NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
 Back = Callable[[str], bool]  # have a host take part again: whether it does
+Wait = Callable[[threading.Event, float], bool]  # until it is set, or for so many seconds: whether it is
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ class _Stream:
     comes_until: float = 0.0  # by the monotonic clock: how long the host may be without the run, which starts just now
     back: Back | None = None
     returns: int = 0  # how often the host took part again
+    wait: Wait = threading.Event.wait
 
     def read(self) -> None:
         """In a thread of its own. However it ends, an end comes out: without one the host would be waited for."""
@@ -229,7 +231,7 @@ class _Stream:
     def _wait_after(self, error: ConnectError | RemoteError) -> None:
         """Before the next try; raises ``error`` where no other one helps."""
         if is_no_such_run(error) and time.monotonic() < self.comes_until:
-            if self.cancelled.wait(COMES_S):
+            if self.wait(self.cancelled, COMES_S):
                 raise error
             return
         if isinstance(error, RemoteError):
@@ -245,7 +247,7 @@ class _Stream:
         if not self.warned:
             self.out.put(_Cut(self.host, error))
             self.warned = True
-        if self.cancelled.wait(self.pause):
+        if self.wait(self.cancelled, self.pause):
             raise error
         self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
 
@@ -254,7 +256,7 @@ class _Stream:
         assert self.back is not None
         tries, taken = self.returns, False
         while not taken:
-            if self.cancelled.wait(min(BACK_MOST_S, 2.0**tries) if tries else 0.0):
+            if self.wait(self.cancelled, min(BACK_MOST_S, 2.0**tries) if tries else 0.0):
                 return False
             tries = min(tries + 1, BACK_TRIES)
             try:
@@ -324,6 +326,7 @@ def follow(
     back: Back | None = None,
     restarts: bool = False,
     starts: bool = False,
+    wait: Wait = threading.Event.wait,
 ) -> dict[str, DdpctlError]:
     """Show every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
 
@@ -332,6 +335,7 @@ def follow(
     ``noise`` takes the lines that are not shown. ``interrupted`` is polled; True ends the following.
     ``back`` has a host that is lost take part again, once it answers; None: it stays out.
     ``restarts``: the run continues without a host that has failed. ``starts``: it may not be on every host yet.
+    ``wait``: how the readers pause before they try again.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
 
     Raises:
@@ -344,7 +348,8 @@ def follow(
     flow = Flow(hosts, time.monotonic(), live=follow, folded=folded, last=last, held=held)
     until = time.monotonic() + STARTS_S if follow and starts else 0.0
     streams = [
-        _Stream(fleet, host, run, selection, follow, out, cancelled, back=back, comes_until=until) for host in hosts
+        _Stream(fleet, host, run, selection, follow, out, cancelled, back=back, comes_until=until, wait=wait)
+        for host in hosts
     ]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
     for thread in threads:
