@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulator.agents import CALM, PROFILES, SHARP, AgentWorld, Profile
+from tests.simulator.agents import PROFILES, SHARP, AgentWorld, Profile
 from tests.simulator.gangs import KINDS, GangWorld
 
 SEEDS, GANG_SEEDS = 25, 15 * len(KINDS)  # of each profile; of the gang
@@ -19,11 +19,10 @@ def judge(world: AgentWorld | GangWorld, name: str) -> None:
     assert not violations, "\n".join([*world.trace, again])
 
 
-def test_one_seed_of_each_kind() -> None:
-    for seed in range(len(KINDS)):
+def test_a_few_seeds() -> None:
+    for seed in range(0, len(KINDS), 2):
         judge(GangWorld(seed), "gang")
-    for profile in (CALM, SHARP):
-        judge(AgentWorld(0, profile), profile.name)
+    judge(AgentWorld(0, SHARP), SHARP.name)
 
 
 @pytest.mark.slow
