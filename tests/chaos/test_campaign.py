@@ -14,6 +14,7 @@ from tests.chaos.sight import BASE, Watch, left, runs
 from tests.e2e.site import until
 from tests.lab import Lab, missing
 
+pytestmark = pytest.mark.xdist_group("chaos")  # one campaign plays all of them
 SEED = 6
 KINDS = {"kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
 PLAN = plan(SEED, len(KINDS), choices(KINDS))
@@ -24,7 +25,7 @@ COVERED = {
     ),
     "kill-supervisor": pytest.mark.full(covered_by="tests/e2e/test_accidents.py::test_supervisor_killed"),
     "kill-guardian": pytest.mark.full(
-        covered_by="tests/worker/test_watchers.py::test_guardian_then_supervisor_killed_the_deputy_cleans_up"
+        covered_by="tests/worker/test_watchers.py::test_a_deputy_that_dies_at_once_is_replaced"
     ),
     "disk-full": pytest.mark.full(
         covered_by="tests/worker/test_output.py::test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record"

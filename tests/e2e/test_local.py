@@ -16,6 +16,9 @@ from tests.lab.process import Process, read_processes
 from tests.worker import nvml_library
 
 
+pytestmark = pytest.mark.xdist_group("local")  # two runs of one job on this machine would take each other's port
+
+
 @pytest.fixture
 def inventory(tmp_path: Path, stand_in: str) -> Path:
     local: dict[str, Any] = {"connection": "local", "python": stand_in, "slots": 2}
@@ -24,7 +27,7 @@ def inventory(tmp_path: Path, stand_in: str) -> Path:
     path.parent.mkdir()
     (path.parent / "report.py").write_text(REPORT)
     (path.parent / "sleep.py").write_text(SLEEP)
-    jobs = {"report": {"script": "report.py", "args": ["a b", "$(id)"]}, "sleep": {"script": "sleep.py"}}
+    jobs = {"report": {"script": "report.py", "args": ["a b", "$(id)"]}, "local_sleep": {"script": "sleep.py"}}
     hosts = [{"name": "a", **local}, {"name": "b", **local}]
     path.write_text(json.dumps({"cluster": "here", "hosts": hosts, "jobs": jobs}))
     return path
@@ -41,7 +44,7 @@ def test_up_to_the_end(ddpctl: Ddpctl, inventory: Path) -> None:
 
 
 def test_kill_ends_all_and_nobody_else(ddpctl: Ddpctl, inventory: Path) -> None:
-    up = ddpctl("up", "--job", "sleep", "-d", "--json", inventory=inventory, timeout=120).ok()
+    up = ddpctl("up", "--job", "local_sleep", "-d", "--json", inventory=inventory, timeout=120).ok()
     run = up.json()["run"]
     told = [
         f"follow it:  ddpctl attach {run}",
@@ -50,7 +53,7 @@ def test_kill_ends_all_and_nobody_else(ddpctl: Ddpctl, inventory: Path) -> None:
     ]
     assert up.stderr.splitlines()[-3:] == told
     until(lambda: len([one for one in of_run(run) if "RANK" in one.environ]) == 4, 60)
-    kill = ddpctl("kill", "sleep", "--json", inventory=inventory).ok().json()
+    kill = ddpctl("kill", "local_sleep", "--json", inventory=inventory).ok().json()
     assert of_run(run) == []
     assert [node["survivors"] for node in kill["nodes"]] == [[], []]
     assert sum(node["signalled"] for node in kill["nodes"]) >= 6
@@ -62,19 +65,19 @@ def test_the_report_says_how_busy_the_gpus_were(ddpctl: Ddpctl, inventory: Path,
     if nvml_library.build(tmp_path, gpus=2) is None:
         pytest.skip("there is no C compiler")
     library = {"LD_LIBRARY_PATH": str(tmp_path)}
-    ddpctl("up", "--job", "sleep", "-d", "--only", "ssh", inventory=inventory, env=library, timeout=120).ok()
+    ddpctl("up", "--job", "local_sleep", "-d", "--only", "ssh", inventory=inventory, env=library, timeout=120).ok()
 
     def seen() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = ddpctl("report", "sleep", "--json", inventory=inventory).ok().json()["gpus"]
+        found: list[dict[str, Any]] = ddpctl("report", "local_sleep", "--json", inventory=inventory).ok().json()["gpus"]
         return found if len(found) == 4 else []
 
     gpus = until(seen, 60, "no GPU in the report", pause=1.0)
     assert [(one["host"], one["index"]) for one in gpus] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert all(40 < one["use"] < 98 and one["memory_max_mb"] == 40 << 10 for one in gpus)
-    done = ddpctl("report", "sleep", "--html", str(tmp_path / "report.html"), inventory=inventory).ok()
+    done = ddpctl("report", "local_sleep", "--html", str(tmp_path / "report.html"), inventory=inventory).ok()
     assert "GPUs     4, busy " in done.stdout
     assert (tmp_path / "report.html").read_text().count('<svg class="use"') == 4
-    ddpctl("kill", "sleep", inventory=inventory).ok()
+    ddpctl("kill", "local_sleep", inventory=inventory).ok()
 
 
 # Takes its time before it runs a launcher, and only then.

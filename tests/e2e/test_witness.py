@@ -19,7 +19,7 @@ def duo(site: Site) -> Site:
     return site
 
 
-@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_one_of_two_hosts_continues_with_the_vote_of_a_witness")
+@pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_agents")
 def test_one_of_two_hosts_continues_alone(duo: Site, lab: Lab) -> None:
     job = duo.job("duo", MEET, **KEYS)
     run = duo.up(job)["run"]

@@ -9,9 +9,9 @@ import pytest
 
 from ddpctl_worker.contract import SILENCE
 from ddpctl_worker.gang.base import Gang
-from ddpctl_worker.run import deadlines
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.ranks import Roster
+from ddpctl_worker.system import HostClock
 
 RUN = {"host": "node0", "nnodes": 2, "timeouts": {"start": 60, "silence": 20, "silence_enforced": True}}
 STUCK = {"verdict": "rank 1 is at hangs.py:9", "suspects": [{"host": "node1", "rank": 1}]}
@@ -24,12 +24,12 @@ def gang(quiet: float) -> Gang:
 
 @pytest.mark.parametrize(("diagnosis", "host", "rank"), [(STUCK, "node1", 1), (None, "node0", None)])
 def test_the_rank_that_the_doctor_suspects_is_named(
-    monkeypatch: pytest.MonkeyPatch, diagnosis: dict[str, Any] | None, host: str, rank: int | None
+    diagnosis: dict[str, Any] | None, host: str, rank: int | None
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(deadlines, "boottime", lambda: now)
+    clock = cast("HostClock", SimpleNamespace(boot=lambda: now))
     ranks = cast("Roster", SimpleNamespace(any=True, all_ended=lambda: False))
-    limits = Deadlines(RUN)
+    limits = Deadlines(RUN, clock)
     for _ in range(4):  # it is asked again and again; a long pause would be a suspended machine
         now += 5.0
         assert limits.overdue(ranks, 1004.0, gang(now - 1004.0), diagnosis) is None

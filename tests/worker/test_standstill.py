@@ -288,7 +288,7 @@ def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     shorten(node, "run/deadlines.py", LINGER_S=3.0)
     request = node.request(WAITS)
     path = node.scratch / "hangs.py"
-    path.write_text(Path(request["argv"][1]).read_text().replace("sys.exit(code)", "time.sleep(300)"))
+    path.write_text(Path(request["argv"][1]).read_text() + "import time; time.sleep(300)\n")
     request["argv"][1] = str(path)
     run = request["run"]["run"]
     node.started.append(run)

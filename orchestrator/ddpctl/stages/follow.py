@@ -58,7 +58,7 @@ NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
 Back = Callable[[str], bool]  # have a host take part again: whether it does
-Wait = Callable[[threading.Event, float], bool]  # until it is set, or for so many seconds: whether it is
+Wait = Callable[[threading.Event, float], bool]  # waits for the event, for this many seconds at most
 
 
 @dataclass(frozen=True)
