@@ -15,7 +15,6 @@ from tests.lab.command import Ddpctl
 from tests.lab.process import Process, read_processes
 from tests.worker import nvml_library
 
-
 pytestmark = pytest.mark.xdist_group("local")  # two runs of one job on this machine would take each other's port
 
 
