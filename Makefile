@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := tests/setup/torch.txt tests/setup/torchvision.txt
 # Most tests wait for other processes, so eight run at once; tests/suite says which may not. `make test PARALLEL=` runs
 # them one by one.
-SPREAD := --dist loadgroup --no-loadscope-reorder
+SPREAD := --dist loadscope
 PARALLEL := -n 8 $(SPREAD)
 # `make test TIER=2/5` adds the third fifth of the tests that only `make test-all` runs.
 TIER := test

@@ -14,7 +14,6 @@ from tests.chaos.sight import BASE, Watch, left, runs
 from tests.e2e.site import until
 from tests.lab import Lab, missing
 
-pytestmark = pytest.mark.xdist_group("chaos")  # one campaign plays all of them
 SEED = 6
 KINDS = {"kill-rank", "kill-supervisor", "kill-guardian", "sessions-killed", "disk-full", "two-kills"}
 PLAN = plan(SEED, len(KINDS), choices(KINDS))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.lab.command import PROGRAM
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("documents")]  # the runs are made once
+pytestmark = pytest.mark.slow
 
 LINES = 40
 SCRIPT = f"""\

@@ -14,7 +14,7 @@ import pytest
 from ddpctl_worker.output.lines import STDOUT, encode
 from tests.lab.command import PROGRAM
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("much output")]  # the output is made once
+pytestmark = pytest.mark.slow
 
 LINES = 100_000  # of each of four ranks
 MOST_MB = 200

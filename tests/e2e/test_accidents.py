@@ -157,9 +157,7 @@ def test_a_cable_is_out_until_the_node_looks_for_its_hub(site: Site, lab: Lab) -
     assert numbers == list(range(len(numbers)))
 
 
-@pytest.mark.full(
-    covered_by="tests/worker/test_gang.py::test_who_stood_still_too_long_ends_with_the_others_and_all_name_it"
-)
+@pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_a_host_hangs_for_ever(site: Site, lab: Lab) -> None:
     """Its kernel answers, its processes stand still: the others stop within their deadline, and the kill says so."""
     job = site.job("frozen", SLEEP)

@@ -76,7 +76,10 @@ def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
     assert site("attach", job).rc == 1
 
 
-@pytest.mark.full(covered_by="tests/worker/test_torch.py::test_a_rank_that_ends_too_early_is_named_not_its_victims")
+@pytest.mark.full(
+    covered_by="tests/worker/test_culprit.py"
+    "::test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end"
+)
 def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(torch_site: Site, lab: Lab) -> None:
     """It ends with exit code 0, and every other one says that its peer is gone."""
     site = torch_site

@@ -65,7 +65,7 @@ def test_a_run_that_has_ended_is_continued_with_its_witness(duo: Site, lab: Lab)
     assert running(lab[0]) == running(lab[1]) == []
 
 
-@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_host_that_is_cut_off_waits_for_the_others")
+@pytest.mark.full(covered_by="tests/simulator/test_stories.py::test_a_host_that_is_cut_off_says_so_and_waits")
 def test_a_host_that_is_cut_off_never_runs_beside_the_other(duo: Site, lab: Lab) -> None:
     job = duo.job("apart", MEET, **KEYS)
     run = duo.up(job)["run"]
@@ -88,7 +88,7 @@ def attempts_of(host: Host, run: str) -> set[str]:
     return {rank.environ["DDPCTL_ATTEMPT"] for rank in ranks(host, run).values()}
 
 
-@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_witness_that_is_lost_harms_nothing")
+@pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_agents")
 def test_a_witness_without_power_harms_nothing(duo: Site, lab: Lab) -> None:
     job = duo.job("unseen", MEET, **KEYS)
     run = duo.up(job)["run"]

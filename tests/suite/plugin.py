@@ -34,7 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     tier = config.getoption("tier")
     tiers.check_tier(tier)
     settings.load_profile("thorough" if tier == "all" else "quick")
-    config.addinivalue_line("markers", "xdist_group(name): also known where pytest-xdist is not loaded")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,6 +51,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.select_items(config, items)
     schedule.order_items(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.suite.groups import GroupScheduling  # pytest-xdist need not be there
+
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -117,7 +123,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _measured[schedule.name_of(report)] += report.duration
+    _measured[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

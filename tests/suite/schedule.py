@@ -1,8 +1,8 @@
 """The order of the tests, and which tests go to one process together.
 
-`pytest --dist loadgroup` gives each idle process the next group of tests. The longest groups come first: a long group
-that starts last would keep all other processes waiting. Groups that need a turn (see ``turns``) are spread evenly over
-the order, since most processes would otherwise wait for a turn at the beginning and have none to wait for at the end.
+Each idle process gets the next group of tests (``groups``). The longest groups come first: a long group that starts
+last would keep all other processes waiting. Groups that need a turn (see ``turns``) are spread evenly over the order,
+since most processes would otherwise wait for a turn at the beginning and have none to wait for at the end.
 
 ``--record-durations`` writes the durations of a run into durations.json.
 """
@@ -10,7 +10,6 @@ the order, since most processes would otherwise wait for a turn at the beginning
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,33 +19,42 @@ import pytest
 from tests.suite import limits
 
 DURATIONS = Path(__file__).with_name("durations.json")
+# Files whose tests share a scene that costs more than the tests, or that would take each other's ports on this machine.
+TOGETHER = frozenset(
+    {
+        "tests/chaos/test_campaign.py",
+        "tests/cli/test_documents.py",
+        "tests/cli/test_much_output.py",
+        "tests/e2e/test_local.py",
+        "tests/e2e/test_names.py",
+    }
+)
 Groups = Mapping[str, list[pytest.Item]]
 
 
 def order_items(items: list[pytest.Item]) -> None:
     """Sort the items into groups, and the groups into the order in which they start."""
-    durations = json.loads(DURATIONS.read_text())
+    durations = read_durations()
     groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        groups[group_of(item, durations)].append(item)
-    for name, members in groups.items():
-        for item in members:
-            if not item.get_closest_marker("xdist_group"):
-                item.add_marker(pytest.mark.xdist_group(name))
+        groups[group_of(item.nodeid, durations)].append(item)
     seconds = {
         name: sum(durations.get(item.nodeid, limits.UNKNOWN_S) for item in members) for name, members in groups.items()
     }
     items[:] = [item for name in order_groups(groups, seconds) for item in groups[name]]
 
 
-def group_of(item: pytest.Item, durations: Mapping[str, float]) -> str:
-    """A test's own group if it is long; otherwise its file's, apart for tests that need a turn."""
-    if marker := item.get_closest_marker("xdist_group"):
-        return str(marker.args[0])
-    if durations.get(item.nodeid, 0.0) >= limits.SPLIT_S:
-        return re.sub(r"[@\[\]]", "-", item.nodeid)  # pytest-xdist looks for the group behind the last "]" and "@"
-    file = item.nodeid.partition("::")[0]
-    return f"{file} heavy" if needs_turn(item) else file
+def read_durations() -> dict[str, float]:
+    """The recorded seconds of each test, by its name."""
+    durations: dict[str, float] = json.loads(DURATIONS.read_text())
+    return durations
+
+
+def group_of(name: str, durations: Mapping[str, float]) -> str:
+    """A long test is a group of its own; otherwise the group is the file."""
+    file = name.partition("::")[0]
+    alone = durations.get(name, 0.0) >= limits.SPLIT_S and file not in TOGETHER
+    return name if alone else file
 
 
 def order_groups(groups: Groups, seconds: Mapping[str, float]) -> list[str]:
@@ -66,14 +74,9 @@ def needs_turn(item: pytest.Item) -> bool:
     return any(map(item.get_closest_marker, ("heavy", "alone")))
 
 
-def name_of(report: pytest.TestReport) -> str:
-    """The name of a test, without the group that pytest-xdist adds."""
-    return re.sub(r"@[^@\]]*$", "", report.nodeid)
-
-
 def write_durations(measured: Mapping[str, float]) -> None:
     """Replace the durations of the tests that ran; keep those of the tests that did not."""
-    known = json.loads(DURATIONS.read_text())
+    known = read_durations()
     known.update(measured)
     kept = {name: round(value, 1) for name, value in sorted(known.items()) if value >= limits.RECORD_S}
     DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")

@@ -18,15 +18,15 @@ def alone(node: Node, **record: Any) -> dict[str, Any]:
 
 
 def test_a_name_that_is_live_is_refused_and_leaves_nothing(node: Node) -> None:
-    first = alone(node, run="run-1", job="train")
+    first = alone(node, run="names-1", job="train")
     assert first["result"]["beside"] == []
-    refused = alone(node, run="run-2", job="train")["error"]
-    assert (refused["kind"], refused["message"]) == ("live", "run run-1 is live here")
+    refused = alone(node, run="names-2", job="train")["error"]
+    assert (refused["kind"], refused["message"]) == ("live", "run names-1 is live here")
     assert "ddpctl kill train" in refused["hint"]
-    assert not (node.base / "runs" / "run-2").exists()
-    assert alone(node, run="run-3", job="other")["ok"]
-    node.call("stop", run="run-1", grace=0)
-    assert alone(node, run="run-4", job="train")["ok"]
+    assert not (node.base / "runs" / "names-2").exists()
+    assert alone(node, run="names-3", job="other")["ok"]
+    node.call("stop", run="names-1", grace=0)
+    assert alone(node, run="names-4", job="train")["ok"]
 
 
 def test_of_many_that_start_at_once_one_gets_the_name(node: Node) -> None:
@@ -34,7 +34,7 @@ def test_of_many_that_start_at_once_one_gets_the_name(node: Node) -> None:
     lock = threading.Lock()
 
     def start(number: int) -> None:
-        word = alone(node, run=f"run-{number}", job="train")
+        word = alone(node, run=f"names-{number}", job="train")
         with lock:
             words.append(word)
 
@@ -49,17 +49,17 @@ def test_of_many_that_start_at_once_one_gets_the_name(node: Node) -> None:
 
 
 def test_a_start_that_is_repeated_is_not_in_its_own_way(node: Node) -> None:
-    first = alone(node, run="run-1", job="train")["result"]["status"]
-    node.start(SLEEP, node.record("run-2", job="train"))
-    assert alone(node, run="run-1", job="train")["result"]["status"]["pid"] == first["pid"]
+    first = alone(node, run="names-1", job="train")["result"]["status"]
+    node.start(SLEEP, node.record("names-2", job="train"))
+    assert alone(node, run="names-1", job="train")["result"]["status"]["pid"] == first["pid"]
 
 
 def test_without_being_asked_the_others_of_that_name_are_told(node: Node) -> None:
-    here(node, node.start(SLEEP, node.record("run-1")))
-    put(node.base, "run-0")
-    request = node.request(SLEEP, node.record("run-2"))
-    node.started.append("run-2")
-    assert node.call("start", **request)["beside"] == ["run-1"]
+    here(node, node.start(SLEEP, node.record("names-1")))
+    put(node.base, "names-0")
+    request = node.request(SLEEP, node.record("names-2"))
+    node.started.append("names-2")
+    assert node.call("start", **request)["beside"] == ["names-1"]
 
 
 def test_the_beginning_of_ids_where_no_name_is_that_word(node: Node) -> None:
