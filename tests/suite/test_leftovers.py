@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.site import until
 from tests.suite import leftovers, limits
 
 pytestmark = pytest.mark.slow
@@ -20,9 +21,15 @@ subprocess.Popen(["sleep", "60"], start_new_session=True)
 """
 
 
+def wait_until_seen() -> None:
+    """The kernel shows an empty environment for a moment after an exec."""
+    until(lambda: leftovers.find_leftovers(HERE))
+
+
 def test_a_daemon_is_found_and_killed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEAVE_S", 0.2)
     subprocess.run([sys.executable, "-c", LEAVES_A_DAEMON], check=True)
+    wait_until_seen()
     (found,) = leftovers.end_leftovers(request.node, None)
     assert found.command == "sleep 60 "
     assert found.test.startswith(HERE + "test_a_daemon_is_found_and_killed")
@@ -32,6 +39,7 @@ def test_a_daemon_is_found_and_killed(request: pytest.FixtureRequest, monkeypatc
 
 def test_a_process_of_another_test_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
+        wait_until_seen()
         assert [one.pid for one in leftovers.find_leftovers(HERE)] == [process.pid]
         assert leftovers.find_leftovers("tests/elsewhere/test_x.py::") == []
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "another")
