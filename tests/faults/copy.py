@@ -1,4 +1,4 @@
-"""A copy of the checkout with one fault in it, and an environment whose `ddpctl` is that copy."""
+"""A copy of the checkout with a single fault, and an environment whose `ddpctl` is that copy."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """The process that hands out the tests gives all others one folder for their locks."""
+    """Give all processes of the run the same folder for their locks."""
     stash = node.config.stash
     if FOLDER not in stash:
         stash[FOLDER] = tempfile.TemporaryDirectory(prefix="ddpctl-tests-")
