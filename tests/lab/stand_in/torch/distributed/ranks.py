@@ -27,10 +27,14 @@ class SignalException(Exception):
 
 
 def say(level: str, text: str) -> None:
-    """A line of the launcher's log, in the form that torch gives it."""
+    """Write a line of the launcher's log, in the form that torch gives it.
+
+    The reader may be gone. torch's own log goes through `logging`, which ignores that.
+    """
     now = time.strftime("%m%d %H:%M:%S", time.localtime()) + ".000000"
-    sys.stderr.write(f"{level}{now} {os.getpid()} torch/distributed/ranks.py:1] {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{level}{now} {os.getpid()} torch/distributed/ranks.py:1] {text}\n")
+        sys.stderr.flush()
 
 
 def run(
