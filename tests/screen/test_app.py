@@ -22,6 +22,7 @@ from ddpctl.spec.lines import Group
 from ddpctl.spec.outcome import NodeStatus, RunStatus
 from ddpctl.spec.top import GpuPulse, HostView, Overview, Pulse, RankPulse
 
+pytestmark = pytest.mark.slow
 Play = Callable[[Pilot[None]], Awaitable[None]]
 
 

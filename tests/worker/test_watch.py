@@ -27,6 +27,7 @@ from tests.worker.handclock import HandClock
 from tests.worker.looks import LOOP, group
 from tests.worker.looks import look as a_look
 
+pytestmark = pytest.mark.slow
 STALL = 0.5
 HOSTS = ["node0", "node1"]
 
