@@ -29,7 +29,7 @@ UNKNOWN_S = 0.02
 # Shorter durations are not recorded: the file stays small, and changes rarely.
 RECORD_S = 1.0
 
-# Seconds that the processes of a test have to end by themselves after it.
+# Seconds that the processes of a test have for ending by themselves after the test.
 LEAVE_S = 10.0
 
 # Parts that the tests of `make test-all` are divided into; continuous integration runs one part for each commit.
