@@ -53,7 +53,9 @@ def test_the_demo_and_the_output_in_the_readme(ddpctl: Ddpctl, tmp_path: Path) -
     assert shapes(done.stdout.splitlines()) == shapes(output), done.stdout
     # A slow machine is told more there, such as that no rank has started yet.
     assert shapes(stages) - shapes(done.stderr.splitlines()) == Counter(), done.stderr
-    assert shapes(status.stdout.splitlines()) == shapes(status_sample.splitlines()), status.stdout
+    # A busy machine may keep one rank behind the others, and then the status says so.
+    lines = [line for line in status.stdout.splitlines() if not line.startswith("slow: rank ")]
+    assert shapes(lines) == shapes(status_sample.splitlines()), status.stdout
     losses = [float(loss) for loss in re.findall(r"epoch \d/4 loss (\S+)", done.stdout)]
     assert losses[3] < losses[0] / 2, losses
     (checkpoint,) = re.findall(r"done: (\S+)", done.stdout)
