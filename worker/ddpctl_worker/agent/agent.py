@@ -24,7 +24,6 @@ from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import policy, talk
 from ddpctl_worker.agent.caller import Caller
-from ddpctl_worker.agent.growth import RankSaver
 from ddpctl_worker.agent.hostrecord import HostRecord
 from ddpctl_worker.agent.lead import FreePorts, Leader
 from ddpctl_worker.agent.part import CalledOff, LocalPart, left_behind
@@ -153,10 +152,7 @@ class HostAgent:
         self._line = line = talk.PeerLine(key, run["run"], self._host, peers, clock, sockets)
         self._lonely = own.moved is not None  # it was started again, and has not heard of the others yet
         self._caller = Caller(self._voter, line, self._lock, own.keep, self._report, self._renew, clock)
-        saver = RankSaver(self._base, run)
-        self._leader = Leader(
-            run, self._voter, line, self._base, lambda asked: saver.answer(asked, self._part), clock, free_ports
-        )
+        self._leader = Leader(run, self._voter, line, self._base, clock, free_ports)
         self._resume = Resume(self._base, run, self._request.get("copying"), line)
         self._part: Optional[LocalPart] = None
         if own.moved is not None:
@@ -221,8 +217,7 @@ class HostAgent:
                 return
             part = self._part
             if part is not None and part.started and part.end is None and not value["live"]:
-                wait = 0.0 if value.get("grew") == part.number else CALL_OFF_S  # nothing else ends it
-                self._called_off_at = self._called_off_at or self._clock.boot() + wait
+                self._called_off_at = self._called_off_at or self._clock.boot() + CALL_OFF_S
             else:
                 self._called_off_at = None
             waits = part is not None and not part.started and part.end is None  # else it has its end to tell
@@ -271,7 +266,6 @@ class HostAgent:
             self._told = attempts[-1]["attempt"]
         if fresh and speaks:
             event = {"event": notifying.RESTART, "state": RUNNING, "cause": attempts[-2]["cause"]}
-            event["grew"] = len(attempts[-1]["hosts"]) if attempts[-2]["cause"] is None else None
             self._tell(dict(event, attempt=self._told, started=attempts[-1]["started"]))
 
     def _speaks(self) -> bool:

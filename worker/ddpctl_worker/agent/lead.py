@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequ
 from ddpctl_worker import notes
 from ddpctl_worker.agent import policy
 from ddpctl_worker.agent.caller import Caller
-from ddpctl_worker.agent.growth import Growth
 from ddpctl_worker.agent.headway import Headway
 from ddpctl_worker.agent.part import LocalPart, brief
 from ddpctl_worker.agent.quorum import Voter
@@ -19,9 +18,6 @@ from ddpctl_worker.system import CLOCK, HostClock
 
 NEAR_S = 4.0  # who has not asked for so long is not near
 CHECK_S = 3.0  # one look from one host at another
-STEADY_NEAR_S = 10.0  # a host that the run may grow to is near for so long
-SAVE_S = 15.0  # for an answer from a host whose disk takes a save
-GROW_AGAIN_S = 30.0  # when it could not
 FEW_S = 20.0  # how long it is waited for hosts, where there are too few
 STUCK_S = 90.0  # beyond the job's grace: a host whose part does not end is lost, even if it answers
 MOST_ATTEMPTS = 20  # that are told; with the oldest of them gone, their numbers still count
@@ -30,7 +26,6 @@ MOST_NAMED = 8  # in a sentence that every host is told with each change
 PARTNERS = 2  # a host is convicted by two others or more
 
 
-Save = Callable[[Mapping[str, Any]], Dict[str, Any]]
 FreePorts = Callable[[Dict[str, Any], Any], Dict[str, Any]]
 
 
@@ -43,21 +38,16 @@ class Leader:
         voter: Voter,
         line: PeerLine,
         base: str,
-        save: Save,
         clock: HostClock = CLOCK,
         free_ports: FreePorts = free_port,
     ) -> None:
-        self._save = save  # the ranks of this host
         self._clock, self._find_ports = clock, free_ports
         self._run, self.voter, self._line, self._base = run, voter, line, base
         place = run["restart"]
         hosts = [one["host"] for one in place["hosts"] if one["role"] != "witness"]
         nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
-        self._rules = policy.Rules(hosts, nodes, least, restarts, bool(place.get("grow")))
+        self._rules = policy.Rules(hosts, nodes, least, restarts)
         self._patience = STUCK_S + float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
-        self._near_since: Dict[str, float] = {}
-        self._growth: Optional[Growth] = None
-        self._grow_at = 0.0  # the next time to try it
         self.headway = Headway(clock)
         self._begun: Dict[int, float] = {}  # when each attempt was first seen here (seconds since boot)
         self._lasted: List[float] = []
@@ -74,7 +64,7 @@ class Leader:
         ended = part is None or part.end is not None
         clear = last if ended and (mine or not self.voter.paper.value["live"]) else last - 1
         ready = last if mine and part is not None and part.ready else 0
-        told: Dict[str, Any] = {"clear": clear, "end": None, "attempt": last, "ready": ready, "free": ended}
+        told: Dict[str, Any] = {"clear": clear, "end": None, "attempt": last, "ready": ready}
         if mine and part is not None:
             told.update(end=brief(part.end, part.called_off), moved=part.moved, waits=part.waits_for)
         return told
@@ -86,9 +76,6 @@ class Leader:
         with caller.lock:
             voter, now = self.voter, self._clock.boot()
             value = voter.paper.value
-            if self._growth is not None and not voter.leads:
-                self._growth.stop()
-                self._growth = None
             last = value["attempts"][-1]
             if not voter.leads or not value["live"] or value["go"] == last["attempt"]:
                 self.headway.over()
@@ -97,7 +84,6 @@ class Leader:
             self._begun.setdefault(last["attempt"], now)
             reports = {**caller.reports, voter.host: self.report(part)}
             near = caller.near(NEAR_S)
-            self._near_since = {host: self._near_since.get(host, now) for host in near}
             if last["ended"] is None:
                 self._watch(caller, value, reports, near, now)
                 return
@@ -125,8 +111,6 @@ class Leader:
             self._write(caller, dict(value, go=last["attempt"]))
         elif value["live"] and value["go"] < last["attempt"]:
             self._await(caller, value, reports, near, now)
-        elif value["live"] and value["go"] == last["attempt"] and not clear and not silent:
-            self._grow(caller, value, reports, now)
 
     def _await(
         self, caller: Caller, value: Dict[str, Any], reports: Mapping[str, Any], near: List[str], now: float
@@ -140,49 +124,17 @@ class Leader:
             notes.note("attempt %d is called off: %s" % (last["attempt"], "; ".join(hang.values())))
             self._write(caller, dict(value, live=False, aside=aside))
 
-    def _grow(self, caller: Caller, value: Dict[str, Any], reports: Mapping[str, Any], now: float) -> None:
-        """While all is well: see whether there are more hosts to continue on, and end the attempt once it has saved."""
-        last = value["attempts"][-1]
-        free = [one for one in self._near_since if one in last["hosts"] or (reports.get(one) or {}).get("free")]
-        steady = [one for one in free if now >= self._near_since[one] + STEADY_NEAR_S and one not in value["aside"]]
-        hosts = policy.growth(self._rules, value["attempts"], steady, now - self._begun[last["attempt"]])
-        growth = self._growth
-        if growth is not None and (growth.failed or growth.attempt != last["attempt"] or growth.hosts != hosts):
-            growth.stop()
-            self._growth, self._grow_at = None, now + GROW_AGAIN_S
-        elif growth is not None and growth.saved is not None:
-            notes.note("growth: %s was saved, and the run continues on %d hosts" % (growth.saved, len(hosts)))
-            self._growth = None
-            grown = int(value.get("grown", 0)) + 1
-            self._write(caller, dict(value, live=False, grew=last["attempt"], grown=grown))
-        elif growth is None and hosts and now >= self._grow_at:
-            self._growth = Growth(
-                last,
-                hosts,
-                self._ask_to_save,
-                lambda hosts: not self._bad_links(hosts),
-                lambda: self._near_since,
-                self._clock,
-            )
-            self._growth.start()
-
     def _conclude(self, caller: Caller, value: Dict[str, Any], ends: policy.Ends, near: List[str], now: float) -> None:
         self.voter.withheld = frozenset()
         last = value["attempts"][-1]
-        grew = value.get("grew") == last["attempt"]
-        grown = int(value.get("grown", 0))
-        step = policy.after(self._rules, value["attempts"], ends, near, value["aside"], grown, grew)
+        step = policy.after(self._rules, value["attempts"], ends, near, value["aside"])
         done = dict(last, ended=notes.now_iso(), cause=step.cause, set_aside=step.set_aside)
         aside = {**value["aside"], **step.unfit}
-        if grew and step.cause is None:
-            self._next_at = now
-        else:
-            self._lasted.append(now - self._begun[last["attempt"]])
-            self._next_at = now + policy.pause(self._lasted)
+        self._lasted.append(now - self._begun[last["attempt"]])
+        self._next_at = now + policy.pause(self._lasted)
         attempts = [*value["attempts"][:-1], done]
         self._write(caller, dict(value, attempts=attempts, live=False, aside=aside, over=step.over))
-        ended = "stopped to continue on more hosts" if grew and step.over is None else SUCCEEDED
-        notes.note("attempt %d is over: %s" % (last["attempt"], (step.cause or {}).get("message", ended)))
+        notes.note("attempt %d is over: %s" % (last["attempt"], (step.cause or {}).get("message", SUCCEEDED)))
 
     def _go_on(self, caller: Caller, value: Dict[str, Any], near: List[str], now: float) -> None:
         """After an attempt, and a pause: the next one."""
@@ -271,9 +223,6 @@ class Leader:
         found: List[int] = self._find_ports(request, _NO_CHANNEL)["ports"]
         return found
 
-    def _ask_to_save(self, host: str, question: Dict[str, Any]) -> Mapping[str, Any]:
-        return self._save(question) if host == self.voter.host else self._line.ask(host, question, SAVE_S)
-
     # --- questions of the others
 
     def answer(self, host: str, question: Dict[str, Any], caller: Caller) -> Dict[str, Any]:
@@ -281,8 +230,6 @@ class Leader:
         kind = question["k"]
         if kind in ("poll", "pre", "vote"):
             return caller.answer(host, question)
-        if kind == "save":
-            return self._save(question)
         if kind == "hurry":
             caller.hurry()
         elif kind == "check":

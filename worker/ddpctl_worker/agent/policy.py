@@ -15,7 +15,6 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, NODE_LOST, SPAWN_FAILED, SUCCEEDED
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-GROW_AFTER_S, MOST_GROW_AFTER_S = 60.0, 3600.0
 STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
 # What a GPU that is broken makes drivers and libraries say; NVIDIA's Xid 48, 63, 64, 74, 79, 94, 95 in words.
 _BROKEN_GPU = re.compile(
@@ -34,7 +33,6 @@ class Rules(NamedTuple):
     nodes: int  # of an attempt
     least: int  # as few as it may run on
     restarts: int
-    grow: bool = False  # to a host that is back, without waiting for a failure
 
 
 class NextStep(NamedTuple):
@@ -53,23 +51,17 @@ def after(
     ends: Ends,
     near: Sequence[str],
     aside: Mapping[str, str],
-    grown: int = 0,
-    grew: bool = False,
 ) -> NextStep:
     """``attempts``: all of them, the last one being over. ``ends``: the exit record of each of its hosts, None for one
     that was not heard of any more. ``near``: hosts that answer now. ``aside``: who must not be used, and why; one of
-    them in this attempt hung, so that it could not begin. ``grew``:
-    it was stopped to continue on more hosts, as ``grown`` attempts so far were; these do not count as restarts."""
+    them in this attempt hung, so that it could not begin."""
     hung = {host: aside[host] for host in attempts[-1]["hosts"] if host in aside}  # it was called off for these
     ends = {**ends, **{host: _hung(host, why) for host, why in hung.items()}}
     damaged = broken(ends)
-    if grew:
-        ends = {host: _stopped(end) for host, end in ends.items()}
     cause = cause_of(ends)
     lost = {host: "it was not heard of any more" for host, end in ends.items() if end is None}
     stuck = {host: "it answers, and its part of the attempt does not end" for host in lost if host in near}
-    misfits = _misfits(attempts, cause)
-    unfit = {**stuck, **damaged, **misfits, **hung}
+    unfit = {**stuck, **damaged, **hung}
     states = {str(end["state"]) for end in ends.values() if end is not None}
     if states == {SUCCEEDED} and not lost:
         return NextStep(None, [], {}, over={"state": SUCCEEDED, "cause": None})
@@ -78,7 +70,7 @@ def after(
     set_aside = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
     usable = [one for one in near if one not in aside and one not in unfit and one not in lost]
     hosts = choose(rules, attempts[-1]["hosts"], usable)
-    why_not = None if misfits or hung or (grew and cause is None) else _why_not(rules, attempts, cause, grown)
+    why_not = None if hung else _why_not(rules, attempts, cause)
     if why_not:
         return NextStep(cause, set_aside, unfit, over=given_up(cause, why_not, attempts[-1]))
     return NextStep(cause, set_aside, unfit, hosts=hosts)
@@ -86,7 +78,7 @@ def after(
 
 def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: Mapping[str, Any]) -> Dict[str, Any]:
     """The end of a run that has no next attempt after this one, for this reason."""
-    if cause is None:  # it was called off before it began, or stopped to continue on more hosts
+    if cause is None:  # it was called off before it began
         text = "attempt %d was stopped by ddpctl" % attempt["attempt"]
         cause = outcomes.cause(attempt["hosts"][0], SPAWN_FAILED, text)
     return {"state": FAILED, "cause": dict(cause, message="%s; not restarted: %s" % (cause["message"], why))}
@@ -94,33 +86,6 @@ def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: Mapping[str,
 
 def _hung(host: str, why: str) -> Dict[str, Any]:
     return {"state": FAILED, "cause": outcomes.cause(host, SPAWN_FAILED, why)}
-
-
-def _stopped(end: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
-    """How a part ended that ddpctl itself has stopped: that it was killed, or missed ranks that were, is no cause."""
-    return dict(end, state=FAILED, cause=None) if end is not None and end["state"] != SUCCEEDED else end
-
-
-def _misfits(attempts: Sequence[Mapping[str, Any]], cause: Optional[Mapping[str, Any]]) -> Dict[str, str]:
-    """A host that a healthy run was stopped for, and that cannot start its part (no space, say): the run does without
-    it, as before."""
-    before = attempts[-2] if len(attempts) > 1 else None
-    if before is None or before.get("cause") is not None or cause is None or cause["reason"] != SPAWN_FAILED:
-        return {}
-    return {} if cause["host"] in before["hosts"] else {str(cause["host"]): str(cause["message"])}
-
-
-def growth(rules: Rules, attempts: Sequence[Mapping[str, Any]], usable: Sequence[str], lasted: float) -> List[str]:
-    """The hosts to continue on with more of them than the live attempt has, which began ``lasted`` seconds ago; none
-    where there are no more or it is too early. A host that was lost again and again is waited for longer each time."""
-    last: List[str] = attempts[-1]["hosts"]
-
-    def waits(host: str) -> float:
-        losses: int = sum(one["host"] == host for attempt in attempts for one in attempt["set_aside"])
-        return min(MOST_GROW_AFTER_S, GROW_AFTER_S * float(2 ** max(0, losses - 1)))
-
-    hosts = choose(rules, last, [host for host in usable if host in last or lasted >= waits(host)])
-    return hosts if rules.grow and {*hosts} > {*last} else []
 
 
 def cause_of(ends: Ends) -> Optional[Dict[str, Any]]:
@@ -205,9 +170,8 @@ def _why_not(
     rules: Rules,
     attempts: Sequence[Mapping[str, Any]],
     cause: Optional[Mapping[str, Any]],
-    grown: int,
 ) -> Optional[str]:
-    if attempts[-1]["attempt"] - grown > rules.restarts:
+    if attempts[-1]["attempt"] > rules.restarts:
         times = "once" if rules.restarts == 1 else "%d times" % rules.restarts
         return "it was restarted %s before" % times if rules.restarts else "the job has no restarts"
     if len(attempts) > 1 and same_exception(attempts[-2].get("cause"), cause):
