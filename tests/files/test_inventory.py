@@ -117,14 +117,6 @@ def refused(text: str | bytes) -> InventoryError:
             JOB + "    restarts: 1\n    nodes: 2\n    witness: b\n",
             "c.yaml:6:12: jobs.train.nodes: 2 nodes, but the inventory has 1 host besides the witness",
         ),
-        (
-            JOB + "    rendezvous: c10d\n    elastic: {min_nodes: 1, max_nodes: 2, grow: now}\n",
-            "jobs.train: elastic.grow needs static rendezvous and restarts; leave it out, or write restarts: 3",
-        ),
-        (
-            JOB + "    elastic: {min_nodes: 1, max_nodes: 2, grow: noww}\n",
-            "jobs.train.elastic.grow: must be one of: now",
-        ),
         (JOB + "    nodes: 3\n", "c.yaml:5:12: jobs.train.nodes: 3 nodes, but the inventory has 2 hosts"),
         (JOB + "    env: {RANK: x}\n", "c.yaml:5:11: jobs.train.env.RANK: is set by the launcher"),
         (JOB + "    env:\n", "c.yaml:5:5: jobs.train.env: has no value"),

@@ -35,11 +35,11 @@ class Preparing:
         self.caller.near = lambda seconds: list(hosts)
         self.caller.save = self.caller.nudge = lambda: None
         line: Any = SimpleNamespace(peers={})
-        self.leader = Leader(run, self.voter, line, "/nonexistent", dict, self.clock)  # type: ignore[arg-type]
+        self.leader = Leader(run, self.voter, line, "/nonexistent", self.clock)  # type: ignore[arg-type]
 
     @staticmethod
     def report(**more: Any) -> dict[str, Any]:
-        return {"clear": 1, "end": None, "attempt": 2, "ready": 0, "free": False, **more}
+        return {"clear": 1, "end": None, "attempt": 2, "ready": 0, **more}
 
     @property
     def value(self) -> dict[str, Any]:

@@ -33,9 +33,9 @@ class Table:
         self.leads = self.voters["n0"]
         place = {"hosts": members, "nodes": 3, "least": 2, "restarts": 3, "first": first}
         run = {"run": "r", "restart": place, "timeouts": {"stop": GRACE_S}}
-        self.leader = Leader(run, self.leads, PeerLine(b"", "r", "n0", {}), "/", lambda question: {}, self.clock)
+        self.leader = Leader(run, self.leads, PeerLine(b"", "r", "n0", {}), "/", self.clock)
         end = {"state": "failed", "cause": None, "ended": None, "left": 0}
-        done = {"clear": 1, "end": end, "attempt": 1, "ready": 1, "free": True}
+        done = {"clear": 1, "end": end, "attempt": 1, "ready": 1}
         self.reports: dict[str, Any] = {"n1": {"clear": 0, "end": None, "attempt": 1}, "n2": done}
         patch.setattr(self.leader, "report", lambda part: done)
 

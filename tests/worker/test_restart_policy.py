@@ -147,18 +147,17 @@ def test_restarts_are_used_up() -> None:
 @given(
     ends=st.fixed_dictionaries({host: st.sampled_from(ENDS) for host in HOSTS}),
     number=st.integers(1, 5),
-    grew=st.booleans(),
     near=st.sets(st.sampled_from("abcd")),
 )
-def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, grew: bool, near: set[str]) -> None:
-    over = after(RULES, [attempt(number=number)], ends, sorted(near), {}, grew=grew).over
+def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, near: set[str]) -> None:
+    over = after(RULES, [attempt(number=number)], ends, sorted(near), {}).over
     if over is not None and over["state"] != "succeeded":
         assert over["cause"]["host"] in HOSTS
         assert over["cause"]["reason"]
         assert over["cause"]["message"]
 
 
-def test_a_run_that_was_stopped_to_grow_and_has_too_few_hosts_then() -> None:
+def test_an_attempt_that_was_called_off_and_has_too_few_hosts_then() -> None:
     over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2))
     assert over["cause"]["host"] == "a"
     assert over["cause"]["message"] == (
@@ -259,76 +258,3 @@ def test_a_witness_that_leads_leaves_the_notifiers_to_a_node() -> None:
     assert policy.speaker("w", "w", last) == "a"
     assert policy.speaker("w", "w", dict(last, set_aside=[{"host": "a", "why": "it is lost"}])) == "b"
     assert policy.speaker(None, None, last) is None
-
-
-ELASTIC = Rules(("a", "b", "c", "d"), nodes=3, least=2, restarts=2, grow=True)
-
-
-def attempts(*lost: str, hosts: list[str]) -> list[dict[str, Any]]:
-    """One that lost each of these, and the live one on ``hosts``."""
-    before = [dict(attempt(), set_aside=[{"host": host, "why": "it was not heard of any more"}]) for host in lost]
-    return [*before, dict(attempt(hosts=hosts, number=len(lost) + 1), set_aside=[])]
-
-
-def test_a_run_on_fewer_hosts_grows_after_a_minute() -> None:
-    live = attempts("c", hosts=["a", "b"])
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 59.0) == []
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 60.0) == ["a", "b", "c"]
-    assert policy.growth(ELASTIC, live, ["a", "b"], 600.0) == []
-    assert policy.growth(ELASTIC._replace(grow=False), live, ["a", "b", "c"], 600.0) == []
-
-
-def test_a_run_on_all_its_hosts_takes_no_other() -> None:
-    assert policy.growth(ELASTIC, attempts(hosts=["a", "b", "c"]), list("abcd"), 600.0) == []
-
-
-def test_no_host_is_exchanged_for_another_by_growth() -> None:
-    """One of the live attempt that is not usable now is no reason to stop the others."""
-    assert policy.growth(ELASTIC, attempts("c", hosts=["a", "b"]), ["a", "c", "d"], 600.0) == []
-
-
-def test_a_host_that_was_lost_again_is_waited_for_twice_as_long() -> None:
-    live = attempts("c", "c", "c", hosts=["a", "b"])
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 239.0) == []
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 240.0) == ["a", "b", "c"]
-    assert policy.growth(ELASTIC, live, ["a", "b", "c", "d"], 60.0) == ["a", "b", "d"], "another one steps in"
-    flapping = attempts(*["c"] * 19, hosts=["a", "b"])
-    assert policy.growth(ELASTIC, flapping, ["a", "b", "c"], policy.MOST_GROW_AFTER_S) == ["a", "b", "c"]
-
-
-def test_an_attempt_that_was_stopped_to_grow_has_no_cause_and_is_no_restart() -> None:
-    stopped = cause("a", "killed_by_user", "killed by ddpctl")
-    ends = {"a": end("killed", stopped), "b": end("failed", cause("b", message="Connection closed by peer"))}
-    live = [dict(attempt(hosts=["a", "b"], number=3))]
-    step = after(ELASTIC, live, ends, ["a", "b", "c"], {}, grown=1, grew=True)
-    assert (step.cause, step.set_aside, step.over, step.hosts) == (None, [], None, ["a", "b", "c"])
-    later = [dict(attempt(number=4))]
-    failed = {host: end("failed", cause("b")) for host in HOSTS}
-    assert after(ELASTIC, [dict(attempt(number=3))], failed, HOSTS, {}, grown=1).over is None
-    assert after(ELASTIC, later, failed, HOSTS, {}, grown=1).over is not None
-
-
-def test_a_host_that_is_lost_while_it_grows_is_set_aside() -> None:
-    ends = {"a": end("killed", cause("a", "killed_by_user")), "b": None}
-    step = after(ELASTIC, [attempt(hosts=["a", "b"])], ends, ["a", "c"], {}, grown=1, grew=True)
-    assert [one["host"] for one in step.set_aside] == ["b"]
-    assert step.cause is not None
-    assert (step.cause["reason"], step.hosts) == ("node_lost", ["a", "c"])
-
-
-def test_a_run_that_succeeds_while_it_is_stopped_to_grow_has_succeeded() -> None:
-    ends = {"a": end("succeeded"), "b": end("succeeded")}
-    step = after(ELASTIC, [attempt(hosts=["a", "b"])], ends, ["a", "b", "c"], {}, grown=1, grew=True)
-    assert step.over == {"state": "succeeded", "cause": None}
-
-
-def test_a_host_that_cannot_start_after_growth_ends_no_run() -> None:
-    """Without any restart left, and with the same message as before."""
-    full = cause("c", "spawn_failed", "the checkpoint to resume from cannot be had: no space", rank=None)
-    ends = {"a": end("failed", full), "b": end("failed", full), "c": end("failed", full)}
-    live = [attempt(hosts=["a", "b"], number=8), attempt(number=9)]
-    step = after(ELASTIC, live, ends, HOSTS, {}, grown=1)
-    assert (step.over, step.hosts, list(step.unfit)) == (None, ["a", "b"], ["c"])
-    assert [one["host"] for one in step.set_aside] == ["c"]
-    own = {host: end("failed", dict(full, host="a")) for host in HOSTS}
-    assert after(ELASTIC, live, own, HOSTS, {}, grown=1).over is not None

@@ -19,7 +19,6 @@ from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
-from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 _STYLE = {
@@ -105,8 +104,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts: list[RenderableType] = [head, Whole(table)]
     if run.continues:
         parts.append(Text(f"continues run {run.continues}"))
-    pairs = zip(run.attempts, run.attempts[1:], strict=False)
-    parts += [Text(attempt_line(one, after), style="yellow") for one, after in pairs]
+    parts += [Text(attempt_line(one), style="yellow") for one in run.attempts[:-1]]
     witness = run.record.get("witness")
     spares = [host for host in run.hosts if host not in (*run.attempts[-1].hosts, witness)]
     if spares:
@@ -130,19 +128,16 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def attempt_line(attempt: Attempt, after: Attempt | None = None) -> str:
+def attempt_line(attempt: Attempt) -> str:
     """``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: node1 (...)``."""
-    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt, after)}"
+    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt)}"
     aside = aside_text(attempt)
     return f"{line}; set aside: {aside}" if aside else line
 
 
-def attempt_end(attempt: Attempt, after: Attempt | None) -> str:
+def attempt_end(attempt: Attempt) -> str:
     """Why an attempt that another one followed has ended."""
-    if attempt.cause:
-        return cause_line(attempt.cause)
-    grew = after is not None and len(after.hosts) > len(attempt.hosts)
-    return f"stopped to continue on {plural(len(after.hosts), 'host')}" if after and grew else "ended"
+    return cause_line(attempt.cause) if attempt.cause else "ended"
 
 
 def aside_text(attempt: Attempt) -> str:

@@ -95,11 +95,6 @@ class Elastic(Strict):
     min_nodes: _Count = Field(description="The fewest nodes that the job runs on.")
     max_nodes: _Count = Field(description="The most nodes that the job runs on.")
     max_restarts: _Restarts = Field(default=3, description="Restarts before the job counts as failed.")
-    grow: Literal["now"] | None = Field(
-        default=None,
-        description="now: a run on fewer nodes restarts on more after its next checkpoint; null: at its next restart. "
-        "With static rendezvous only.",
-    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Elastic:
@@ -228,8 +223,6 @@ class JobKeys(Strict):
         if self.rendezvous != "static" and (self.restarts or self.spares or self.witness):
             what = "witness needs" if self.witness else "restarts and spares need"
             raise bad(f"{what} static rendezvous", "with c10d and etcd-v2: elastic.max_restarts")
-        if self.elastic and self.elastic.grow and (self.rendezvous != "static" or not self.most_restarts):
-            raise bad("elastic.grow needs static rendezvous and restarts", "leave it out, or write restarts: 3")
         for key in ("spares", "witness"):
             if getattr(self, key) and not self.most_restarts:
                 raise bad(f"{key} is set, and restarts is not", f"write restarts: 3, or leave {key} out")

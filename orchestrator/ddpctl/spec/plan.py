@@ -123,7 +123,6 @@ class Plan:
     spares: int = 0  # of the nodes, the last ones: they only step in
     witness: NodePlan | None = None  # beside the nodes: it runs nothing of the job, and votes on what follows
     least: int = 1  # nodes that an attempt may run on
-    grow: bool = False  # an attempt on fewer ends at its next checkpoint, once there are more
     open_questions: tuple[str, ...] = ()
     settings: Settings | None = None  # for a restart
     earlier: Earlier | None = None  # the run that this one continues
@@ -259,7 +258,6 @@ class Plan:
             "restarts": self.restarts + self.first - 1,  # by their numbers
             "nodes": len(self.active),
             "least": self.least,
-            "grow": self.grow,
             "hosts": hosts,
             "first": first,
         }

@@ -102,7 +102,6 @@ def make_plan(
         spares=spares,
         witness=voter,
         least=min(job.elastic.min_nodes, shared.nnodes) if job.elastic else shared.nnodes,
-        grow=bool(job.elastic and job.elastic.grow),
         open_questions=_open_questions(nodes, voter, port),
     )
 
