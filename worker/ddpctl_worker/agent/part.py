@@ -109,7 +109,7 @@ class LocalPart:
     def start(
         self, request: Mapping[str, Any], base: str, attempt: Mapping[str, Any], umask: int, lease: float
     ) -> None:
-        """Start it. ``attempt``: as the record of the run has it. Raises WorkerError, OSError: the disk takes nothing."""
+        """Start it. ``attempt``: as JSON has it (document.py). Raises WorkerError, OSError: the disk takes nothing."""
         part = attempt_record(request["run"], attempt, self.paths.host)
         key = str(request.get("gang_key") or "")
         mine = dict(request, run=part, argv=attempt_argv(request["argv"], part), gang_key=key_of(key, self.number))

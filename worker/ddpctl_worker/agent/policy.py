@@ -164,11 +164,11 @@ def pause(attempts: Sequence[Attempt]) -> float:
 
 def _lasted(attempt: Attempt) -> float:
     """Seconds, by the clocks of the leaders at its begin and end: good enough for a pause."""
-    try:
-        begun, ended = (datetime.fromisoformat(time or "") for time in (attempt.started, attempt.ended))
-    except ValueError:
-        return 0.0
-    return (ended - begun).total_seconds()
+    return 0.0 if attempt.ended is None else _seconds(attempt.ended) - _seconds(attempt.started)
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
 
 
 def _why_not(

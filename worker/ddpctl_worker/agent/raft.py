@@ -40,9 +40,8 @@ _LONG_AGO = -1e9  # that JSON can carry
 def first_state(config: Config, ballot: Ballot, now: float) -> State:
     """That of an agent which has just begun. ``ballot``: as it is on disk."""
     state = State(config, ballot, heard=now, stand_at=now, poll_at=now, looked=now, together=now)
-    state = state._replace(
-        stand_at=now + ELECTION_S + _turn(state, 0.0), announced=ballot.proposal.document.last.number
-    )
+    announced = ballot.proposal.document.last.number
+    state = state._replace(stand_at=now + ELECTION_S + _turn(state, 0.0), announced=announced)
     if ballot.term == 1 and ballot.proposal.mark == (1, 1):
         return _begin_to_lead(state, now) if ballot.voted == config.host else state._replace(leader=ballot.voted)
     return state

@@ -255,7 +255,7 @@ Fact = Union[Tick, Looked, Asked, Answered, LinksChecked, PortsFound]
 
 
 class Event(NamedTuple):
-    """``fact`` at ``now``. ``wall``: the time of day (Unix seconds), for records only. ``chance``: drawn from [0, 1)."""
+    """``fact`` at ``now``. ``wall``: the time of day (Unix seconds), for records. ``chance``: drawn from [0, 1)."""
 
     now: float
     wall: float

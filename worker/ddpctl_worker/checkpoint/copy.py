@@ -12,7 +12,7 @@ import shutil
 import ssl
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import WorkerError

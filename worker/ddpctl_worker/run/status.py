@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.agent.document import Document, Proposal
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.metrics import last_values
@@ -126,17 +127,11 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
 
 def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     """That of a run with restarts: how the newest attempt that this host took part in stands, and what the agents have
-    ``agreed`` on (a Paper of quorum.py). Between two attempts it is starting."""
+    ``agreed`` on (a Proposal of agent/document.py). Between two attempts it is starting."""
     own = _status(paths, run)
-    first = {
-        "attempts": [run["restart"]["first"]],
-        "live": True,
-        "go": record.attempt_of(run),
-        "aside": {},
-        "over": None,
-    }
-    paper: List[Any] = fs.read_optional(paths.agreed).get("paper") or [1, 1, first]
-    term, version, value = paper
+    told = fs.read_optional(paths.agreed).get("proposal")
+    proposal = Proposal.from_json(told) if told else Proposal(1, 1, Document.first(run["restart"]["first"]))
+    value = proposal.document.to_json()
     last = value["attempts"][-1]
     numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
     part = _readable_status(paths.of_attempt(numbers[-1])) if numbers else None
@@ -151,7 +146,9 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     said = fs.read_optional(paths.state).get("note")  # by the agent: whom it waits for
     if said and own["state"] in (contract.STARTING, contract.RUNNING):
         part.update(note=said)
-    return dict(part, attempt=last["attempt"], record=run, agreed=dict(value, term=term, version=version))
+    return dict(
+        part, attempt=last["attempt"], record=run, agreed=dict(value, term=proposal.term, version=proposal.version)
+    )
 
 
 def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
