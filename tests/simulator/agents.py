@@ -90,14 +90,9 @@ class AgentWorld:
         self.processes: list[Process] = []
         self._ports = itertools.count(30000)
         names = NAMES[: choose.choice(profile.sizes)]
-        witness = len(names) > 2 and choose.random() < 0.3
-        able = len(names) - witness
-        nodes = choose.randint(1, able)
+        nodes = choose.randint(1, len(names))
         least = choose.randint(1, nodes)
-        members = [{"host": name, "role": "node", "nproc": 1, "address": name} for name in names]
-        if witness:
-            members[-1]["role"] = "witness"
-        self.witness = names[-1] if witness else None
+        members = [{"host": name, "nproc": 1, "address": name} for name in names]
         first = {"attempt": 1, "hosts": names[:nodes], "started": "", "ended": None, "master_port": 1, "gang_port": 2}
         first.update(cause=None, set_aside=[])
         place = {"hosts": members, "nodes": nodes, "least": least, "restarts": 1000, "first": first}
@@ -107,7 +102,7 @@ class AgentWorld:
         self.mute = set(names) if choose.random() < profile.mute else set()  # only the lease ends their ranks
         self.hosts = {name: Host(self, name, copy.deepcopy(saved)) for name in names}
         self.network.machines = {name: host.machine for name, host in self.hosts.items()}
-        self.log(f"{profile.name}: hosts {len(names)}, of an attempt {nodes}, at least {least}, witness {self.witness}")
+        self.log(f"{profile.name}: hosts {len(names)}, of an attempt {nodes}, at least {least}")
         self.log(f"delay {self.network.delay} s, loss {self.network.loss}, mute: {sorted(self.mute)}")
         self._meanings: dict[int, Any] = {}
         self.over: str | None = None  # the state that was agreed on

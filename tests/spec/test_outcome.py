@@ -330,11 +330,6 @@ def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:
         # A restart may have given a rank to another host, and the next one may give it to a third.
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {2}, ["a", "b"]),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=()), {2}, ["a", "b", "c"]),
-        (
-            ranked({"world_size": 4, "restart": {"first": {}}, "witness": "c"}, a=(0, 1), b=(2, 3), c=()),
-            {2},
-            ["a", "b"],
-        ),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {4}, []),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=(4, 5)), {5}, ["a", "b", "c"]),
         (ranked({"world_size": None, "min_nodes": 1}, a=(0, 1), b=(2, 3)), {3}, ["a", "b"]),

@@ -264,27 +264,3 @@ def test_releases(text: str | None, release: tuple[int, int] | None) -> None:
 def test_old_launchers_get_defaults_that_work_on_new_pythons(torch: str | None, patched: bool) -> None:
     env = plan({}, hosts(1), facts=Facts({"node0": NodeFacts(torch=torch)})).nodes[0].command.env
     assert (env.get("PET_TEE") == "9:1") is patched
-
-
-def test_a_witness_is_in_the_records_and_runs_nothing() -> None:
-    *nodes, witness = hosts(3, slots=1)
-    made = plan({"master_port": 29500, "restarts": 2}, tuple(nodes), witness=witness)
-    assert (made.hosts, made.world_size) == (("node0", "node1"), 2)
-    assert made.to_json()["witness"] == "node2"
-    assert [node["host"] for node in made.to_json()["nodes"]] == ["node0", "node1"]
-    record = made.record(made.nodes[0])
-    assert record["hosts"] == ["node0", "node1", "node2"]
-    assert [(one["host"], one["role"]) for one in record["restart"]["hosts"]] == [
-        ("node0", "node"),
-        ("node1", "node"),
-        ("node2", "witness"),
-    ]
-    assert made.witness is not None
-    assert made.record(made.witness)["ranks"] == []
-
-
-def test_the_address_of_a_witness_must_be_known() -> None:
-    nodes, witness = hosts(2, slots=1), Host(name="far", address="far.example.org")
-    made = plan({"master_port": 29500, "restarts": 2}, nodes, witness=witness)
-    assert made.unknown == ("fabric address of far",)
-    assert "far: fabric address (found by preflight)" in made.open_questions

@@ -108,14 +108,6 @@ def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path,
     assert found.names == ("gpu0", "gpu1")
 
 
-def test_a_run_of_which_only_the_witness_is_left_is_to_be_ended_first(tmp_path: Path) -> None:
-    hosts = {"hosts": ["gpu0", "gpu1", "gpu2"], "restart": {"first": FIRST}, "witness": "gpu2"}
-    parts = [node("gpu0", "lost", **hosts), node("gpu1", "lost", **hosts), node("gpu2", "pending", **hosts)]
-    with pytest.raises(UsageError, match="only the witness gpu2 is left") as refused:
-        again(tmp_path, *(answering(one["host"], one) for one in parts))
-    assert "ddpctl kill j, then ddpctl restart j" in str(refused.value.hint)
-
-
 def test_too_few_hosts_are_named(tmp_path: Path) -> None:
     with pytest.raises(HostsFailed, match="needs 2 hosts, and 1 can be used") as refused:
         again(tmp_path, answering("gpu0", node("gpu0")), silent("gpu1"), answering("gpu2"))

@@ -21,7 +21,7 @@ class Preparing:
 
     def __init__(self, hosts: str = "abcd", least: int = 3) -> None:
         self.clock = HandClock()
-        members = [{"host": host, "role": "node", "address": "127.0.0.1"} for host in hosts]
+        members = [{"host": host, "address": "127.0.0.1"} for host in hosts]
         run = {"restart": {"hosts": members, "nodes": 3, "least": least, "restarts": 1}}
         ended = {"attempt": 1, "hosts": list("abc"), "cause": {"message": "it failed"}, "set_aside": []}
         fresh = {"attempt": 2, "hosts": list("abc"), "ended": None, "cause": None, "set_aside": []}

@@ -23,7 +23,7 @@ class Table:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.clock = HandClock()
-        members = [{"host": name, "address": "", "nproc": 1, "role": "node"} for name in HOSTS]
+        members = [{"host": name, "address": "", "nproc": 1} for name in HOSTS]
         first = {"attempt": 1, "hosts": HOSTS, "master_port": 1, "gang_port": 2, "started": notes.now_iso()}
         first.update(ended=None, cause=None, set_aside=[])
         value = {"attempts": [first], "live": False, "go": 1, "aside": {}, "over": None}

@@ -39,7 +39,6 @@ class Target:
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
-    witness: bool = False  # it runs nothing of the job, and only votes
     environment: str | None = None  # the interpreter of a managed environment, once it is there
 
     @classmethod
@@ -172,18 +171,6 @@ class View:
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
-
-    @cached_property
-    def of_nodes(self) -> View:
-        """The same without the witness: what most checks see."""
-        if not (others := {target.name for target in self.targets if target.witness}):
-            return self
-        return replace(
-            self,
-            targets=tuple(target for target in self.targets if not target.witness),
-            answers={host: told for host, told in self.answers.items() if host not in others},
-            mesh=self.mesh.without(others) if self.mesh is not None else None,
-        )
 
     def value(self, host: str, question: Question) -> Any:
         """What the host answered; None where it was not asked or could not tell."""

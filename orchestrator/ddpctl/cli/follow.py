@@ -75,7 +75,7 @@ def follow_run(
     with ProgressView(stderr_console()) as view, _kept_positions(run) as save:
         errors = stage.follow(
             run.run,
-            hosts_with_output(run),
+            run.hosts,
             fleet,
             view.tell,
             printer.show,
@@ -103,11 +103,6 @@ def _printer(run: RunStatus, stream: TextIO, stamp: LineTime | None = None) -> L
 def _end(run: RunStatus, fleet: Fleet, errors: Mapping[str, DdpctlError]) -> RunStatus:
     gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
     return read_run(fleet, run, gone=gone)
-
-
-def hosts_with_output(run: RunStatus) -> list[str]:
-    """Those that may ever run a rank: a witness never does."""
-    return [host for host in run.hosts if host != run.record.get("witness")]
 
 
 def how_to_go_on(run: str) -> str:

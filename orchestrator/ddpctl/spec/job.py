@@ -201,10 +201,6 @@ class JobKeys(Strict):
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
     restarts: _Restarts = Field(default=0, description="Attempts after the first, which the nodes start by themselves.")
     spares: _Spares = Field(default=0, description="Hosts beyond nodes that step in for one that is lost.")
-    witness: Name | None = Field(
-        default=None,
-        description="A host that only votes, so that one of two hosts can continue alone; it runs nothing of the job.",
-    )
     keep_runs: Kept | None = Field(
         default=None,
         description="Ended runs that stay on the nodes when a new one starts, the newest ones; null: all of them.",
@@ -220,12 +216,10 @@ class JobKeys(Strict):
 
     @model_validator(mode="after")
     def _restartable(self) -> JobKeys:
-        if self.rendezvous != "static" and (self.restarts or self.spares or self.witness):
-            what = "witness needs" if self.witness else "restarts and spares need"
-            raise bad(f"{what} static rendezvous", "with c10d and etcd-v2: elastic.max_restarts")
-        for key in ("spares", "witness"):
-            if getattr(self, key) and not self.most_restarts:
-                raise bad(f"{key} is set, and restarts is not", f"write restarts: 3, or leave {key} out")
+        if self.rendezvous != "static" and (self.restarts or self.spares):
+            raise bad("restarts and spares need static rendezvous", "with c10d and etcd-v2: elastic.max_restarts")
+        if self.spares and not self.most_restarts:
+            raise bad("spares is set, and restarts is not", "write restarts: 3, or leave spares out")
         return self
 
     @property

@@ -175,7 +175,7 @@ class RunStatus:
     @property
     def _may_go_on(self) -> bool:
         """Whether its hosts may still start another attempt, or have done that. Its end is not known to be agreed on,
-        and one of them lives, be it a spare or the witness, or a majority may take part where nobody answers. One that
+        and one of them lives, be it a spare, or a majority may take part where nobody answers. One that
         was power-cycled may do so again, with the help of a living one.
         """
         if not self.record.get("restart") or self._agreed_over:
@@ -189,7 +189,7 @@ class RunStatus:
 
     @property
     def majority(self) -> int:
-        """How many hosts of a run with restarts decide what follows, spares and witness included."""
+        """How many hosts of a run with restarts decide what follows, spares included."""
         return len(self.nodes) // 2 + 1
 
     @property
@@ -409,7 +409,7 @@ class RunStatus:
         most = self.record.get("world_size")  # None: torch's elastic agent decides
         wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | found.intersection(ranks)
         if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
-            return [host for host in self.hosts if host != self.record.get("witness")]
+            return list(self.hosts)
         unsaid = not wanted <= found
         return [node.host for node in self.nodes if wanted & set(node.ranks) or (unsaid and not node.ranks)]
 

@@ -35,13 +35,12 @@ def make_plan(
     notify: Sequence[Mapping[str, Any]] = (),
     nproc: int | None = None,
     spares: int = 0,
-    witness: Host | None = None,
 ) -> Plan:
     """The plan of ``job`` on ``hosts`` (node rank order, the master first; the last ``spares`` of them only step in).
 
     ``local_rank_arg`` is how the job's script wants its local rank ("--local_rank", "--local-rank" or None), as read
     from the script; the job file's own word wins over it. ``notify`` are notifiers as they may be shown. ``nproc``
-    overrides processes per node. ``witness`` is no node: of it the plan has the address only.
+    overrides processes per node.
 
     Raises:
         UsageError: the job cannot be planned on these hosts (no hosts, old launchers with uneven slots, ...).
@@ -73,7 +72,6 @@ def make_plan(
         node = _node(shared, host, node_rank, count, first_rank, facts.node(host.name))
         nodes.append(node if node_rank < shared.nnodes else replace(node, ranks=()))
         first_rank += (count or 0) if node_rank < shared.nnodes else 0
-    voter = _voter(witness, len(nodes), facts.node(witness.name)) if witness is not None else None
     known = all(count is not None for count in counts.values())
     return Plan(
         job=job.name,
@@ -100,9 +98,8 @@ def make_plan(
         created=identity.created,
         restarts=job.most_restarts,
         spares=spares,
-        witness=voter,
         least=min(job.elastic.min_nodes, shared.nnodes) if job.elastic else shared.nnodes,
-        open_questions=_open_questions(nodes, voter, port),
+        open_questions=_open_questions(nodes, port),
     )
 
 
@@ -240,11 +237,6 @@ def _node(
     )
 
 
-def _voter(host: Host, node_rank: int, facts: NodeFacts) -> NodePlan:
-    """A witness: it comes after all nodes, and its command is never run."""
-    return NodePlan(host.name, node_rank, 0, (), _address(host, facts), None, Command(argv=("true",)), ())
-
-
 def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: str) -> list[str]:
     """The launcher's own options, in the underscore spelling that torch 1.6 and today's both take."""
     per_node = AUTO if nproc is None else str(nproc)
@@ -351,11 +343,10 @@ def _timeouts(job: JobSpec) -> dict[str, Any]:
     return {**job.timeouts.model_dump(), "silence": warned, "silence_enforced": silence is not None}
 
 
-def _open_questions(nodes: Sequence[NodePlan], witness: NodePlan | None, port: int | None) -> tuple[str, ...]:
+def _open_questions(nodes: Sequence[NodePlan], port: int | None) -> tuple[str, ...]:
     """What a dry run cannot know, in words."""
     words = [f"{node.host}: processes per node (auto: its GPUs, or 1)" for node in nodes if node.nproc is None]
-    members = [*nodes, witness] if witness is not None else nodes
-    words += [f"{node.host}: fabric address (found by preflight)" for node in members if node.address == AUTO]
+    words += [f"{node.host}: fabric address (found by preflight)" for node in nodes if node.address == AUTO]
     words += [f"{node.host}: interface (the one that owns {node.address})" for node in nodes if not node.interface]
     if port is None:
         words.append(f"{nodes[0].host}: master port (auto: a free port picked at launch)")

@@ -14,7 +14,7 @@ from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.again import Earlier, Settings, keys_of
 from ddpctl.spec.imports import Import, Imports
-from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts, witness_of
+from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
@@ -41,7 +41,6 @@ class Launch:
     notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # with the secrets that their addresses are
     own_checkpoints: bool = False  # a folder of the run's own, not the job's
     spares: int = 0  # of the hosts, the last ones: they only step in
-    witness: Host | None = None  # beside the hosts: it only votes on restarts
     alone: bool = False  # no other run of the job's name may be live
     known_as: str | None = None  # the job's name in the inventory, where the run has one of its own
     settings: Settings | None = None  # of the run that is continued
@@ -56,11 +55,6 @@ class Launch:
     def names(self) -> tuple[str, ...]:
         """The hosts' names in node rank order."""
         return tuple(host.name for host in self.hosts)
-
-    @property
-    def members(self) -> tuple[Host, ...]:
-        """The hosts and the witness: all that have to be reached."""
-        return self.hosts if self.witness is None else (*self.hosts, self.witness)
 
     @property
     def managed(self) -> bool:
@@ -101,7 +95,6 @@ class Launch:
             notify=[shown(one) for one in self.notify],
             nproc=self.nproc,
             spares=self.spares,
-            witness=self.witness,
         )
         plan = replace(plan, settings=self.settings or self._own_settings(self.job), earlier=self.earlier)
         return plan.with_own_checkpoints() if self.own_checkpoints else plan
@@ -136,7 +129,6 @@ def launch_of(
         job=job,
         hosts=(*hosts, *spares),
         spares=len(spares),
-        witness=witness_of(inventory, job, (*hosts, *spares)),
         nproc=nproc,
         identity=identity,
         archive=packed(job),
@@ -162,8 +154,7 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
     if job is None:
         return Launch(inventory, None, inventory.hosts)
-    hosts = job_hosts(inventory, job, "all")
-    return Launch(inventory, job, hosts, witness=witness_of(inventory, job, hosts), archive=packed(job))
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=packed(job))
 
 
 def packed(job: JobSpec) -> CodeArchive | None:

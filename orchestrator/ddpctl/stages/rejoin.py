@@ -64,7 +64,7 @@ def cannot(error: DdpctlError, host: str) -> Note:
 
 def _admitted(fleet: Fleet, run: RunStatus, host: str) -> Mapping[str, Any] | None:
     """What a living agent of the run was given; None: the run is over. The one that knows the newest of it is asked
-    first; a witness has no secrets.
+    first.
 
     Raises:
         ConnectError: none answers.
@@ -73,7 +73,7 @@ def _admitted(fleet: Fleet, run: RunStatus, host: str) -> Mapping[str, Any] | No
     if any(one.run == run.run and one.terminal for one in found):
         return None
     others = [node for one in found if one.run == run.run for node in one.nodes]
-    others = [node for node in others if node.host not in (host, run.record.get("witness"))]
+    others = [node for node in others if node.host != host]
     nodes = [node for node in others if node.agreed and node.state in _AT_WORK]
     for node in sorted(nodes, key=_newest, reverse=True):
         try:

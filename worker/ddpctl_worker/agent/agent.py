@@ -1,4 +1,4 @@
-"""The agent: one process on each host of a run that may be restarted, spares and witness included.
+"""The agent: one process on each host of a run that may be restarted, spares included.
 
 It outlives the attempts: it starts this host's part of each, renews the lease of that part's supervisor, and agrees
 with the other agents on what comes next (quorum.py). The one that leads decides (lead.py, policy.py). Two threads: this
@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent import policy, talk
+from ddpctl_worker.agent import talk
 from ddpctl_worker.agent.caller import Caller
 from ddpctl_worker.agent.hostrecord import HostRecord
 from ddpctl_worker.agent.lead import FreePorts, Leader
@@ -145,7 +145,6 @@ class HostAgent:
         self._first = record.attempt_of(run)
         self._host = own.paths.host
         self._two = len(hosts) <= 2
-        self._witness = next((one["host"] for one in run["restart"]["hosts"] if one["role"] == "witness"), None)
         self._voter = Voter(self._host, hosts, saved, self._clock.boot())
         self._lock = threading.RLock()
         key = talk.key_of(str(self._request["gang_key"]))
@@ -270,16 +269,12 @@ class HostAgent:
 
     def _speaks(self) -> bool:
         """Whether this host runs the notifiers; one does."""
-        leader = self._voter.leader
-        if leader == self._host and not self._voter.leads:  # so another host believes
-            return False
-        return policy.speaker(leader, self._witness, self._voter.paper.value["attempts"][-1]) == self._host
+        return self._voter.leads
 
     def _speaks_alone(self) -> bool:
         """The same where nobody leads: the first of the hosts that are cut off together."""
         with self._lock:
-            here = [one for one in self._caller.answering(ANSWERING_S) if one != self._witness]
-        return here[:1] == [self._host]
+            return self._caller.answering(ANSWERING_S)[:1] == [self._host]
 
     def _tell(self, event: Dict[str, Any]) -> None:
         if self._notify is None:

@@ -44,7 +44,7 @@ class Leader:
         self._clock, self._find_ports = clock, free_ports
         self._run, self.voter, self._line, self._base = run, voter, line, base
         place = run["restart"]
-        hosts = [one["host"] for one in place["hosts"] if one["role"] != "witness"]
+        hosts = [one["host"] for one in place["hosts"]]
         nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
         self._rules = policy.Rules(hosts, nodes, least, restarts)
         self._patience = STUCK_S + float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)

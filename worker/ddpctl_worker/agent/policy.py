@@ -27,7 +27,7 @@ Ends = Mapping[str, Optional[Mapping[str, Any]]]  # the exit record of each host
 
 
 class Rules(NamedTuple):
-    """What a job allows; ``hosts`` in the order of the list, spares included, the witness left out."""
+    """What a job allows; ``hosts`` in the order of the list, spares included."""
 
     hosts: Sequence[str]
     nodes: int  # of an attempt
@@ -139,15 +139,6 @@ def connected(rules: Rules, before: Sequence[str], usable: Sequence[str], cut: C
                 break
         else:
             return left
-
-
-def speaker(leader: Optional[str], witness: Optional[str], last: Mapping[str, Any]) -> Optional[str]:
-    """The host that runs the notifiers: the one that leads. A witness has neither the job's code nor its secrets, so
-    then the first host of the ``last`` attempt does that was not lost with it."""
-    if leader is None or leader != witness:
-        return leader
-    gone = [one["host"] for one in last["set_aside"]]
-    return next((host for host in last["hosts"] if host not in gone), None)
 
 
 def same_exception(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str, Any]]) -> bool:

@@ -76,8 +76,6 @@ def _order(paths: RunPaths, run: Dict[str, Any], request: Dict[str, Any], channe
     if lacking:
         raise WorkerError(BAD_REQUEST, "the other host has no %s of env_file" % ", ".join(lacking))
     again = {name: admitted[name] for name in ("gang_key", "copying", "notify")}
-    if run["host"] == run.get("witness"):  # it is none of the job's
-        again.update(copying=None, notify=[])
     again.update(launch, run=run, host=run["host"], secrets={name: secrets[name] for name in launch["secret_names"]})
     return {
         "request": again,

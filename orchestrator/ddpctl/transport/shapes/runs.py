@@ -114,7 +114,6 @@ class RecordDict(TypedDict):
     hosts: NotRequired[Annotated[list[Name], Field(max_length=10_000)] | None]
     world_size: NotRequired[Small | None]
     min_nodes: NotRequired[Small | None]
-    witness: NotRequired[Name | None]
     timeouts: NotRequired[TimeoutsDict | None]
     user: NotRequired[Short | None]
     doctor: NotRequired[DoctorDict | None]
