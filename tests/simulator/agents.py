@@ -3,8 +3,7 @@
 Not held by the product yet, and so not provoked or not looked at here:
 
 - All hosts record the same end: one that is cut off records an end that nobody has agreed on (``recorded`` below).
-- An attempt begins although the agent of its first host is started again meanwhile: the choice of the checkpoints is in
-  the memory of that agent alone. The runs here have no checkpoints.
+- All hosts of an attempt choose the same checkpoint. The runs here have no checkpoints.
 - More than ten hosts elect a leader within seconds.
 """
 
@@ -44,7 +43,6 @@ class Profile:
     seconds: float = 60.0
     pauses: tuple[float, ...] = (0.5, 2.0, 6.0, 15.0)  # at most, before the next fault
     sizes: tuple[int, ...] = (2, 3, 3, 3, 4, 4, 5)
-    crashes: float = 0.0  # while an agent writes to its disk
     delays: tuple[float, ...] = (0.002, 0.01, 0.1)
     losses: tuple[float, ...] = (0.0, 0.0, 0.02)
     lates: tuple[float, ...] = (0.0, 0.01)
@@ -53,7 +51,7 @@ class Profile:
 
 CALM = Profile("calm", (), pauses=(30.0,), losses=(0.0,), lates=(0.0,), sizes=(2, 3, 4, 5))
 CUTS = ("split", "isolate", "isolate", "one way", "heal", "heal", "flap")
-MIXED = Profile("mixed", (*CUTS, "agent", "power", "rejoin", "rejoin", "stop", "supervisor", "fail", "fail", "disk"))
+MIXED = Profile("mixed", (*CUTS, "agent", "power", "stop", "supervisor", "fail", "fail", "disk"))
 # One compound fault at a time, and mute gangs: what the leases alone must hold.
 SHARP = Profile(
     "sharp",
@@ -63,12 +61,9 @@ SHARP = Profile(
     (3, 3, 4, 5),
     mute=0.0,
 )
-KILLS = Profile("kill", ("kill", "isolate", "heal", "agent", "rejoin", "fail", "stop"), pauses=(15.0,))
-CRASHES = Profile("crash", ("rejoin", "rejoin", "fail", "isolate", "heal", "agent"), crashes=0.05)
-ELECTIONS = Profile(
-    "elections", ("leader", "flap", "flap", "split", "heal", "heal", "fail", "rejoin"), sizes=(3, 4, 5, 7)
-)
-PROFILES = (MIXED, SHARP, CALM, KILLS, CRASHES, ELECTIONS)
+KILLS = Profile("kill", ("kill", "isolate", "heal", "agent", "fail", "stop"), pauses=(15.0,))
+ELECTIONS = Profile("elections", ("leader", "flap", "flap", "split", "heal", "heal", "fail"), sizes=(3, 4, 5, 7))
+PROFILES = (MIXED, SHARP, CALM, KILLS, ELECTIONS)
 
 
 class AgentWorld:
@@ -152,22 +147,17 @@ class AgentWorld:
             self.violations.append(text)
             self.log(f"VIOLATION: {text}")
 
-    def _begin(self, host: Host, admitted: dict[str, Any] | None = None) -> None:
+    def _begin(self, host: Host) -> None:
         process = host.process = Process(host.machine, f"agent of {host.name}")
         self.processes.append(process)
         sockets = host.sockets = SimSockets(process, self.network, own_ports=True)
-        host.admit = None  # until the new agent answers
         run = dict(self.run_record, host=host.name)
         order = {"request": {"run": run, "gang_key": KEY, "copying": None}, "base": "/nonexistent", "umask": 0o077}
         desk = talk.AnswerDesk(
             talk.key_of(KEY), "run-1", host.name, list(self.hosts), host.name, process.clock, sockets
         )
         peers = {name: (name, 0) for name in self.hosts}
-        if admitted is not None:
-            host.disk.moved += 1
-            order["admitted"] = admitted
-            peers = {name: (str(at[0]), int(at[1])) for name, at in admitted["peers"].items()}
-        own, saved = Record(host, desk.port), copy.deepcopy(host.disk.agreed)
+        own, saved = Record(host), copy.deepcopy(host.disk.agreed)
         host.agent = HostAgent(
             order,
             own,
@@ -192,11 +182,6 @@ class AgentWorld:
         process.clock.thread(work, "agent").start()
 
     # --- what the hosts tell
-
-    def maybe_crash(self, host: Host, when: str) -> None:
-        if self.random.random() < self.profile.crashes and self.scheduler.now < self.profile.seconds:
-            self.faults += 1
-            host.crash_here(when)
 
     def started(self, host: Host, attempt: Any) -> None:
         number = int(attempt["attempt"])
@@ -332,8 +317,6 @@ class AgentWorld:
                     self.scheduler.at(long, self._heal)
         elif kind == "power" and host.machine.powered:
             host.lose_power(long)
-        elif kind == "rejoin":
-            self._rejoin_all()
         elif kind == "stop" and host.process is not None:
             process = host.process
             self.log(f"the agent on {host.name} is stopped for {long:.1f} s")
@@ -373,22 +356,6 @@ class AgentWorld:
             self._failures += 1
             self.random.choice(live).fail()
 
-    def _rejoin_all(self) -> None:
-        """As `ddpctl up` or `attach` does for every host that is lost."""
-        for host in self.hosts.values():
-            lost = host.process is None or not host.process.alive
-            if not (lost and host.machine.powered) or host.disk.exit is not None or host.disk.stop is not None:
-                continue
-            if any(part.runs for part in host.parts.values()):
-                continue  # what is left of the last attempt ends first
-            asked = [one for one in self.hosts.values() if one.answers and one is not host and one.admit is not None]
-            found = next((given for given in (one.admit() for one in asked if one.admit) if not given["over"]), None)
-            if found is None:
-                continue
-            self.log(f"{host.name} takes part again")
-            self._begin(host, {"peers": {**found["peers"]}, "moved": dict(found["moved"])})
-            self._work(host)
-
     def _kill(self) -> None:
         """As `ddpctl kill` does, on every host; it asks until each has acknowledged."""
         self.killed = True
@@ -424,8 +391,6 @@ class AgentWorld:
             host.disk.full = False
             if host.process is not None and host.process.stopped:
                 host.process.resume()
-        for seconds in range(20, int(GOES_ON_S) - 45, 5):
-            self.scheduler.at(float(seconds), self._rejoin_all)
 
     def _leader(self) -> Any:
         found = [one for one in self.hosts.values() if one.answers and one.agent._voter.leads]

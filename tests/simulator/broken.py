@@ -65,17 +65,12 @@ def _votes_as(kind: type[Voter]) -> Callable[[Host], None]:
     return change
 
 
-def _forgets(host: Host) -> None:
-    host.disk.forgets = True
-
-
 Broken = Callable[[int, Profile], AgentWorld]
 FAULTS: dict[str, Broken] = {
     "no waiting for quiet": lambda seed, profile: AgentWorld(seed, profile, _votes_as(HastyVoter)),
     "a vote for an older paper": lambda seed, profile: AgentWorld(seed, profile, _votes_as(CarelessVoter)),
     "authority without the others": lambda seed, profile: AgentWorld(seed, profile, _votes_as(BoldVoter)),
     "what is not agreed on counts": lambda seed, profile: AgentWorld(seed, profile, _votes_as(SureVoter)),
-    "nothing on disk": lambda seed, profile: AgentWorld(seed, profile, _forgets),
     "a lease that is ignored": LeaseForGood,
     "a lease that is not renewed": LeaseNotRenewed,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddpctl_worker import outcome as outcomes
@@ -14,7 +14,7 @@ from ddpctl_worker.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOO
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from tests.simulator.network import SimSockets
-from tests.simulator.schedule import START_OF_TIME, Killed, Machine, Process
+from tests.simulator.schedule import START_OF_TIME, Machine, Process
 
 if TYPE_CHECKING:
     from tests.simulator.agents import AgentWorld
@@ -30,10 +30,8 @@ class Disk:
         self.agreed: dict[str, Any] = agreed
         self.exit: dict[str, Any] | None = None
         self.stop: dict[str, Any] | None = None
-        self.moved = 0  # how often an agent was started again here
         self.full = False
         self.reserve = True  # room for one change on a full disk
-        self.forgets = False  # as a fault of the product: vote and paper are not kept
 
 
 class Paths(RunPaths):
@@ -50,27 +48,16 @@ class Paths(RunPaths):
 class Record(HostRecord):
     """The run's record on the simulated disk."""
 
-    def __init__(self, host: Host, port: int) -> None:
+    def __init__(self, host: Host) -> None:
         self._site = host
         self.paths = Paths(host)
-        self._port = port
-
-    @property
-    def moved(self) -> tuple[int, int] | None:
-        return (self._site.disk.moved, self._port) if self._site.disk.moved else None
 
     def keep(self, agreed: dict[str, Any]) -> None:
-        site, disk = self._site, self._site.disk
-        site.world.maybe_crash(site, "before the disk had it")
+        disk = self._site.disk
         if disk.full and not disk.reserve:
             raise OSError(errno.ENOSPC, "No space left on device")
         disk.reserve = not disk.full
-        if not disk.forgets:
-            disk.agreed = copy.deepcopy(agreed)
-        site.world.maybe_crash(site, "after the disk had it")
-
-    def open_desk(self, admit: Callable[[], dict[str, Any]]) -> None:
-        self._site.admit = admit
+        disk.agreed = copy.deepcopy(agreed)
 
     def stop_word(self) -> dict[str, Any] | None:
         disk = self._site.disk
@@ -202,7 +189,6 @@ class Host:
         self.process: Process | None = None  # of the agent
         self.sockets: SimSockets | None = None
         self.agent: Any = None
-        self.admit: Callable[[], dict[str, Any]] | None = None
         self.note: str | None = None
         self.apart_since = 0.0  # since when its agent could not reach half of the hosts
 
@@ -214,13 +200,6 @@ class Host:
         if self.process is not None and self.process.alive:
             self.world.log(f"the agent on {self.name} is killed")
             self.process.kill()
-
-    def crash_here(self, when: str) -> None:
-        """The agent is killed while it writes."""
-        assert self.process is not None
-        self.world.log(f"the agent on {self.name} is killed {when}")
-        self.process.kill()
-        raise Killed
 
     def lose_power(self, seconds: float) -> None:
         self.world.log(f"{self.name} loses power for {seconds:.1f} s")

@@ -17,7 +17,6 @@ SHOWS = {
     "a vote for an older paper": ("sharp", 6),
     "authority without the others": ("sharp", 6),
     "what is not agreed on counts": ("kill", 21),
-    "nothing on disk": ("mixed", 23),
     "a lease that is ignored": ("sharp", 0),
     "a lease that is not renewed": ("calm", 0),
 }

@@ -213,6 +213,27 @@ def test_a_host_that_is_lost_is_replaced_by_a_spare(team: Any, victim: str) -> N
     first, second = three.attempts(left[0])
     assert second["hosts"] == left
     assert [one["host"] for one in first["set_aside"]] == [victim]
+    assert three.status(victim)["state"] == "lost"
+
+
+def test_a_host_whose_agent_was_killed_is_lost(team: Any) -> None:
+    """Its ranks live as long as their lease, and the others go on without it."""
+    three = team(3, 3, least=2)
+    three.begin("time.sleep(600)")
+    for name in three.chosen:
+        three.wait_said(name, "attempt 0")
+    os.kill(three.agent("node1"), signal.SIGKILL)
+    end = three.nodes["node1"].folder(three.run) / "attempts" / "1" / "exit.json"
+    eventually(end.exists, "its ranks have ended", 60.0)
+    assert "ddpctl's agent on node1 has ended" in json.loads(end.read_text())["cause"]["message"]
+    three.nodes["node1"].wait_state(three.run, "lost")
+    for name in ("node0", "node2"):
+        three.wait_said(name, "attempt 1")
+    first, second = three.attempts("node0")
+    assert (second["hosts"], three.status("node0")["agreed"]["aside"]) == (["node0", "node2"], {})
+    assert first["cause"]["reason"] in ("node_lost", "supervisor_lost")
+    answer = three.nodes["node1"].call("stop", run=three.run, grace=1, by="me")
+    assert (answer["survivors"], answer["status"]["state"]) == ([], "lost")
 
 
 BEATS = """

@@ -7,8 +7,7 @@ agreed on changes, so a slow disk costs no lease.
 
     agent -> guardian -> supervisor -> launcher -> ranks       one guardian an attempt
 
-An agent that is gone, with its host or alone, can be started again (rejoin.py): with what was agreed on, from disk, and
-the secrets of another one. What it had started has ended before.
+An agent that is gone, with its host or alone, stays gone: its host is lost for this run.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ddpctl_worker.agent import talk
 from ddpctl_worker.agent.caller import Caller
 from ddpctl_worker.agent.hostrecord import HostRecord
 from ddpctl_worker.agent.lead import FreePorts, Leader
-from ddpctl_worker.agent.part import CalledOff, LocalPart, left_behind
+from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.quorum import Voter
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.channel import WorkerError
@@ -46,10 +45,8 @@ ALONE_S = 86400.0  # without the others for so long, it ends; until then they ma
 TWO_ALONE_S = 30.0  # of two hosts, where neither can go on alone
 CUT_OFF_S = 30.0  # without the others for so long, the status says so
 TELL_ALONE_S = 600.0  # ... and somebody is notified
-NOBODY_S = 60.0  # one that was started again and hears of nobody goes away again
 ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
 FAREWELL_S = 10.0  # how long the leader waits for the others to hear how it ended
-SECRET = ("gang_key", "copying", "secrets", "notify")  # of the request: on no disk
 Peers = Mapping[str, Tuple[str, int]]
 
 
@@ -59,42 +56,31 @@ def main(reply: int) -> None:
     paths = RunPaths(order["top"])
     detached.detach(paths.debug_log)
     processes.set_name("ddpctl-agent")
-    admitted = order.get("admitted")  # by another agent: this one is started again
     refused: Optional[str] = None
     try:
         own = HostRecord(paths)
         desk = _desk(order, paths.host)
-        if admitted is not None:
-            refused = own.take_over(desk.port, admitted["moved"])
-        elif own.claim(desk.port):
-            record.replace(paths.agreed, _first_word(order["request"]["run"]), paths.agreed_reserve)
+        saved = _first_word(order["request"]["run"])
+        if own.claim(desk.port):
+            record.replace(paths.agreed, saved, paths.agreed_reserve)
         else:
             refused = "the start of this run took too long and was abandoned"
-        saved = fs.read_json(paths.agreed) or {}
     except (OSError, WorkerError) as error:
         refused = str(error)
     os.write(reply, json.dumps({"refused": refused, "port": None if refused else desk.port}).encode("ascii"))
     os.close(reply)
     if refused:
         return
-    if admitted is not None:
-        peers: Optional[Peers] = _places(admitted["peers"])
-    else:
-        peers = _wait_for_peers(own)
+    peers = _wait_for_peers(own)
     if peers is not None:
         HostAgent(order, own, desk, peers, saved).work()
 
 
 def _first_word(run: Mapping[str, Any]) -> Dict[str, Any]:
-    """What this host has promised when the run begins. On disk before anything is: an agent that is started again and
-    finds nothing does not know what it had promised, and must not take part."""
+    """What this host has promised when the run begins."""
     place = run["restart"]
     first = {"attempts": [place["first"]], "live": True, "go": record.attempt_of(run), "aside": {}, "over": None}
     return Voter.first(place["hosts"][0]["host"], first)
-
-
-def _places(told: Mapping[str, Any]) -> Peers:
-    return {host: (str(at[0]), int(at[1])) for host, at in told.items()}
 
 
 def _desk(order: Mapping[str, Any], host: str) -> talk.AnswerDesk:
@@ -115,7 +101,7 @@ def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
             return None
         told = fs.read_json(own.paths.peers)
         if told is not None:
-            return _places(told["peers"])
+            return {host: (str(at[0]), int(at[1])) for host, at in told["peers"].items()}
         time.sleep(0.05)
     text = "the start was interrupted before the hosts knew of each other; start it again"
     own.end(outcomes.failed(outcomes.cause(own.paths.host, SPAWN_FAILED, text)), None)
@@ -149,14 +135,10 @@ class HostAgent:
         self._lock = threading.RLock()
         key = talk.key_of(str(self._request["gang_key"]))
         self._line = line = talk.PeerLine(key, run["run"], self._host, peers, clock, sockets)
-        self._lonely = own.moved is not None  # it was started again, and has not heard of the others yet
         self._caller = Caller(self._voter, line, self._lock, own.keep, self._report, self._renew, clock)
         self._leader = Leader(run, self._voter, line, self._base, clock, free_ports)
         self._resume = Resume(self._base, run, self._request.get("copying"), line)
         self._part: Optional[LocalPart] = None
-        if own.moved is not None:
-            line.learn({**order["admitted"]["moved"], self._host: own.moved})
-            self._part = left_behind(own.paths, new_part)
         self._over_since: Optional[float] = None
         self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
         self._cut_off: Optional[str] = None  # since when (ISO 8601) it has not reached enough of the others
@@ -169,11 +151,9 @@ class HostAgent:
 
     def work(self) -> None:
         """Until the run is over here."""
-        if not self._lonely:  # else others may lead by now
-            self._voter.begin(self._clock.boot())
+        self._voter.begin(self._clock.boot())
         self._resume.start()
-        self._desk.start(self._answer, self._line)
-        self._own.open_desk(self._admit)
+        self._desk.start(self._answer)
         self._caller.start()
         faults = notes.Faults(float("inf"), self._clock)
         while not self._done:
@@ -290,11 +270,8 @@ class HostAgent:
         with self._lock:
             over, agreed, leads = self._voter.paper.value["over"], self._voter.agreed, self._voter.leads
             alone = self._caller.alone_for()
-        self._lonely = self._lonely and not agreed
         if over is None:
-            if self._lonely and alone > NOBODY_S:
-                self._leave()
-            elif alone > (TWO_ALONE_S if self._two else ALONE_S) and self._part_ended():
+            if alone > (TWO_ALONE_S if self._two else ALONE_S) and self._part_ended():
                 self._end_alone(alone)
             else:
                 self._see_whether_cut_off(alone)
@@ -330,13 +307,6 @@ class HostAgent:
     def _part_ended(self) -> bool:
         return self._part is None or self._part.end is not None
 
-    def _leave(self) -> None:
-        """As if it had not been started again: what became of the run is not known here."""
-        notes.note("agent: none of the others was heard of within %d s; it goes away again" % NOBODY_S)
-        self._caller.stop()
-        self._resume.close()
-        self._done = True
-
     def _end_alone(self, seconds: float) -> None:
         own = self._part.end if self._part is not None else None
         why = dict((own or {}).get("cause") or outcomes.cause(self._host, NODE_LOST, "the other hosts are lost"))
@@ -363,15 +333,6 @@ class HostAgent:
             attempts = self._voter.paper.value["attempts"]
             event = {"event": notifying.ENDED, "state": outcome.state, "cause": outcome.cause, "ended": notes.now_iso()}
             self._tell(dict(event, attempt=attempts[-1]["attempt"], started=attempts[0]["started"]))
-
-    def _admit(self) -> Dict[str, Any]:
-        """For a host of the run that comes back: what every agent was given, and has on no disk."""
-        with self._lock:
-            over = self._done or self._voter.paper.value["over"] is not None
-        if over:
-            return {"over": True}
-        given = {name: self._request.get(name) for name in SECRET}
-        return dict(given, over=False, peers=self._line.peers, moved=self._line.moved)
 
     def _answer(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
         """A question of another agent; in a thread of its own."""

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import os
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from ddpctl_worker import fs
 from ddpctl_worker import outcome as outcomes
@@ -154,18 +154,6 @@ class LocalPart:
         if status is None or status["state"] not in TERMINAL:
             return None
         return record.exit_record(Outcome(status["state"], status["cause"]), ended=status["ended"])
-
-
-def left_behind(paths: RunPaths, new_part: Callable[[str, int], LocalPart] = LocalPart) -> Optional[LocalPart]:
-    """The newest part here that was begun by an agent which is gone; it has ended. If it was ended from outside, that
-    is no kill of the run."""
-    begun = paths.attempts()
-    if not begun:
-        return None
-    part = new_part(paths.top, int(begun[-1].attempt or 0))
-    part.ready = part.started = part.called_off = True
-    part.look()
-    return part
 
 
 def key_of(run_key: str, attempt: int) -> str:
