@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
-from ddpctl.stages.rejoin import rejoin
 from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
@@ -83,7 +81,6 @@ def follow_run(
             noise=noise,
             save=save,
             interrupted=interrupted,
-            back=functools.partial(rejoin, fleet, run) if run.record.get("restart") else None,
             restarts=bool(run.record.get("restart")),
         )
     end = _end(run, fleet, errors)

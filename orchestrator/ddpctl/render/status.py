@@ -15,7 +15,7 @@ from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
+from ddpctl.spec.outcome import LOST_FOR_RUN, Attempt, Cause, NodeStatus, RunStatus, end_and_continue, no_majority
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
@@ -118,6 +118,12 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
     parts += [Text(left_line(node), style="yellow") for node in run.left]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
+    if run.record.get("restart") and not run.terminal:
+        lost = [node.host for node in run.nodes if node.state == contract.LOST]
+        parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
+        if run.lacks_majority:
+            words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
+            parts.append(Text(f"{words}; {end_and_continue(run.job)}", style="yellow"))
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
