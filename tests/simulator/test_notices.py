@@ -14,7 +14,7 @@ PROFILE = {profile.name: profile for profile in PROFILES}
 # The seed that shows each fault today. Where a change of the product moves that, all seeds of ``make test`` are tried.
 SHOWS = {
     "no waiting for quiet": ("sharp", 1),
-    "a vote for an older paper": ("sharp", 6),
+    "a vote for an older paper": ("sharp", 92),
     "authority without the others": ("sharp", 6),
     "what is not agreed on counts": ("kill", 21),
     "a lease that is ignored": ("sharp", 0),
