@@ -81,7 +81,7 @@ class Want:
     data: tuple[str, ...] = ()
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
-    rendezvous: str = "static"  # static, c10d or etcd-v2
+    rendezvous: str = "static"  # static or c10d
     copies: bool = False  # hosts keep copies of each other's checkpoints
     agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
@@ -106,8 +106,7 @@ class Want:
             job=job.name,
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
-            # That of etcd is not the job's own: it is in use, and should be.
-            master_port=job.master_port if isinstance(job.master_port, int) and job.rendezvous != "etcd-v2" else None,
+            master_port=job.master_port if isinstance(job.master_port, int) else None,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
             backend=backend_of(job.args),

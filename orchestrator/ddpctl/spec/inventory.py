@@ -289,8 +289,8 @@ def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, .
         chosen = known
     else:
         chosen = _named((wanted,) if isinstance(wanted, str) else wanted, known)
-    if master is None or (job.rendezvous == "etcd-v2" and master not in chosen):
-        return chosen  # etcd may run on a host that is no node of the job
+    if master is None:
+        return chosen
     if master not in chosen:
         raise UsageError(f"the master {master} of job {job.name} is not among its nodes", hint=f"add {master} to nodes")
     return (master, *(name for name in chosen if name != master))

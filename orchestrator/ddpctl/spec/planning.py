@@ -18,7 +18,6 @@ from ddpctl_worker import contract
 
 LAUNCH = "torch.distributed.launch"
 RUN = "torch.distributed.run"
-DEFAULT_ETCD_PORT = 2379
 _LITERAL_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}\Z")
 
 
@@ -51,15 +50,14 @@ def make_plan(
     facts = facts or Facts()
     counts = {host.name: _processes(host, job, facts.node(host.name), nproc) for host in hosts}
     _refuse_uneven_on_old_launchers(hosts, counts, facts)
-    store = _store_host(inventory, job, hosts)
-    port = _store_port(job, facts)
+    port = job.master_port if isinstance(job.master_port, int) else facts.master_port
     launcher = _launcher(job, [facts.node(host.name) for host in hosts])
     shared = _Shared(
         job=job,
         run=identity.run,
         nnodes=len(hosts) - spares,
         alone=len(hosts) == 1,
-        master_addr=_address(store, facts.node(store.name), alone=list(hosts) == [store]),
+        master_addr=_address(hosts[0], facts.node(hosts[0].name), alone=len(hosts) == 1),
         master_port=port,
         launcher=launcher,
         host_map=",".join(f"{host.name}:{counts[host.name] or AUTO}" for host in hosts[: len(hosts) - spares]),
@@ -78,7 +76,7 @@ def make_plan(
         run=identity.run,
         cluster=inventory.cluster,
         nodes=tuple(nodes),
-        master=store.name,
+        master=hosts[0].name,
         master_addr=shared.master_addr,
         master_port=port,
         gang_port=facts.gang_port,
@@ -135,28 +133,6 @@ def _refuse_impossible_elastic(job: JobSpec, nodes: int) -> None:
             "timeouts.silence cannot be kept",
             hint="leave it out, or use the static rendezvous",
         )
-
-
-def _store_host(inventory: Inventory, job: JobSpec, hosts: Sequence[Host]) -> Host:
-    """Where the nodes meet: on the first of them, or with etcd on the host named ``master``, one of them or not."""
-    if job.rendezvous != "etcd-v2" or job.master is None:
-        return hosts[0]
-    found = next(host for host in inventory.hosts if host.name == job.master)
-    if found not in hosts and _address(found, NodeFacts()) == AUTO:
-        raise UsageError(
-            f"the address of {found.name}, where etcd runs, is not known: it is no node of job {job.name}, so nobody "
-            "asks it",
-            host=found.name,
-            hint="set its fabric_address",
-        )
-    return found
-
-
-def _store_port(job: JobSpec, facts: Facts) -> int | None:
-    """etcd listens already, so a free port of the master is no use to it."""
-    if isinstance(job.master_port, int):
-        return job.master_port
-    return DEFAULT_ETCD_PORT if job.rendezvous == "etcd-v2" else facts.master_port
 
 
 def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None) -> int | None:

@@ -13,14 +13,12 @@ from ddpctl.errors import UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.again import Earlier, Settings, keys_of
-from ddpctl.spec.imports import Import, Imports
+from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
-
-ETCD = Import("import etcd", "rendezvous: etcd-v2", None)
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,8 @@ class Launch:
 
     @cached_property
     def imports(self) -> Imports | None:
-        """What the job's script imports, and its rendezvous; None where the script's text is not here."""
-        found = code_imports(self.archive, self.job) if self.job is not None else None
-        if found is None or self.job is None or self.job.rendezvous != "etcd-v2":
-            return found
-        return replace(found, statements=(ETCD, *found.statements))
+        """What the job's script imports; None where the script's text is not here."""
+        return code_imports(self.archive, self.job) if self.job is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
