@@ -8,18 +8,8 @@ import pytest
 from tests.e2e.programs import COLLECTIVES
 from tests.e2e.site import Site, assert_nothing_runs, launcher, one_line, until
 from tests.lab import Host, Lab
-from tests.lab.etcd import missing_etcd, start_etcd
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture
-def etcd(lab: Lab) -> Host:
-    """The first host, with etcd on it until it is healed."""
-    if reason := missing_etcd():
-        pytest.skip(reason)
-    start_etcd(lab[0])
-    return lab[0]
 
 
 @pytest.mark.full(covered_by="tests/worker/test_torch.py::test_an_elastic_run_restarts_and_its_ranks_keep_their_names")
@@ -52,33 +42,6 @@ def test_c10d_does_without_a_node_but_not_without_its_store(torch_site: Site, la
     cause = site.status(job)["cause"]
     assert (cause["host"], cause["reason"]) == ("node1", "signaled")
     assert "node1: signaled: the launcher was killed by SIGKILL" in one_line(done)
-    assert_nothing_runs(lab)
-
-
-@pytest.mark.full(covered_by="tests/spec/test_planning.py::test_etcd_is_where_the_job_says_on_its_own_port")
-def test_etcd_may_run_beside_the_nodes_of_a_job(torch_site: Site, lab: Lab, etcd: Host) -> None:
-    site = torch_site
-    keys = {"nodes": ["node1", "node2"], "master": etcd.name, "rendezvous": "etcd-v2", "env": ONE_THREAD}
-    job = site.job("meet", COLLECTIVES, "20", **keys)
-    up = site.start("up", "--job", job)
-    up.wait_for(r"world 2 step 3\b")
-    for host in lab.hosts[1:]:
-        host.write("/root/enough", "")
-    done = up.wait(60)
-    for host in lab.hosts[1:]:
-        host.run("rm /root/enough")
-    assert done.rc == 0, done.stderr
-    assert_nothing_runs(lab.hosts[1:])
-
-
-@pytest.mark.full(covered_by="tests/worker/test_rendezvous.py::test_the_place_is_named")
-def test_without_etcd_the_job_ends_and_says_so(torch_site: Site, lab: Lab) -> None:
-    site = torch_site.only(0, 1)
-    job = site.job("none", COLLECTIVES, "20", rendezvous="etcd-v2", env=ONE_THREAD)
-    done = site("up", "--job", job)
-    assert done.rc == 1
-    assert "etcd" in one_line(done)
-    assert f"{lab[0].address}:2379" in one_line(done)
     assert_nothing_runs(lab)
 
 

@@ -24,9 +24,9 @@ KEY, OTHER_KEY = talk.key_of("ab" * 32), talk.key_of("cd" * 32)
 HOSTS = ["a", "b", "c"]
 
 
-def desk(host: str, key: bytes = KEY, run: str = "run", own: PeerLine | None = None) -> AnswerDesk:
+def desk(host: str, key: bytes = KEY, run: str = "run") -> AnswerDesk:
     made = AnswerDesk(key, run, host, HOSTS, "127.0.0.1")
-    made.start(lambda who, question: {"who": who, "asked": question}, own or PeerLine(key, run, host, {}))
+    made.start(lambda who, question: {"who": who, "asked": question})
     return made
 
 
@@ -129,7 +129,7 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_paper(tmp_path: Pa
     for voter in (leader, follower):
         voter.begin(boottime())
     made = AnswerDesk(KEY, "run", "a", HOSTS, "127.0.0.1")
-    made.start(lambda who, question: leader.answer(question, boottime()), line("a", {}))
+    made.start(lambda who, question: leader.answer(question, boottime()))
     folder = tmp_path / "full"
     paths = RunPaths(str(folder))
     caller = Caller(
@@ -143,19 +143,3 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_paper(tmp_path: Pa
     folder.mkdir()
     caller._turn()
     assert leader.agreed
-
-
-def test_who_has_moved_is_passed_on() -> None:
-    """A tells b, which tells c when that asks; older word changes nothing."""
-    lines = {name: PeerLine(KEY, "run", name, {}) for name in HOSTS}
-    desks = {name: desk(name, own=lines[name]) for name in HOSTS}
-    for one in lines.values():
-        one.peers = {name: ("127.0.0.1", at.port) for name, at in desks.items()}
-    again = desk("a", own=lines["a"])
-    lines["a"].learn({"a": (2, again.port)})
-    lines["a"].ask("b", {"k": "here"})
-    lines["c"].ask("b", {"k": "here"})
-    assert lines["c"].peers["a"] == ("127.0.0.1", again.port)
-    lines["c"].learn({"a": [1, 7], "stranger": [9, 9]})
-    assert lines["c"].peers["a"] == ("127.0.0.1", again.port)
-    assert "stranger" not in lines["c"].peers

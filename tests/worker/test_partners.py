@@ -75,9 +75,7 @@ def test_they_are_ended_and_the_lost_node_is_named(roster: Roster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rendezvous", "seconds", "ends"), [("c10d", 59, False), ("c10d", 60, True), ("etcd-v2", 99, False)]
-)
+@pytest.mark.parametrize(("rendezvous", "seconds", "ends"), [("c10d", 59, False), ("c10d", 60, True)])
 def test_the_run_ends_with_the_host_of_its_c10d_store(
     roster: Roster, rendezvous: str, seconds: float, ends: bool
 ) -> None:

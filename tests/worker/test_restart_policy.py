@@ -250,11 +250,3 @@ def test_who_reaches_everybody_is_never_convicted(cut: set[str]) -> None:
     blamed = convict(list("abcd"), _links(*cut))
     for host in blamed:
         assert sum(host in pair for pair in cut) >= 2
-
-
-def test_a_witness_that_leads_leaves_the_notifiers_to_a_node() -> None:
-    last = {"hosts": ["a", "b"], "set_aside": []}
-    assert policy.speaker("b", "w", last) == "b"
-    assert policy.speaker("w", "w", last) == "a"
-    assert policy.speaker("w", "w", dict(last, set_aside=[{"host": "a", "why": "it is lost"}])) == "b"
-    assert policy.speaker(None, None, last) is None

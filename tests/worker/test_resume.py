@@ -48,7 +48,7 @@ class Party:
             run = {"host": host, "job": JOB, "restart": {"hosts": members}}
             self.resume[host] = Resume(str(self.disks[host].base), run, pem, self.lines[host])
             self.resume[host].start()
-            desks[host].start(self._answer(host), self.lines[host])
+            desks[host].start(self._answer(host))
         self.folder = folder
 
     def _answer(self, host: str) -> Callable[[str, dict[str, Any]], dict[str, Any]]:

@@ -23,8 +23,6 @@
                         to all attempts, everything else of the Nth attempt is in its own folder
         peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on,
                         with agreed.reserve for its next change
-        launch.json     ... what it takes to start the agent again, without secrets; agent.lock is held by an agent that
-                        was; agent.sock is the agent's, for questions on this machine
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
         adopted.json    what the ended run left in the place of a link of checkpoint.paths is with the job's checkpoints
         notify.log      what became of each notifier
@@ -85,9 +83,6 @@ class RunPaths:
         self.peers = os.path.join(top, "peers.json")
         self.agreed = os.path.join(top, "agreed.json")
         self.agreed_reserve = os.path.join(top, "agreed.reserve")
-        self.launch = os.path.join(top, "launch.json")
-        self.agent_lock = os.path.join(top, "agent.lock")
-        self.agent_socket = os.path.join(top, "agent.sock")
 
     def of_attempt(self, number: int) -> RunPaths:
         """The files of an attempt, the first one being 1."""

@@ -39,7 +39,6 @@ class Target:
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
-    witness: bool = False  # it runs nothing of the job, and only votes
     environment: str | None = None  # the interpreter of a managed environment, once it is there
 
     @classmethod
@@ -82,7 +81,7 @@ class Want:
     data: tuple[str, ...] = ()
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
-    rendezvous: str = "static"  # static, c10d or etcd-v2
+    rendezvous: str = "static"  # static or c10d
     copies: bool = False  # hosts keep copies of each other's checkpoints
     agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
@@ -107,8 +106,7 @@ class Want:
             job=job.name,
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
-            # That of etcd is not the job's own: it is in use, and should be.
-            master_port=job.master_port if isinstance(job.master_port, int) and job.rendezvous != "etcd-v2" else None,
+            master_port=job.master_port if isinstance(job.master_port, int) else None,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
             backend=backend_of(job.args),
@@ -172,18 +170,6 @@ class View:
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
-
-    @cached_property
-    def of_nodes(self) -> View:
-        """The same without the witness: what most checks see."""
-        if not (others := {target.name for target in self.targets if target.witness}):
-            return self
-        return replace(
-            self,
-            targets=tuple(target for target in self.targets if not target.witness),
-            answers={host: told for host, told in self.answers.items() if host not in others},
-            mesh=self.mesh.without(others) if self.mesh is not None else None,
-        )
 
     def value(self, host: str, question: Question) -> Any:
         """What the host answered; None where it was not asked or could not tell."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
-from ddpctl.stages.rejoin import rejoin
 from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker import contract
@@ -75,7 +73,7 @@ def follow_run(
     with ProgressView(stderr_console()) as view, _kept_positions(run) as save:
         errors = stage.follow(
             run.run,
-            hosts_with_output(run),
+            run.hosts,
             fleet,
             view.tell,
             printer.show,
@@ -83,7 +81,6 @@ def follow_run(
             noise=noise,
             save=save,
             interrupted=interrupted,
-            back=functools.partial(rejoin, fleet, run) if run.record.get("restart") else None,
             restarts=bool(run.record.get("restart")),
         )
     end = _end(run, fleet, errors)
@@ -103,11 +100,6 @@ def _printer(run: RunStatus, stream: TextIO, stamp: LineTime | None = None) -> L
 def _end(run: RunStatus, fleet: Fleet, errors: Mapping[str, DdpctlError]) -> RunStatus:
     gone = [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
     return read_run(fleet, run, gone=gone)
-
-
-def hosts_with_output(run: RunStatus) -> list[str]:
-    """Those that may ever run a rank: a witness never does."""
-    return [host for host in run.hosts if host != run.record.get("witness")]
 
 
 def how_to_go_on(run: str) -> str:

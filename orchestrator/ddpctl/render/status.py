@@ -15,7 +15,7 @@ from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
+from ddpctl.spec.outcome import LOST_FOR_RUN, Attempt, Cause, NodeStatus, RunStatus, end_and_continue, no_majority
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
@@ -55,8 +55,6 @@ def plan_view(plan: Plan) -> RenderableType:
     parts += [_node_view(node) for node in plan.active]
     spares = plan.nodes[len(plan.active) :]
     parts += [Text(f"\n{node.host}  spare: it takes the place of a host that is lost", style="bold") for node in spares]
-    if plan.witness is not None:
-        parts.append(Text(f"\n{plan.witness.host}  witness: it only votes on restarts", style="bold"))
     if plan.open_questions:
         parts.append(Text("found on the nodes at launch:", style="yellow"))
         parts += [Text(f"  {question}") for question in plan.open_questions]
@@ -105,11 +103,9 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if run.continues:
         parts.append(Text(f"continues run {run.continues}"))
     parts += [Text(attempt_line(one), style="yellow") for one in run.attempts[:-1]]
-    witness = run.record.get("witness")
-    spares = [host for host in run.hosts if host not in (*run.attempts[-1].hosts, witness)]
+    spares = [host for host in run.hosts if host not in run.attempts[-1].hosts]
     if spares:
         parts.append(Text(f"not in use: {fold(spares)}"))
-    parts += [Text(witness_line(node)) for node in run.nodes if node.host == witness]
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.diagnosis:
@@ -122,6 +118,12 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
     parts += [Text(left_line(node), style="yellow") for node in run.left]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
+    if run.record.get("restart") and not run.terminal:
+        lost = [node.host for node in run.nodes if node.state == contract.LOST]
+        parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
+        if run.lacks_majority:
+            words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
+            parts.append(Text(f"{words}; {end_and_continue(run.job)}", style="yellow"))
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
@@ -143,12 +145,6 @@ def attempt_end(attempt: Attempt) -> str:
 def aside_text(attempt: Attempt) -> str:
     """``node1 (nothing was heard from it)``: the hosts that the next attempt does without."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
-
-
-def witness_line(node: NodeStatus) -> str:
-    """``witness: node2``, and where there is no vote of it to be had, how it stands."""
-    absent = node.state in (contract.UNREACHABLE, contract.LOST, contract.STALE)
-    return f"witness: {node.host} ({node.state})" if absent else f"witness: {node.host}"
 
 
 def cause_view(cause: Cause) -> RenderableType:

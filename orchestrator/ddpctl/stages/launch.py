@@ -13,14 +13,12 @@ from ddpctl.errors import UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.again import Earlier, Settings, keys_of
-from ddpctl.spec.imports import Import, Imports
-from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts, witness_of
+from ddpctl.spec.imports import Imports
+from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
-
-ETCD = Import("import etcd", "rendezvous: etcd-v2", None)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Launch:
     notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # with the secrets that their addresses are
     own_checkpoints: bool = False  # a folder of the run's own, not the job's
     spares: int = 0  # of the hosts, the last ones: they only step in
-    witness: Host | None = None  # beside the hosts: it only votes on restarts
     alone: bool = False  # no other run of the job's name may be live
     known_as: str | None = None  # the job's name in the inventory, where the run has one of its own
     settings: Settings | None = None  # of the run that is continued
@@ -58,22 +55,14 @@ class Launch:
         return tuple(host.name for host in self.hosts)
 
     @property
-    def members(self) -> tuple[Host, ...]:
-        """The hosts and the witness: all that have to be reached."""
-        return self.hosts if self.witness is None else (*self.hosts, self.witness)
-
-    @property
     def managed(self) -> bool:
         """Whether ddpctl builds the environment."""
         return self.inventory.environment.mode == "managed"
 
     @cached_property
     def imports(self) -> Imports | None:
-        """What the job's script imports, and its rendezvous; None where the script's text is not here."""
-        found = code_imports(self.archive, self.job) if self.job is not None else None
-        if found is None or self.job is None or self.job.rendezvous != "etcd-v2":
-            return found
-        return replace(found, statements=(ETCD, *found.statements))
+        """What the job's script imports; None where the script's text is not here."""
+        return code_imports(self.archive, self.job) if self.job is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -101,7 +90,6 @@ class Launch:
             notify=[shown(one) for one in self.notify],
             nproc=self.nproc,
             spares=self.spares,
-            witness=self.witness,
         )
         plan = replace(plan, settings=self.settings or self._own_settings(self.job), earlier=self.earlier)
         return plan.with_own_checkpoints() if self.own_checkpoints else plan
@@ -136,7 +124,6 @@ def launch_of(
         job=job,
         hosts=(*hosts, *spares),
         spares=len(spares),
-        witness=witness_of(inventory, job, (*hosts, *spares)),
         nproc=nproc,
         identity=identity,
         archive=packed(job),
@@ -162,8 +149,7 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
     if job is None:
         return Launch(inventory, None, inventory.hosts)
-    hosts = job_hosts(inventory, job, "all")
-    return Launch(inventory, job, hosts, witness=witness_of(inventory, job, hosts), archive=packed(job))
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=packed(job))
 
 
 def packed(job: JobSpec) -> CodeArchive | None:

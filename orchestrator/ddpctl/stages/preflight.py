@@ -108,10 +108,8 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     cluster = launch.inventory.cluster
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = Target.all(launch.hosts, launch.job, launch.nproc)
-    if launch.witness is not None:
-        targets += tuple(replace(one, witness=True) for one in Target.all([launch.witness], None))
     names = tuple(target.name for target in targets)
-    want = Want.of(launch.inventory.environment, launch.job, launch.members, launch.imports)
+    want = Want.of(launch.inventory.environment, launch.job, launch.hosts, launch.imports)
     tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
@@ -221,8 +219,6 @@ def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Ques
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
-    if target.witness:
-        return (network_question(target, want),)
     script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
     live = (live_question(target, want),) if counted else ()
@@ -257,8 +253,7 @@ def _with_mesh(
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    witness = next((target.name for target in view.targets if target.witness), None)
-    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents, witness=witness)
+    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents)
     mesh, errors = run_mesh(plan, fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}

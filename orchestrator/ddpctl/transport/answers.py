@@ -43,8 +43,6 @@ RESULTS: Mapping[str, Any] = {
     "firewall": preflight.FirewallDict,
     "rehearse": preflight.RehearsedDict,
     "begin": runs.StartedDict,
-    "admit": runs.AdmittedDict,
-    "rejoin": runs.StartedDict,
     "spread": environment.SpreadDict,
     "restore": checkpoints.RestoredDict,
     "install": environment.InstalledDict,

@@ -39,11 +39,7 @@ def key_of(run_key: str) -> bytes:
 
 
 class PeerLine:
-    """How to reach the others; ``peers``: address and port by host.
-
-    An agent that was started again has another port. It says so, and everybody passes it on with every question and
-    answer: ``moved`` counts the starts, so that old word never replaces newer.
-    """
+    """How to reach the others; ``peers``: address and port by host."""
 
     def __init__(
         self,
@@ -56,21 +52,7 @@ class PeerLine:
     ) -> None:
         self.clock, self._sockets = clock, sockets
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
-        self.moved: Dict[str, Tuple[int, int]] = {}  # how often, and the port; replaced as a whole
         self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
-        self._learning = threading.Lock()
-
-    def learn(self, moved: Mapping[str, Any]) -> None:
-        """Where an agent is now, as another one says, or this one of itself."""
-        with self._learning:
-            for host, (count, port) in moved.items():
-                if host in self.peers and int(count) > self.moved.get(host, (0, 0))[0]:
-                    self.moved = {**self.moved, host: (int(count), int(port))}
-                    self.peers[host] = (self.peers[host][0], int(port))
-
-    def with_moved(self, message: Dict[str, Any]) -> Dict[str, Any]:
-        """A message as it goes out."""
-        return dict(message, moved=self.moved) if self.moved else message
 
     def ask(self, host: str, question: Dict[str, Any], seconds: float = ASK_S) -> Dict[str, Any]:
         """The answer of the agent on ``host``.
@@ -88,13 +70,12 @@ class PeerLine:
                 while not wire.open:
                     wire.feed(_some(sock, until - self.clock.now()))
                 self._found[name] = sock.getpeername()[0]
-                sock.sendall(wire.pack(self.with_moved(question)))
+                sock.sendall(wire.pack(question))
                 answer = _message(wire, sock, until, self.clock)
         except (OSError, Stranger) as error:
             raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
         if answer.get("from") != host:
             raise Unanswered("%s answers at the address of %s" % (answer.get("from"), host))
-        self.learn(answer.pop("moved", {}))
         return answer
 
 
@@ -114,7 +95,6 @@ class AnswerDesk:
         self._clock = clock
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
-        self._line: PeerLine
         self._others = [one for one in hosts if one != host]
         self._room = threading.Semaphore(MOST_AT_ONCE)
         self._socket = _bound(bind, sockets)
@@ -123,9 +103,8 @@ class AnswerDesk:
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
-    def start(self, answer: Answer, line: PeerLine) -> None:
-        """``line``: that of the same agent, for who has moved."""
-        self._answer, self._line = answer, line
+    def start(self, answer: Answer) -> None:
+        self._answer = answer
         self._clock.thread(self._accept, "desk").start()
 
     def _accept(self) -> None:
@@ -155,9 +134,8 @@ class AnswerDesk:
                 sock.sendall(wire.reply)
                 question = _message(wire, sock, until, self._clock)
                 assert wire.peer is not None
-                self._line.learn(question.pop("moved", {}))
                 answer = dict(self._answer(wire.peer, question), **{"from": self._host})
-                sock.sendall(wire.pack(self._line.with_moved(answer)))
+                sock.sendall(wire.pack(answer))
         except (OSError, Stranger):
             pass  # gone, or not one of us: it asks again, or has no business here
         except Exception as error:

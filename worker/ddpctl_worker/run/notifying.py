@@ -48,7 +48,7 @@ def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
         "run": run["run"],
         "cluster": run["cluster"],
         "host": run["host"],
-        "hosts": [host for host in run["hosts"] if host != run.get("witness")],
+        "hosts": list(run["hosts"]),
         "state": event["state"],
         "attempt": event["attempt"],
         "started": event.get("started"),

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, NamedTuple, Optional
 
-from ddpctl_worker.contract import EXITED, NODE_LOST, RENDEZVOUS_TIMEOUT
+from ddpctl_worker.contract import NODE_LOST, RENDEZVOUS_TIMEOUT
 
 _STORE = re.compile(r"RendezvousConnectionError: .*C10d store", re.S)
-_ETCD = re.compile(r"RendezvousConnectionError: .*etcd", re.S)
 _TIMEOUT = re.compile(r"\bRendezvousTimeoutError\b")
 
 
@@ -48,9 +47,6 @@ def given_up(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
     keeper = store_keeper(run)
     if keeper is not None and _STORE.search(error):
         return store_lost(run, keeper)
-    if _ETCD.search(error):
-        text = "etcd at %s does not answer %s: does it run there, with --enable-v2, and is the port open?"
-        return GivenUp(run["host"], EXITED, text % (_place(run), run["host"]))
     if _TIMEOUT.search(error):
         least, limit = run.get("min_nodes") or run.get("nnodes"), (run.get("timeouts") or {}).get("start") or 0
         text = "%s waited %g s (timeouts.start) for the other nodes, and there were not %s together"

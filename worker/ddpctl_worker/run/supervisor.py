@@ -65,7 +65,7 @@ ONLY_OUTSIDE = (
 CUT_OFF = "%(host)s does not reach enough of the run's hosts any more, which may continue without it"
 AGENT_GONE = (
     "ddpctl's agent on %(host)s has ended, and the other hosts may continue without it; was it killed, for lack of "
-    "memory say (see dmesg there)? `ddpctl attach %(job)s` has the host take part again"
+    "memory say (see dmesg there)? this run uses the host no more; `ddpctl restart %(job)s` does once the run has ended"
 )
 Reply = Callable[[Optional[str]], None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 from typing_extensions import NotRequired, TypedDict
@@ -114,7 +114,6 @@ class RecordDict(TypedDict):
     hosts: NotRequired[Annotated[list[Name], Field(max_length=10_000)] | None]
     world_size: NotRequired[Small | None]
     min_nodes: NotRequired[Small | None]
-    witness: NotRequired[Name | None]
     timeouts: NotRequired[TimeoutsDict | None]
     user: NotRequired[Short | None]
     doctor: NotRequired[DoctorDict | None]
@@ -210,23 +209,6 @@ class StartedDict(TypedDict):
     status: StatusDict
     port: NotRequired[Port | None]
     beside: NotRequired[list[Name]]
-
-
-class CopyingDict(TypedDict):
-    certificate: Text
-    key: Text
-
-
-class AdmittedDict(TypedDict):
-    """Secrets: no word of it may be shown or kept."""
-
-    over: bool
-    gang_key: NotRequired[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-    copying: NotRequired[CopyingDict | None]
-    secrets: NotRequired[dict[Text, Text] | None]
-    notify: NotRequired[list[dict[str, Any]] | None]
-    peers: NotRequired[dict[Name, Annotated[list[Short | Port], Field(min_length=2, max_length=2)]]]
-    moved: NotRequired[dict[Name, Annotated[list[Count], Field(min_length=2, max_length=2)]]]
 
 
 class RemovedDict(TypedDict):
