@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,16 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.agent import policy
-from ddpctl_worker.agent.lead import convict, ends_of
-from ddpctl_worker.agent.policy import Rules, after, choose, pause
+from ddpctl_worker.agent.document import Attempt
+from ddpctl_worker.agent.leading import convict, ends_of
+from ddpctl_worker.agent.policy import NextStep, Rules, choose, pause
+from ddpctl_worker.agent.state import Report
 
 RULES = Rules(("a", "b", "c", "d"), nodes=3, least=3, restarts=2)
 HOSTS = ["a", "b", "c"]
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line %d, in step\n%s: bad'
 
 
-def attempt(cause: dict[str, Any] | None = None, hosts: list[str] | None = None, number: int = 1) -> dict[str, Any]:
-    return {"attempt": number, "hosts": hosts or HOSTS, "cause": cause}
+BEGUN = "2026-01-02T03:04:05+00:00"
+
+
+def attempt(
+    cause: dict[str, Any] | None = None, hosts: list[str] | None = None, number: int = 1, lasted: int = 5
+) -> Attempt:
+    ended = datetime.fromisoformat(BEGUN) + timedelta(seconds=lasted)
+    return Attempt(number, tuple(hosts or HOSTS), 1, 2, BEGUN, ended.isoformat(), cause)
+
+
+def after(rules: Rules, attempts: list[Attempt], ends: policy.Ends, near: list[str], aside: Any) -> NextStep:
+    return policy.after(rules, attempts, ends, near, aside, wall=0.0)
 
 
 def cause(host: str, reason: str = "exited", message: str = "it failed", **more: Any) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def test_a_host_that_answers_and_does_not_end_its_part_is_not_used_again() -> No
 def test_a_host_whose_part_had_not_begun_when_the_attempt_was_called_off_is_used_again() -> None:
     """B was lost while the hosts got their checkpoints. A has ended its part, c never had one."""
     why = cause("a", "spawn_failed")
-    reports = {"a": {"attempt": 2, "end": end("failed", why)}, "b": None, "c": {"attempt": 2, "end": None}}
+    reports = {"a": Report(2, True, end=end("failed", why)), "b": Report(0, False), "c": Report(2, True)}
     ends = ends_of(attempt(number=2), reports, clear=["a", "c"])
     step = after(RULES, [attempt(), attempt(number=2)], ends, ["a", "c", "d"], {})
     assert (step.hosts, step.unfit) == (["a", "c", "d"], {})
@@ -158,7 +171,7 @@ def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, near: s
 
 
 def test_an_attempt_that_was_called_off_and_has_too_few_hosts_then() -> None:
-    over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2))
+    over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2), 0.0)
     assert over["cause"]["host"] == "a"
     assert over["cause"]["message"] == (
         "attempt 2 was stopped by ddpctl; not restarted: it needs 3 hosts, and 1 can be used"
@@ -192,8 +205,8 @@ def test_who_is_chosen(hosts: int, nodes: int, before: set[int], usable: set[int
 
 
 def test_pauses_grow_until_an_attempt_lasts() -> None:
-    assert [pause([5.0] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, policy.MOST_PAUSE_S]
-    assert pause([5.0, 5.0, policy.STEADY_S]) == 1.0
+    assert [pause([attempt()] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, policy.MOST_PAUSE_S]
+    assert pause([attempt(), attempt(), attempt(lasted=int(policy.STEADY_S))]) == 1.0
 
 
 def _links(*pairs: str) -> set[frozenset[str]]:

@@ -147,7 +147,7 @@ class HostAgent:
     def work(self) -> None:
         """Until the run is over here."""
         self._resume.start()
-        self._desk.start(self._answer, self._line)
+        self._desk.start(self._answer)
         threading.Thread(target=self._tick, name="tick", daemon=True).start()
         faults = notes.Faults(float("inf"))
         while not self._done:

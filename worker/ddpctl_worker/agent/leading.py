@@ -64,7 +64,7 @@ def _watch(state: State, event: Event) -> Step:
     silent = [host for host in last.hosts if host not in clear and _is_silent(state, host, now)]
     lost = [host for host in silent if now > raft.quiet_at(state, host)]
     if len(clear) + len(lost) == len(last.hosts):
-        return _conclude(state, _ends_of(last, reports, clear), event)
+        return _conclude(state, ends_of(last, reports, clear), event)
     if document.live and (lost or any(not _succeeded(reports[host]) for host in clear)):
         return raft.propose(state, document._replace(live=False)), ()
     if document.live and document.go < last.number:
@@ -238,7 +238,7 @@ def _succeeded(report: Report) -> bool:
     return report.end is not None and report.end["state"] == SUCCEEDED
 
 
-def _ends_of(attempt: Attempt, reports: Mapping[str, Report], clear: List[str]) -> policy.Ends:
+def ends_of(attempt: Attempt, reports: Mapping[str, Report], clear: List[str]) -> policy.Ends:
     """How each host's part of an attempt ended; None: it was not heard of any more. A host that is clear and tells no
     end had not begun when the attempt was called off: that is no loss of it."""
     return {host: (reports[host].end or _NOT_BEGUN) if host in clear else None for host in attempt.hosts}
