@@ -386,7 +386,7 @@ for second in range(1, 60):
 """
 
 
-@pytest.mark.full(covered_by="tests/worker/test_quorum.py::test_a_lease_outlives_an_election")
+@pytest.mark.full(covered_by="tests/simulator/test_stories.py::test_the_loss_of_a_spare_stops_nothing")
 def test_the_loss_of_a_spare_that_leads_stops_nothing(team: Any) -> None:
     """It does not refuse connections, it is silent, as a host is that is off."""
     three = team(3, 2, skip=1)

@@ -49,7 +49,7 @@ class HostRecord:
                 fs.write_json(self.paths.state, {"state": self._state, **self._names, **self._told})
 
     def keep(self, agreed: Dict[str, Any]) -> None:
-        """Vote and paper, on disk also where that is full. Raises OSError."""
+        """Vote and proposal, on disk also where that is full. Raises OSError."""
         record.replace(self.paths.agreed, agreed, self.paths.agreed_reserve)
 
     def stop_word(self) -> Optional[Dict[str, Any]]:

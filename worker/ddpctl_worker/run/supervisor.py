@@ -125,6 +125,8 @@ class Supervisor:
             self._launching.claim()
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
+        if refused is None and self._lease.over():  # this process, or the one that started it, was held up
+            refused = "its lease was over before it began: another attempt may run elsewhere"
         if refused is None and not self._stop_asked():
             refused = self._launching.start(self._drain)
             self._keeping.start()
