@@ -37,6 +37,7 @@ from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, launcher, notifying, processes, record
 from ddpctl_worker.run.ports import free_port
 from ddpctl_worker.run.start import notifiers
+from ddpctl_worker.strangers import TALLY
 from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 TURN_S = 0.2
@@ -60,6 +61,7 @@ def main(reply: int) -> None:
     paths = RunPaths(order["top"])
     detached.detach(paths.debug_log)
     processes.set_name("ddpctl-agent")
+    TALLY.start(paths.strangers("agent"))
     admitted = order.get("admitted")  # by another agent: this one is started again
     refused: Optional[str] = None
     try:

@@ -47,6 +47,7 @@ from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
 from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.strangers import TALLY
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Supervisor:
         self._recorder.start()
         if self._gang:
             self._gang.start()
+            TALLY.start(self.paths.strangers("supervisor"))
         if self._partners:
             self._partners.start()
         if refused is not None:

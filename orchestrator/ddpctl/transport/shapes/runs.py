@@ -164,6 +164,13 @@ class AgreedDict(TypedDict):
     over: OverDict | None
 
 
+class StrangersDict(TypedDict):
+    count: Count
+    addresses: Count
+    most: dict[Short, Count]
+    last: Moment
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -188,6 +195,7 @@ class StatusDict(TypedDict):
     slow: NotRequired[list[SlowDict] | None]
     reported: NotRequired[Moment | None]
     agreed: NotRequired[AgreedDict | None]
+    strangers: NotRequired[StrangersDict | None]
     record: RecordDict
 
 
