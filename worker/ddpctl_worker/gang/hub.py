@@ -190,7 +190,7 @@ class HubGang(Gang):
                 self._drop(full, "want of room: it had said nothing that proves who it is")
 
     def _rest(self, now: float, why: str) -> None:
-        """Without a descriptor for another connection the listener would be ready all the time. It is closed, and opened later."""
+        """Without a descriptor for a connection the listener would be ready all the time: it is closed for a while."""
         worst = self._places.worst()
         if worst is not None:
             self._drop(worst, why)
