@@ -248,6 +248,16 @@ class StoppedDict(TypedDict):
     status: StatusDict
 
 
+class GrowingDict(TypedDict):
+    path: Short
+    size: Count
+    left: Annotated[float, Field(ge=0, le=1e9)]
+
+
+class GrowingFrameDict(TypedDict):
+    growing: GrowingDict
+
+
 class DeafDict(TypedDict):
     rank: Small
     pid: Count
