@@ -11,7 +11,17 @@ import pytest
 from rich.console import RenderableType
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import ago, attempt_line, kill_view, lasted, plan_view, runs_table, saved_view, status_view
+from ddpctl.render.status import (
+    ago,
+    attempt_line,
+    kill_view,
+    lasted,
+    plan_view,
+    runs_table,
+    saved_view,
+    status_view,
+    strangers_line,
+)
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
 from tests.spec import test_planning
@@ -216,3 +226,16 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
     for view in (status_view(run), runs_table([run])):
         assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))
+
+
+def test_strangers_take_one_line() -> None:
+    last = "2026-01-01T00:00:58+00:00"
+    first = {"count": 4000, "addresses": 4, "most": {"10.0.0.9": 3900}, "last": last}
+    second = {"count": 210, "addresses": 1, "most": {"10.0.0.9": 210}, "last": last}
+    nodes = [NodeStatus("node0", 0, "running", strangers=first), NodeStatus("node1", 1, "running", strangers=second)]
+    now = datetime(2026, 1, 1, 0, 1, 0, tzinfo=timezone.utc)
+    assert strangers_line(nodes, now) == (
+        "4,210 connections by strangers from 10.0.0.9 and 3 other addresses to node0,node1, the last 2s ago: "
+        "they were closed, and the run is not harmed"
+    )
+    assert strangers_line(nodes[1:], now).startswith("210 connections by strangers from 10.0.0.9 to node1, ")

@@ -68,7 +68,7 @@ def test_every_default_is_the_contracts() -> None:
         "env_file": None,
         "requires": {"data": (), "free_disk_gb": None},
         "outputs": (),
-        "timeouts": {"start": 120.0, "stop": 10.0, "leftover": 10.0, "silence": None},
+        "timeouts": {"start": 120.0, "stop": 30.0, "leftover": 10.0, "silence": None},
         "keep_runs": None,
         "restarts": 0,
         "spares": 0,

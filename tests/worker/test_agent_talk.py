@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,27 @@ KEY, OTHER_KEY = talk.key_of("ab" * 32), talk.key_of("cd" * 32)
 HOSTS = ["a", "b", "c"]
 
 
+_made: list[AnswerDesk | PeerLine] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
+
+
 def desk(host: str, key: bytes = KEY, run: str = "run") -> AnswerDesk:
     made = AnswerDesk(key, run, host, HOSTS, "127.0.0.1")
+    _made.append(made)
     made.start(lambda who, question: {"who": who, "asked": question})
     return made
 
 
 def line(host: str, peers: dict[str, AnswerDesk], key: bytes = KEY) -> PeerLine:
-    return PeerLine(key, "run", host, {name: ("127.0.0.1", one.port) for name, one in peers.items()})
+    made = PeerLine(key, "run", host, {name: ("127.0.0.1", one.port) for name, one in peers.items()})
+    _made.append(made)
+    return made
 
 
 def test_a_question_and_its_answer() -> None:
@@ -44,11 +58,11 @@ def test_a_long_question() -> None:
     assert line("a", {"b": desk("b")}).ask("b", {"k": text})["asked"]["k"] == text
 
 
-@pytest.mark.parametrize("stranger", [desk("b", OTHER_KEY), desk("b", KEY, "another run"), desk("c")])
-def test_who_is_not_that_agent_gives_no_answer(stranger: AnswerDesk) -> None:
+@pytest.mark.parametrize("stranger", [("b", OTHER_KEY), ("b", KEY, "another run"), ("c",)])
+def test_who_is_not_that_agent_gives_no_answer(stranger: tuple[Any, ...]) -> None:
     """Another key, another run, another host at that address."""
     with pytest.raises(Unanswered):
-        line("a", {"b": stranger}).ask("b", {"k": "here"})
+        line("a", {"b": desk(*stranger)}).ask("b", {"k": "here"})
 
 
 def test_a_stranger_gets_no_byte() -> None:
@@ -137,7 +151,7 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_proposal(tmp_path:
     proposal = ballot.proposal._replace(version=2).to_json()
     answer = {"term": 1, "leader": "a", "stamp": 1.0, "remaining": 7.0, "mark": (1, 2), "committed": (1, 1)}
     heard = Answered("a", {"k": "poll"}, {**answer, "proposal": proposal}, boottime())
-    desk._socket.close()
+    desk.close()
     with pytest.raises(OSError, match="No such file"):
         agent._happen(heard)
     assert raft.poll(agent._state)["have"] == (1, 1)

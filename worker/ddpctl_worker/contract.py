@@ -109,7 +109,8 @@ SLOW = "slow"  # stopped early, with the rate so far
 STALLED = "stalled"  # small messages pass and big ones never arrive
 BROKEN = "failed"
 
-STOP_GRACE_S = 10.0  # from SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else
+# From SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else: as torchrun's and Slurm's (KillWait).
+STOP_GRACE_S = 30.0
 
 # --- what ranks say --------------------------------------------------------------------------------------------------
 # A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,

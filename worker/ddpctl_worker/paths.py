@@ -24,6 +24,7 @@
         peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on,
                         with agreed.reserve for its next change
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
+        strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper that proved nothing
         adopted.json    what the ended run left in the place of a link of checkpoint.paths is with the job's checkpoints
         notify.log      what became of each notifier
     <base_dir>/.names.lock             held by a start that may be the only one of its name
@@ -99,6 +100,10 @@ class RunPaths:
         except OSError:
             return []
         return [self.of_attempt(number) for number in sorted(int(name) for name in names if name.isdigit())]
+
+    def strangers(self, process: str) -> str:
+        """How many strangers have connected to this process of the run (strangers.py)."""
+        return os.path.join(self.top, "strangers-%s.json" % process)
 
     def fifo(self, local_rank: int, stream: str) -> str:
         """The FIFO of a rank's ``stream`` (``out`` or ``err``)."""

@@ -19,6 +19,7 @@ from ddpctl.spec.outcome import LOST_FOR_RUN, Attempt, Cause, NodeStatus, RunSta
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
+from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 _STYLE = {
@@ -124,6 +125,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         if run.lacks_majority:
             words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
             parts.append(Text(f"{words}; {end_and_continue(run.job)}", style="yellow"))
+    if bothered := [node for node in run.nodes if node.strangers]:
+        parts.append(Text(strangers_line(bothered), style="yellow"))
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
@@ -170,6 +173,21 @@ def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
         took = lasted(told["since"], run.ended or told["time"], live=False)
         return f"was stuck for {took} when it ended: {told['verdict']}"
     return f"stuck for {ago(told['since'], now).removesuffix(' ago')}: {told['verdict']}"
+
+
+def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> str:
+    """``4,210 connections by strangers from 10.0.0.9 and 3 other addresses to node[0-2], the last 2s ago: ...``."""
+    told = [node.strangers for node in nodes if node.strangers]
+    counts: dict[str, int] = {}
+    for one in told:
+        for address, number in one["most"].items():
+            counts[address] = counts.get(address, 0) + number
+    first = max(counts, key=lambda address: counts[address])
+    others = max(len(counts), *(one["addresses"] for one in told)) - 1
+    source = first if others < 1 else f"{first} and {plural(others, 'other address')}"
+    total, last = sum(one["count"] for one in told), max(one["last"] for one in told)
+    line = f"{total:,} connections by strangers from {source} to {fold([node.host for node in nodes])}"
+    return f"{line}, the last {ago(last, now)}: they were closed, and the run is not harmed"
 
 
 def slow_line(slow: Mapping[str, Any]) -> str:

@@ -65,6 +65,7 @@ class NodeStatus:
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
     slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
     reported: str | None = None  # when the node that decides on both said so
+    strangers: Mapping[str, Any] | None = None  # connections to its ports by programs that are not of the run
     agreed: Mapping[str, Any] | None = None  # what the agents of a run with restarts have agreed on, as it knows that
 
     @staticmethod

@@ -54,6 +54,7 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
     "echo": {"n": dict[str, Any]},
     "tail": {"lines": runs.LinesDict, "state": runs.StandingDict, "stuck": runs.StuckDict},
     "top": {"run": top.RunFrameDict, "pulse": top.PulseFrameDict},
+    "stop": {"growing": runs.GrowingFrameDict},
     "fetch": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
     "fetch_checkpoint": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},
     "store_get": {"chunk": runs.ChunkDict},

@@ -39,6 +39,7 @@ from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, launcher, notifying, processes, record
 from ddpctl_worker.run.start import notifiers
+from ddpctl_worker.strangers import TALLY
 
 LEAST_PAUSE_S = 0.05  # between two ticks
 Peers = Mapping[str, Tuple[str, int]]
@@ -50,6 +51,7 @@ def main(reply: int) -> None:
     paths = RunPaths(order["top"])
     detached.detach(paths.debug_log)
     processes.set_name("ddpctl-agent")
+    TALLY.start(paths.strangers("agent"))
     refused: Optional[str] = None
     run = order["request"]["run"]
     try:
@@ -155,6 +157,7 @@ class HostAgent:
             self._woken.wait(LOOK_S)
             self._woken.clear()
         self._resume.close()
+        self._line.close()
 
     # --- events
 

@@ -1,4 +1,4 @@
-"""Questions from one agent of a run to another, and their answers: one connection each, proved with the run's key.
+"""Questions from one agent of a run to another, and their answers, over a connection proved with the run's key.
 
 The handshake is the gang's (gang/wire.py), under a key of the agents' own. The one that answers says who it is: an
 address may be another host's by now.
@@ -16,15 +16,17 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ddpctl_worker.acceptor import BACKLOG, IDLE_S, Acceptor, Session
 from ddpctl_worker.contract import AGENT_PORTS
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger, Wire
+from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
 from ddpctl_worker.notes import note, trace
+from ddpctl_worker.strangers import Stranger
 from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 ASK_S = 2.0
-SERVE_S = 5.0  # one connection, whatever comes on it
-MOST_AT_ONCE = 128  # connections
-BACKLOG = 128
+SERVE_S = 5.0  # for an answer to be taken
+KEPT_S = IDLE_S / 2  # the other side closes a connection that is not used for IDLE_S
+MOST_KEPT = 64  # open connections to others: the leader's counts, and all are asked once in a while
 AT_ONCE = 64  # hosts that are asked at one time
 Answer = Callable[[str, Dict[str, Any]], Dict[str, Any]]  # who asks, and what
 
@@ -36,6 +38,13 @@ class Unanswered(Exception):
 def key_of(run_key: str) -> bytes:
     """The agents' key, from the run's (hex)."""
     return hmac.new(bytes.fromhex(run_key), b"ddpctl-agents/1", hashlib.sha256).digest()
+
+
+class _Connection:
+    """To another agent that has answered on it."""
+
+    def __init__(self, sock: socket.socket, wire: MemberWire) -> None:
+        self.sock, self.wire, self.used = sock, wire, 0.0
 
 
 class PeerLine:
@@ -52,35 +61,87 @@ class PeerLine:
     ) -> None:
         self.clock, self._sockets = clock, sockets
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
+        self._open: Dict[str, _Connection] = {}  # for the next question, by host
         self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        with self._lock:
+            kept, self._open = list(self._open.values()), {}
+        for one in kept:
+            one.sock.close()
 
     def ask(self, host: str, question: Dict[str, Any], seconds: float = ASK_S) -> Dict[str, Any]:
-        """The answer of the agent on ``host``.
+        """The answer of the agent on ``host``, on the connection of the last question if there is one.
 
         Raises:
             Unanswered: there is none within ``seconds``.
         """
         until = self.clock.now() + seconds
-        wire = MemberWire(self._key, self._run, self._host, host)
         try:
-            name, port = self.peers[host]
-            with self._sockets.connect((self._found.get(name, name), port), seconds) as sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.sendall(wire.hello())
-                while not wire.open:
-                    wire.feed(_some(sock, until - self.clock.now()))
-                self._found[name] = sock.getpeername()[0]
-                sock.sendall(wire.pack(question))
-                answer = _message(wire, sock, until, self.clock)
+            answer = self._ask_again(host, question, until) or self._ask_anew(host, question, until)
         except (OSError, Stranger) as error:
             raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
         if answer.get("from") != host:
             raise Unanswered("%s answers at the address of %s" % (answer.get("from"), host))
         return answer
 
+    def _ask_again(self, host: str, question: Dict[str, Any], until: float) -> Optional[Dict[str, Any]]:
+        """The same on an open connection; None where there is none, or the other side has closed it."""
+        with self._lock:
+            kept = self._open.pop(host, None)
+        if kept is None:
+            return None
+        if self.clock.now() - kept.used > KEPT_S:
+            kept.sock.close()
+            return None
+        try:
+            return self._exchange(host, kept, question, until)
+        except socket.timeout:
+            raise
+        except (OSError, Stranger):
+            return None
+
+    def _ask_anew(self, host: str, question: Dict[str, Any], until: float) -> Dict[str, Any]:
+        wire = MemberWire(self._key, self._run, self._host, host)
+        name, port = self.peers[host]
+        sock = self._sockets.connect((self._found.get(name, name), port), max(0.001, until - self.clock.now()))
+        kept = _Connection(sock, wire)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(wire.hello())
+            while not wire.open:
+                wire.feed(_some(sock, until - self.clock.now()))
+            self._found[name] = sock.getpeername()[0]
+        except BaseException:
+            sock.close()
+            raise
+        return self._exchange(host, kept, question, until)
+
+    def _exchange(self, host: str, kept: _Connection, question: Dict[str, Any], until: float) -> Dict[str, Any]:
+        """Question and answer. The connection is kept for the next question; one of several at the same time is."""
+        try:
+            kept.sock.settimeout(max(0.001, until - self.clock.now()))
+            kept.sock.sendall(kept.wire.pack(question))
+            answer = _message(kept.wire, kept.sock, until, self.clock)
+        except BaseException:
+            kept.sock.close()
+            raise
+        kept.used = self.clock.now()
+        with self._lock:
+            closing = self._open.pop(host, None)
+            self._open[host] = kept
+            if closing is None and len(self._open) > MOST_KEPT:
+                closing = self._open.pop(next(iter(self._open)))
+        if closing is not None:
+            closing.sock.close()
+        return answer
+
 
 class AnswerDesk:
-    """Where the others ask. A thread for each connection: there is one a second and host, and each is over at once."""
+    """Where the others ask. Their connections stay open: a lease depends on no new connection, whatever strangers do to
+    this port."""
 
     def __init__(
         self,
@@ -96,8 +157,8 @@ class AnswerDesk:
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
         self._others = [one for one in hosts if one != host]
-        self._room = threading.Semaphore(MOST_AT_ONCE)
         self._socket = _bound(bind, sockets)
+        self._acceptor = Acceptor(self._socket, self._meet, "agent", clock=clock, sockets=sockets)
 
     @property
     def port(self) -> int:
@@ -105,43 +166,54 @@ class AnswerDesk:
 
     def start(self, answer: Answer) -> None:
         self._answer = answer
-        self._clock.thread(self._accept, "desk").start()
+        self._acceptor.start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError as error:  # no descriptors, say: it may pass
-                note("agent: no connection can be taken: %s" % error)
-                self._clock.sleep(0.5)
-                continue
-            self._room.acquire()
-            try:
-                self._clock.thread(self._serve, "answer", sock).start()
-            except RuntimeError as error:
-                note("agent: %s" % error)
-                sock.close()
-                self._room.release()
+    def close(self) -> None:
+        self._acceptor.close()
 
-    def _serve(self, sock: socket.socket) -> None:
-        until = self._clock.now() + SERVE_S
+    def _meet(self, sock: socket.socket) -> Session:
+        return _Asked(sock, HubWire(self._key, self._run, self._others), self._reply, self._clock)
+
+    def _reply(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
+        return dict(self._answer(host, question), **{"from": self._host})
+
+
+class _Asked(Session):
+    """A connection of another agent, for one question after the other."""
+
+    def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer, clock: HostClock) -> None:
+        super().__init__(sock)
+        self._wire, self._reply, self._clock = wire, reply, clock
+        self._questions: List[Dict[str, Any]] = []
+
+    def read(self) -> bool:
         try:
-            with sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire = HubWire(self._key, self._run, self._others)
-                while not wire.open:
-                    wire.feed(_some(sock, until - self._clock.now(), MAX_HELLO + 1))
-                sock.sendall(wire.reply)
-                question = _message(wire, sock, until, self._clock)
-                assert wire.peer is not None
-                answer = dict(self._answer(wire.peer, question), **{"from": self._host})
-                sock.sendall(wire.pack(answer))
-        except (OSError, Stranger):
-            pass  # gone, or not one of us: it asks again, or has no business here
+            data = self.sock.recv(1 << 16 if self._wire.open else MAX_HELLO + 1)
+        except BlockingIOError:
+            return False
+        if not data:
+            raise OSError(errno.ECONNRESET, "the connection was closed")
+        self.said = True
+        self._questions += self._wire.feed(data)
+        if self._wire.reply:
+            self.sock.sendall(self._wire.reply)  # the first bytes on this connection: the kernel has room for them
+            self._wire.reply = b""
+        self.proved = self._wire.peer is not None
+        return bool(self._questions)
+
+    def work(self) -> bool:
+        assert self._wire.peer is not None
+        questions, self._questions = self._questions, []
+        try:
+            self.sock.settimeout(SERVE_S)
+            for question in questions:
+                self.sock.sendall(self._wire.pack(self._reply(self._wire.peer, question)))
+        except OSError:
+            return False  # gone: it asks again
         except Exception as error:
             note("agent: a question was not answered: %s" % trace(error))
-        finally:
-            self._room.release()
+            return False
+        return True
 
 
 def _bound(address: str, sockets: Sockets) -> socket.socket:
@@ -167,10 +239,10 @@ def _message(wire: Wire, sock: socket.socket, until: float, clock: HostClock) ->
             return found[0]
 
 
-def _some(sock: socket.socket, seconds: float, most: int = 1 << 16) -> bytes:
+def _some(sock: socket.socket, seconds: float) -> bytes:
     """What has come. Raises OSError: nothing within these seconds, or the other side has closed."""
     sock.settimeout(max(0.001, seconds))
-    data = sock.recv(most)
+    data = sock.recv(1 << 16)
     if not data:
         raise OSError(errno.ECONNRESET, "the connection was closed")
     return data

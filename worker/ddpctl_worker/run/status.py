@@ -23,6 +23,8 @@ from ddpctl_worker.run.cgroup import of_record
 
 ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
 STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
+PROCESSES = ("agent", "supervisor", "keeper")  # those of a run that listen
+FEW = 10  # connections by strangers: fewer are not worth a line
 HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
 
 
@@ -195,8 +197,25 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),
         "survivors": end.get("survivors", []),
+        "strangers": _strangers(paths),
         "record": run,
     }
+
+
+def _strangers(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """Connections to this host's ports that proved nothing (``Tally.told``), over all processes of the run here; None
+    for a handful: a port that was scanned once."""
+    told = [fs.read_optional(paths.strangers(process)) for process in PROCESSES]
+    told = [one for one in told if one]
+    count = sum(int(one["count"]) for one in told)
+    if count < FEW:
+        return None
+    most: Dict[str, int] = {}
+    for one in told:
+        for address, number in one["most"].items():
+            most[address] = most.get(address, 0) + int(number)
+    last = max(str(one["last"]) for one in told)
+    return {"count": count, "addresses": max(int(one["addresses"]) for one in told), "most": most, "last": last}
 
 
 def _doctors_report(paths: RunPaths) -> Dict[str, Any]:

@@ -46,7 +46,8 @@ from ddpctl_worker.run.partners import partners_of
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
+from ddpctl_worker.strangers import TALLY
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Supervisor:
         self._recorder.start()
         if self._gang:
             self._gang.start()
+            TALLY.start(self.paths.strangers("supervisor"))
         if self._partners:
             self._partners.start()
         if refused is not None:
@@ -228,6 +230,8 @@ class Supervisor:
                 self._deputy.take_over()
             elif self._roster.owns(fd):
                 self._roster.ended(fd)
+                if self._stopper is not None:
+                    self._stopper.rank_ended()
         self._at = notes.boottime()
 
     def _collect(self) -> None:
@@ -334,7 +338,8 @@ class Supervisor:
         self._asked_grace = None if grace is None else float(grace)
         self._begin_stop()
         if self._stopper is not None and grace is not None:
-            self._stopper.shorten(float(grace))
+            allowed = self._stopper.allow if request.get("longer") else self._stopper.shorten
+            allowed(float(grace))
 
     def _end_at_once(self) -> None:
         """The other hosts may start the ranks of the next attempt from now on."""
@@ -375,13 +380,18 @@ class Supervisor:
             self._members,
             self.launcher,
             grace,
-            had_ranks=self._roster.any,
+            ranks=self._stopped_ranks,
             patience=patience,
             proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
         )
         if self.status is None:
             self.state = STOPPING
             self._save_state()
+
+    def _stopped_ranks(self) -> Ranks:
+        failed = any(death.status for _, death in self._roster.dead())
+        store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
+        return Ranks({one.pid for one in self._roster.alive()}, failed, store, self._roster.any)
 
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]

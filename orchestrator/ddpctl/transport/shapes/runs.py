@@ -163,6 +163,13 @@ class AgreedDict(TypedDict):
     over: OverDict | None
 
 
+class StrangersDict(TypedDict):
+    count: Count
+    addresses: Count
+    most: dict[Short, Count]
+    last: Moment
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -187,6 +194,7 @@ class StatusDict(TypedDict):
     slow: NotRequired[list[SlowDict] | None]
     reported: NotRequired[Moment | None]
     agreed: NotRequired[AgreedDict | None]
+    strangers: NotRequired[StrangersDict | None]
     record: RecordDict
 
 
@@ -220,6 +228,16 @@ class StoppedDict(TypedDict):
     forced: Count
     survivors: list[SurvivorDict]
     status: StatusDict
+
+
+class GrowingDict(TypedDict):
+    path: Short
+    size: Count
+    left: Annotated[float, Field(ge=0, le=1e9)]
+
+
+class GrowingFrameDict(TypedDict):
+    growing: GrowingDict
 
 
 class DeafDict(TypedDict):
