@@ -6,7 +6,7 @@ document is not committed.
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.agent import policy, raft
@@ -38,7 +38,7 @@ from ddpctl_worker.agent.state import (
 )
 from ddpctl_worker.contract import FAILED, SUCCEEDED
 
-Pairs = FrozenSet[FrozenSet[str]]
+Pairs = AbstractSet[FrozenSet[str]]
 _NOT_BEGUN = {"state": FAILED, "cause": None, "ended": None, "left": 0}
 
 

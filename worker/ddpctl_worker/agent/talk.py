@@ -13,15 +13,16 @@ import hmac
 import random
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ddpctl_worker import net
 from ddpctl_worker.acceptor import BACKLOG, IDLE_S, Acceptor, Session
 from ddpctl_worker.contract import AGENT_PORTS
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.strangers import Stranger
-from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 ASK_S = 2.0
 SERVE_S = 5.0  # for an answer to be taken
@@ -56,10 +57,7 @@ class PeerLine:
         run: str,
         host: str,
         peers: Mapping[str, Tuple[str, int]],
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
-        self.clock, self._sockets = clock, sockets
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
         self._open: Dict[str, _Connection] = {}  # for the next question, by host
         self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
@@ -78,7 +76,7 @@ class PeerLine:
         Raises:
             Unanswered: there is none within ``seconds``.
         """
-        until = self.clock.now() + seconds
+        until = time.monotonic() + seconds
         try:
             answer = self._ask_again(host, question, until) or self._ask_anew(host, question, until)
         except (OSError, Stranger) as error:
@@ -93,7 +91,7 @@ class PeerLine:
             kept = self._open.pop(host, None)
         if kept is None:
             return None
-        if self.clock.now() - kept.used > KEPT_S:
+        if time.monotonic() - kept.used > KEPT_S:
             kept.sock.close()
             return None
         try:
@@ -106,13 +104,13 @@ class PeerLine:
     def _ask_anew(self, host: str, question: Dict[str, Any], until: float) -> Dict[str, Any]:
         wire = MemberWire(self._key, self._run, self._host, host)
         name, port = self.peers[host]
-        sock = self._sockets.connect((self._found.get(name, name), port), max(0.001, until - self.clock.now()))
+        sock = socket.create_connection((self._found.get(name, name), port), max(0.001, until - time.monotonic()))
         kept = _Connection(sock, wire)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(wire.hello())
             while not wire.open:
-                wire.feed(_some(sock, until - self.clock.now()))
+                wire.feed(_some(sock, until - time.monotonic()))
             self._found[name] = sock.getpeername()[0]
         except BaseException:
             sock.close()
@@ -122,13 +120,13 @@ class PeerLine:
     def _exchange(self, host: str, kept: _Connection, question: Dict[str, Any], until: float) -> Dict[str, Any]:
         """Question and answer. The connection is kept for the next question; one of several at the same time is."""
         try:
-            kept.sock.settimeout(max(0.001, until - self.clock.now()))
+            kept.sock.settimeout(max(0.001, until - time.monotonic()))
             kept.sock.sendall(kept.wire.pack(question))
-            answer = _message(kept.wire, kept.sock, until, self.clock)
+            answer = _message(kept.wire, kept.sock, until)
         except BaseException:
             kept.sock.close()
             raise
-        kept.used = self.clock.now()
+        kept.used = time.monotonic()
         with self._lock:
             closing = self._open.pop(host, None)
             self._open[host] = kept
@@ -150,15 +148,12 @@ class AnswerDesk:
         host: str,
         hosts: Sequence[str],
         bind: str,
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
-        self._clock = clock
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
         self._others = [one for one in hosts if one != host]
-        self._socket = _bound(bind, sockets)
-        self._acceptor = Acceptor(self._socket, self._meet, "agent", clock=clock, sockets=sockets)
+        self._socket = _bound(bind)
+        self._acceptor = Acceptor(self._socket, self._meet, "agent")
 
     @property
     def port(self) -> int:
@@ -172,7 +167,7 @@ class AnswerDesk:
         self._acceptor.close()
 
     def _meet(self, sock: socket.socket) -> Session:
-        return _Asked(sock, HubWire(self._key, self._run, self._others), self._reply, self._clock)
+        return _Asked(sock, HubWire(self._key, self._run, self._others), self._reply)
 
     def _reply(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
         return dict(self._answer(host, question), **{"from": self._host})
@@ -181,9 +176,9 @@ class AnswerDesk:
 class _Asked(Session):
     """A connection of another agent, for one question after the other."""
 
-    def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer, clock: HostClock) -> None:
+    def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer) -> None:
         super().__init__(sock)
-        self._wire, self._reply, self._clock = wire, reply, clock
+        self._wire, self._reply = wire, reply
         self._questions: List[Dict[str, Any]] = []
 
     def read(self) -> bool:
@@ -216,25 +211,25 @@ class _Asked(Session):
         return True
 
 
-def _bound(address: str, sockets: Sockets) -> socket.socket:
+def _bound(address: str) -> socket.socket:
     """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
     addresses where the node does not have this one (NAT)."""
     first, last = AGENT_PORTS
     usual = random.sample(range(first, last + 1), 50)
     for port in (*usual, 0):
         try:
-            return sockets.listen_at(address or "::", port, BACKLOG)
+            return net.listen_at(address or "::", port, BACKLOG)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 break
             if error.errno != errno.EADDRINUSE:
                 raise
-    return sockets.listen(0, BACKLOG)
+    return net.listen(0, BACKLOG)
 
 
-def _message(wire: Wire, sock: socket.socket, until: float, clock: HostClock) -> Dict[str, Any]:
+def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:
     while True:
-        found = wire.feed(_some(sock, until - clock.now()))
+        found = wire.feed(_some(sock, until - time.monotonic()))
         if found:
             return found[0]
 
@@ -253,7 +248,6 @@ def at_once(
     hosts: Sequence[str],
     seconds: float,
     enough: Optional[threading.Event] = None,
-    clock: HostClock = CLOCK,
 ) -> None:
     """``work`` for every host, in threads. Waits until all have done it, or ``enough`` is set, or for ``seconds``; who
     takes longer continues."""
@@ -278,10 +272,10 @@ def at_once(
     started = 0
     with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
         for _ in range(min(len(waiting), AT_ONCE)):
-            clock.thread(some, "at-once").start()
+            threading.Thread(target=some, name="at-once", daemon=True).start()
             started += 1
     if started:
-        clock.wait(enough, seconds)
+        enough.wait(seconds)
     elif hosts:
         some()
 
@@ -297,5 +291,5 @@ def reachable(line: PeerLine, hosts: Sequence[str], seconds: float = ASK_S) -> D
         except Unanswered as error:
             found[host] = str(error)
 
-    at_once(look, hosts, seconds + 1.0, clock=line.clock)
+    at_once(look, hosts, seconds + 1.0)
     return dict(found)

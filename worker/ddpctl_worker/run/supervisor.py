@@ -126,9 +126,8 @@ class Supervisor:
             self._launching.claim()
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
-        if refused is None and self._lease.over():  # this process, or the one that started it, was held up
-            refused = "its lease was over before it began: another attempt may run elsewhere"
-        if refused is None and not self._stop_asked():
+        # This process may have been held up: another attempt may run elsewhere by now.
+        if refused is None and not self._lease.over() and not self._stop_asked():
             refused = self._launching.start(self._drain)
             self._keeping.start()
             self._stop_asked()  # meanwhile, by one who found nobody to signal
