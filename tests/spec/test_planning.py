@@ -137,9 +137,7 @@ def test_an_elastic_job_has_as_many_nodes_as_it_allows(nodes: int, fits: bool) -
         contextlib.nullcontext() if fits else pytest.raises(UsageError, match=rf"{nodes} nodes?, elastic allows 2 to 3")
     ):
         made = plan(job, hosts(nodes))
-        record = made.record(made.nodes[0])
-        assert record["min_nodes"] == 2
-        assert record["addresses"] == {f"node{index}": f"10.0.0.{index + 1}" for index in range(nodes)}
+        assert made.record(made.nodes[0])["min_nodes"] == 2
 
 
 def test_the_static_rendezvous_leaves_elastic_to_others() -> None:

@@ -21,7 +21,7 @@
         last_look.json  where each rank stood before the run's end
         attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
                         to all attempts, everything else of the Nth attempt is in its own folder
-        peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on,
+        peers.json      ... where the agents of the other hosts are; agreed.json what they have agreed on,
                         with agreed.reserve for its next change
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
         strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper that proved nothing

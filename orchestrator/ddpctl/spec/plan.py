@@ -190,7 +190,6 @@ class Plan:
             "environment": node.environment,
             "gang": self._gang(node),
             "restart": self._restart(),
-            "addresses": self._addresses(),
             "settings": self.settings.to_json() if self.settings else None,
             "attempt": self.first,
             "continues": self.earlier.to_json() if self.earlier else None,
@@ -250,12 +249,6 @@ class Plan:
             "hosts": hosts,
             "first": first,
         }
-
-    def _addresses(self) -> dict[str, str] | None:
-        """Without a gang: where each node's ranks are connected to."""
-        if len(self.nodes) < 2 or self.rendezvous == "static":
-            return None
-        return {node.host: node.address for node in self.nodes}
 
 
 @dataclass(frozen=True)

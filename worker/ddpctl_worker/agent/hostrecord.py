@@ -20,9 +20,8 @@ class HostRecord:
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
-        self.cookie = os.urandom(16).hex()
         me = processes.identify(os.getpid())
-        self._names: Dict[str, Any] = {"supervisor": me.to_json() if me else None, "cookie": self.cookie}
+        self._names: Dict[str, Any] = {"supervisor": me.to_json() if me else None, "cookie": os.urandom(16).hex()}
         self._names.update(guardian=None, launcher=None, group=None)
         self._told: Dict[str, Any] = {"boot": proc.boot_id(), "machine": proc.machine(), "started": notes.now_iso()}
         self._state = ""
@@ -53,7 +52,7 @@ class HostRecord:
         record.replace(self.paths.agreed, agreed, self.paths.agreed_reserve)
 
     def stop_word(self) -> Optional[Dict[str, Any]]:
-        """What somebody wrote who wants the run to end, or has ended it while no agent was here."""
+        """What somebody wrote who wants the run to end, or who has ended it while this agent hung."""
         if os.path.lexists(self.paths.stop):
             return fs.read_json(self.paths.stop)
         return {} if os.path.lexists(self.paths.exit) else None

@@ -42,7 +42,6 @@ from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
 from ddpctl_worker.run.launcher import Launching, way_in_stands
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
-from ddpctl_worker.run.partners import partners_of
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
@@ -110,7 +109,6 @@ class Supervisor:
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
         self._shutdown = False  # the machine ends this supervisor; the ranks save first
-        self._partners = partners_of(self.run, self._roster)
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
@@ -141,8 +139,6 @@ class Supervisor:
         if self._gang:
             self._gang.start()
             TALLY.start(self.paths.strangers("supervisor"))
-        if self._partners:
-            self._partners.start()
         if refused is not None:
             self._refuse(refused)
 
@@ -298,9 +294,6 @@ class Supervisor:
             self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
-        lost = self._partners.end(self.status) if self._partners and self._ending.known is None else None
-        if lost is not None:
-            self._ending.propose(lost)
         self._ending.look(self.status, self._stopper is not None, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
@@ -408,8 +401,6 @@ class Supervisor:
         assert self.outcome is not None
         if self._drain_until is None:
             self._tether.tell(ended=True)  # from now on no lease is needed
-        if self._partners:
-            self._partners.stop()
         self._drain.close()
         if self._gang:
             if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
