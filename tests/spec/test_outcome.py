@@ -159,7 +159,7 @@ def test_what_else_may_have_been_the_cause_is_told_once() -> None:
         }
     )
     assert [one["rank"] for one in run.to_json()["candidates"]] == [2, 1]
-    assert run.to_json()["candidates"][1] == asdict(Cause.from_json(one))
+    assert run.to_json()["candidates"][1] == Cause.from_json(one).to_json()
 
 
 def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:

@@ -65,6 +65,7 @@ OOM = "oom"
 KILLED_BY_USER = "killed_by_user"
 NODE_LOST = "node_lost"
 NODE_REBOOTED = "node_rebooted"
+LINK_LOST = "link_lost"  # no rank and no host is at fault, the path between two hosts is; the cause names both
 SUPERVISOR_LOST = "supervisor_lost"
 RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
 SILENCE = "silence"

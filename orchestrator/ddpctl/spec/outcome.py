@@ -28,6 +28,11 @@ class Cause:
     exit_code: int | None = None
     signal: str | None = None
     traceback: str | None = None
+    peer: str | None = None  # the second host of a link that is lost
+
+    def to_json(self) -> dict[str, Any]:
+        """``peer`` is there where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "peer" or value is not None}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Cause:
@@ -40,6 +45,7 @@ class Cause:
             exit_code=data.get("exit_code"),
             signal=data.get("signal"),
             traceback=data.get("traceback"),
+            peer=data.get("peer"),
         )
 
 
@@ -135,7 +141,7 @@ class Attempt:
             "hosts": list(self.hosts),
             "started": self.started,
             "ended": self.ended,
-            "cause": asdict(self.cause) if self.cause else None,
+            "cause": self.cause.to_json() if self.cause else None,
             "set_aside": [{"host": host, "why": why} for host, why in self.set_aside],
         }
 
@@ -257,6 +263,9 @@ class RunStatus:
             return Cause.from_json(self._over["cause"]) if self._over["cause"] else None
         causes = self._not_survived([node.cause for node in self._deciding if node.cause])
         culprits = [cause for cause in causes if cause.reason != contract.NODE_LOST]
+        links = [cause for cause in culprits if cause.reason == contract.LINK_LOST]
+        if links and all(cause in links or cause.reason in _MISSES_OTHERS for cause in culprits):
+            culprits = links  # a host that others miss has said so itself: it lives
         if culprits:
             return min(culprits, key=lambda cause: cause.time)
         missed = Counter(cause.host for cause in causes)
@@ -437,8 +446,8 @@ class RunStatus:
             "ended": self.ended,
             "world_size": self.world_size,
             "nodes": [node.to_json() for node in self.nodes_at_work],
-            "cause": asdict(cause) if cause else None,
-            "candidates": [asdict(one) for one in self.candidates],
+            "cause": cause.to_json() if cause else None,
+            "candidates": [one.to_json() for one in self.candidates],
             "metrics": self.metrics,
             "slow": [{name: one[name] for name in SLOW} for one in self.slow],
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,

@@ -46,6 +46,7 @@ class CauseDict(TypedDict):
     message: Short
     traceback: NotRequired[Text | None]
     time: Moment
+    peer: NotRequired[Name | None]
 
 
 class TimeoutsDict(TypedDict):
