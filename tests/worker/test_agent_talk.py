@@ -146,12 +146,11 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_proposal(tmp_path:
     run = {"run": "run", "job": "train", "host": "b", "restart": place}
     request = {"run": run, "gang_key": "ab" * 32, "notify": None}
     ballot = Ballot.first("a", Document.first(first))
-    own, desk = HostRecord(RunPaths(str(folder / "b"))), AnswerDesk(KEY, "run", "b", HOSTS, "127.0.0.1")
-    agent = HostAgent({"request": request, "base": "/", "umask": 0o077}, own, desk, {}, ballot)
+    own = HostRecord(RunPaths(str(folder / "b")))
+    agent = HostAgent({"request": request, "base": "/", "umask": 0o077}, own, desk("b"), {}, ballot)
     proposal = ballot.proposal._replace(version=2).to_json()
     answer = {"term": 1, "leader": "a", "stamp": 1.0, "remaining": 7.0, "mark": (1, 2), "committed": (1, 1)}
     heard = Answered("a", {"k": "poll"}, {**answer, "proposal": proposal}, boottime())
-    desk.close()
     with pytest.raises(OSError, match="No such file"):
         agent._happen(heard)
     assert raft.poll(agent._state)["have"] == (1, 1)
