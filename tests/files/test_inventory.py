@@ -417,6 +417,8 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     assert find_inventory(job="trai") == tmp_path / "old.yaml"  # which run it is, the nodes say
     (tmp_path / "new.yaml").touch()
     save_run("eval", "train-3", {"inventory": str(tmp_path / "new.yaml")})
+    with pytest.raises(UsageError, match=f"eval was started from 2 folders: {tmp_path}, {tmp_path}"):
+        find_inventory(job="eval")
     with pytest.raises(UsageError, match="beginning of 3 run ids: train-3, train-2, train-1"):
         find_inventory(job="trai")
     with pytest.raises(UsageError):

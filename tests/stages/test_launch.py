@@ -27,7 +27,7 @@ def launch(folder: Path, rendezvous: str) -> Launch:
 
 
 def want(found: Launch) -> Want:
-    return Want.of(found.inventory.environment, found.job, found.hosts, found.imports)
+    return Want.of(found.inventory, found.job, found.hosts, found.imports)
 
 
 @pytest.mark.parametrize(("rendezvous", "needs"), [("c10d", False), ("etcd-v2", True)])

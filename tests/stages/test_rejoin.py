@@ -28,7 +28,7 @@ def part(host: str, state: str = "running", version: int = 1) -> dict[str, Any]:
     first = {"attempt": 1, "hosts": HOSTS, "started": "2026-01-02T03:04:05Z", "ended": None, "cause": None}
     agreed = {"term": 1, "version": version, "attempts": [{**first, "set_aside": []}], "live": True, "over": None}
     who = {"run": "run-1", "job": "train", "cluster": "lab", "host": host, "node_rank": HOSTS.index(host)}
-    record = {"hosts": HOSTS, "restart": {"first": {"hosts": HOSTS, "started": first["started"]}}}
+    record = {"project": "exp", "hosts": HOSTS, "restart": {"first": {"hosts": HOSTS, "started": first["started"]}}}
     return {**who, "state": state, "agreed": agreed, "record": record}
 
 

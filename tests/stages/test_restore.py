@@ -13,14 +13,15 @@ from ddpctl.environment.spread import Addresses
 from ddpctl.errors import DdpctlError, RemoteError, Unreachable
 from ddpctl.spec.event import Note, StageEnded, StageStarted
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.stages.launch import Launch
-from ddpctl.stages.restore import ask_others, restore
+from ddpctl.stages.restore import ask_held, restore
 from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.listing import summary
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
-from tests.worker.checkpoints import Disk
+from tests.worker.checkpoints import JOB, Disk
 from tests.worker.test_metadata import index
 
 BIG = bytes(range(256)) * 4000
@@ -32,7 +33,7 @@ class Site:
 
     def __init__(self, folder: Path, hosts: int = 3, taking_part: int | None = None) -> None:
         inventory = local_inventory(folder, hosts)
-        identity = RunIdentity("r", "me", "here", "")
+        identity = RunIdentity("r", Origin("me", "here", "/home/me", 1), "")
         job = JobSpec(name="job", script="x.py")
         self.launch = Launch(inventory, job, inventory.hosts[: taking_part or hosts], identity=identity)
         self.disks = [Disk(folder / host, host) for host in inventory.names]
@@ -40,14 +41,14 @@ class Site:
         self.down: set[str] = set()
 
     def known(self) -> dict[str, list[list[str]]]:
-        return {disk.host: summary(str(disk.base), "job") for disk in self.disks if disk.host in self.launch.names}
+        return {disk.host: summary(str(disk.base), JOB) for disk in self.disks if disk.host in self.launch.names}
 
     def restore(self) -> Mapping[str, DdpctlError]:
         with fleet_of(self.launch.inventory) as fleet:
             for host in self.down:
                 fleet._transports[host] = DryTransport(host, unreachable=Unreachable("no route", host=host))
-            others = ask_others(self.launch, fleet)
-            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), others)
+            held = ask_held(self.launch, fleet)
+            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), held)
 
     def warnings(self) -> list[tuple[str | None, str]]:
         return [(one.host, one.message) for one in self.heard if isinstance(one, Note)]

@@ -25,7 +25,7 @@ def launch() -> Plan:
 def started(*beside: str) -> Answer:
     def answer(asked: Asked) -> dict[str, Any]:
         who = {"run": IDENTITY.run, "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0}
-        status = {**who, "state": "running", "record": {"hosts": ["node0", "node1", "node2"]}}
+        status = {**who, "state": "running", "record": {"project": "exp", "hosts": ["node0", "node1", "node2"]}}
         return {"status": status, "beside": list(beside)}
 
     return answer
@@ -84,7 +84,7 @@ def test_a_witness_gets_no_secrets_no_notifiers_and_no_checkpoints() -> None:
 
     def answer(asked: Asked) -> dict[str, Any]:
         status = {"run": IDENTITY.run, "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0}
-        return {"status": {**status, "state": "running", "record": {"hosts": ["node0"]}}, "port": 1}
+        return {"status": {**status, "state": "running", "record": {"project": "exp", "hosts": ["node0"]}}, "port": 1}
 
     nodes = DryFleet(DryTransport(f"node{index}", {"start": answer, "begin": answer}) for index in range(3))
     *two, third = hosts(3, slots=1)

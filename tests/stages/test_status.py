@@ -19,7 +19,7 @@ def _home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part(run: str, host: str, state: str, hosts: list[str]) -> dict[str, Any]:
     names = {"run": run, "job": "train", "cluster": "lab", "host": host}
-    return {**names, "node_rank": 0, "state": state, "record": {"hosts": hosts}}
+    return {**names, "node_rank": 0, "state": state, "record": {"hosts": hosts, "project": "exp"}}
 
 
 def fleet(**parts: list[tuple[str, str, list[str]]]) -> DryFleet:

@@ -14,6 +14,7 @@ from ddpctl_worker.agent.growth import Growth, RankSaver
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import Unanswered
 from ddpctl_worker.checkpoint.fresh import Fresh
+from tests.worker.checkpoints import OF_JOB
 from tests.worker.handclock import HandClock
 
 ATTEMPT = {"attempt": 2, "hosts": ["a", "b"]}
@@ -126,7 +127,7 @@ def test_a_host_that_is_busy_is_not_asked_to_save_again() -> None:
 
 
 def test_a_slow_disk_is_looked_at_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = {"job": "job", "host": "a", "checkpoint": None}
+    run = {**OF_JOB, "host": "a", "checkpoint": None}
     saver = RankSaver(str(tmp_path), run)
     part = LocalPart(str(tmp_path / "a"), 2)
     saver.answer({"attempt": 2, "what": "look"}, part)

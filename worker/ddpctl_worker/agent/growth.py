@@ -13,7 +13,7 @@ from ddpctl_worker import fs, notes
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import Unanswered
 from ddpctl_worker.checkpoint.fresh import Fresh
-from ddpctl_worker.paths import checkpoint_dir
+from ddpctl_worker.paths import checkpoint_dir, job_id
 from ddpctl_worker.run import ask, processes, ranks
 from ddpctl_worker.run.ranks import RankProcess
 from ddpctl_worker.system import CLOCK, HostClock
@@ -27,7 +27,7 @@ class RankSaver:
 
     def __init__(self, base: str, run: Mapping[str, Any]) -> None:
         self._settings: Mapping[str, Any] = run.get("checkpoint") or {}
-        self._folder = checkpoint_dir(base, run["job"], run["host"])
+        self._folder = checkpoint_dir(base, job_id(run), run["host"])
         self._fresh: Optional[Fresh] = None
         self._looking = threading.Lock()  # a slow disk is looked at once at a time
 

@@ -47,6 +47,7 @@ def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
         "job": run["job"],
         "run": run["run"],
         "cluster": run["cluster"],
+        "project": run["project"],
         "host": run["host"],
         "hosts": [host for host in run["hosts"] if host != run.get("witness")],
         "state": event["state"],
