@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.e2e.programs import MEETING
-from tests.e2e.site import Site, assert_nothing_runs, named, one_line, until, wait_for_copy
+from tests.e2e.site import Site, assert_nothing_runs, named, one_line, until
 from tests.lab import Lab
 
 # Rank 0 saves one more in every attempt. Fails on rank 0 when there is a file `fail` in the home of its host.
@@ -35,10 +35,10 @@ def test_up_brings_a_host_back(site: Site, lab: Lab, victim: int) -> None:
     left = [host for host in lab if host is not lab[victim]]
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing; node2 with nothing", 90)
-    wait_for_copy(lab[1], job, lab[0], "step_0.bin")
+    site.wait_for_copy(lab[1], job, lab[0], "step_0.bin")
     lab[victim].power_off()
     up.wait_for("attempt 1 of " + "; ".join(f"{host.name} with step_0.bin" for host in left), 90)
-    wait_for_copy(left[1], job, left[0], "step_1.bin")
+    site.wait_for_copy(left[1], job, left[0], "step_1.bin")
     lab[victim].disk.new_boot()
     lab[victim].boot()
     up.wait_for(BACK.format(victim), 90)
