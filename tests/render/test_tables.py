@@ -11,9 +11,19 @@ import pytest
 from rich.console import RenderableType
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import ago, attempt_line, kill_view, lasted, plan_view, runs_table, saved_view, status_view
+from ddpctl.render.status import (
+    ago,
+    attempt_line,
+    kill_view,
+    lasted,
+    plan_view,
+    runs_table,
+    saved_view,
+    status_view,
+    untracked_lines,
+)
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
+from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus, Untracked
 from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
@@ -205,3 +215,25 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
     for view in (status_view(run), runs_table([run], "exp")):
         assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))
+
+
+def test_ps_shows_projects_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (90, 160):
+        lines = printed(runs_table(runs()[:1], "another"), columns, monkeypatch)
+        assert lines[0].split()[:3] == ["JOB", "PROJECT", "RUN"]
+        assert lines[1].split()[:3] == ["resnet_ddp", "exp", RUN]
+
+
+def test_untracked_files_are_a_line_a_host() -> None:
+    found = [
+        Untracked("a", "/w", 5, 99, (("best.pth", 15_000), ("log", 80)), whole=False),
+        Untracked("b", error="late"),
+    ]
+    found += [Untracked(f"c{number}", "/w", 1, 1, (("x", 1),)) for number in range(4)]
+    assert untracked_lines(found) == [
+        "a: at least 5 files that no output covers stay on the node: best.pth (15.0 kB), log (80 B) and 3 more, in /w",
+        "b: whether files that no output covers stay there is not known: late",
+        "c0: 1 file that no output covers stays on the node: x (1 B), in /w",
+        "c1: 1 file that no output covers stays on the node: x (1 B), in /w",
+        "... and such files on c2,c3",
+    ]

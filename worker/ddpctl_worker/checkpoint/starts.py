@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any, Dict, List, Mapping
 
 from ddpctl_worker import fs
@@ -14,8 +13,8 @@ MOST = 50  # starts on record: a checkpoint that is older than all of them has n
 _FILE = "starts"  # no ending: it is no manifest
 
 
-def note_start(folder: str, run: Mapping[str, Any]) -> None:
-    """Add the run to the starts on record in ``folder``, once.
+def note_start(folder: str, run: Mapping[str, Any], now: float) -> None:
+    """Add the run to the starts on record in ``folder``, once. ``now``: in seconds since 1970.
 
     Raises:
         OSError: the record cannot be written.
@@ -23,7 +22,7 @@ def note_start(folder: str, run: Mapping[str, Any]) -> None:
     known = starts_in(folder)
     if any(one["run"] == run["run"] for one in known):  # another attempt
         return
-    made = {"run": run["run"], "since": iso(time.time()), "origin": run.get("origin")}
+    made = {"run": run["run"], "since": iso(now), "origin": run.get("origin")}
     fs.private_dir(os.path.join(folder, FOLDER))
     fs.write_json(os.path.join(folder, FOLDER, _FILE), {"starts": [*known, made][-MOST:]})
 
