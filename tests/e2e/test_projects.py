@@ -52,8 +52,8 @@ def test_two_folders_with_one_script_name(site: Site, lab: Lab, ddpctl: Ddpctl, 
     (untracked,) = first.json()["untracked"]
     assert (untracked["host"], untracked["files"], untracked["largest"]) == ("node0", 1, [["model.pth", 7]])
     assert untracked["folder"].endswith(f"/runs/{run}/node0/code")
-    for command in (("status", "train"), ("fetch", "train", "got")):
-        done = site(*command).ok()
+    for words in (("status", "train"), ("fetch", "train", "got")):
+        done = site(*words).ok()
         assert "1 file that no output covers stays on the node: model.pth (7 B), in" in " ".join(
             (done.stdout + done.stderr).split()
         )
