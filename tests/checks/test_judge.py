@@ -16,6 +16,7 @@ from ddpctl.checks.report import differences
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Answer, Question, as_request
 from ddpctl_worker import facts
 
@@ -50,7 +51,7 @@ def test_two_checks_share_a_question_with_the_longer_deadline() -> None:
 
 def test_every_question_is_one_the_worker_knows_and_travels_as_json() -> None:
     want = Want(
-        job="j",
+        job=JobId("lab", "exp", "j"),
         script="/x.py",
         workdir="/w",
         master="a",
@@ -154,12 +155,20 @@ def test_nobody_answered_nothing_is_said() -> None:
 
 
 def test_no_gpu_host_that_answers_nothing_at_all_breaks_any_check() -> None:
-    view = View(NODES, Want(job="j", master="a", master_port=1), {node.name: {} for node in NODES})
+    view = View(NODES, Want(job=JobId("lab", "exp", "j"), master="a", master_port=1), {node.name: {} for node in NODES})
     judge.verdicts(CATALOGUE, view)
 
 
 def test_every_check_survives_a_host_on_which_every_question_fails() -> None:
-    want = Want(job="j", script="/x.py", workdir="/w", master="a", master_port=29500, data=("/d",), packages=("numpy",))
+    want = Want(
+        job=JobId("lab", "exp", "j"),
+        script="/x.py",
+        workdir="/w",
+        master="a",
+        master_port=29500,
+        data=("/d",),
+        packages=("numpy",),
+    )
     failed = Answer(False, error="PermissionError: [Errno 13]")
     answers = {node.name: {one.key: failed for one in judge.questions(CATALOGUE, node, want)} for node in NODES}
     found = judge.verdicts(CATALOGUE, View(NODES, want, answers))

@@ -397,6 +397,8 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     assert find_inventory(job="trai") == tmp_path / "old.yaml"  # which run it is, the nodes say
     (tmp_path / "new.yaml").touch()
     save_run("eval", "train-3", {"inventory": str(tmp_path / "new.yaml")})
+    with pytest.raises(UsageError, match=f"eval was started from 2 folders: {tmp_path}, {tmp_path}"):
+        find_inventory(job="eval")
     with pytest.raises(UsageError, match="beginning of 3 run ids: train-3, train-2, train-1"):
         find_inventory(job="trai")
     with pytest.raises(UsageError):
@@ -409,3 +411,22 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     assert find_inventory(Path("argument.yaml")) == Path("argument.yaml")
     with pytest.raises(UsageError, match="two inventories"):
         find_inventory(Path("a.yaml"), Path("b.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "project"), [("", "my-exp"), ("project: exp1-7f3a\n", "exp1-7f3a")], ids=["folder", "key"]
+)
+def test_the_project_is_the_folders_name_unless_the_file_names_it(text: str, project: str, tmp_path: Path) -> None:
+    folder = tmp_path / "my exp"
+    folder.mkdir()
+    (folder / "i.yaml").write_text(f"cluster: lab\n{text}hosts: [a]\n")
+    (tmp_path / "link").symlink_to(folder)
+    for file in (folder / "i.yaml", tmp_path / "link" / "i.yaml"):
+        found = load_inventory(file)
+        assert found.project == project
+        assert found.job_id("train") == ("lab", project, "train")
+
+
+def test_a_project_is_a_name() -> None:
+    with pytest.raises(InventoryError, match="project: is not a valid name"):
+        load_text(b"project: a b\nhosts: [a]\n", "i.yaml")

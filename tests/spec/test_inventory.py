@@ -16,13 +16,13 @@ from ddpctl.spec.values import Fault
 
 
 def made(document: dict[str, Any]) -> Inventory:
-    inventory, faults = build(InventoryFile.model_validate(document), "cluster.yaml")
+    inventory, faults = build(InventoryFile.model_validate(document), "cluster.yaml", "exp")
     assert inventory is not None, faults
     return inventory
 
 
 def faults_of(document: dict[str, Any]) -> list[Fault]:
-    return build(InventoryFile.model_validate(document), "cluster.yaml")[1]
+    return build(InventoryFile.model_validate(document), "cluster.yaml", "exp")[1]
 
 
 def job(**keys: Any) -> dict[str, Any]:

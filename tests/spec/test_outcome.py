@@ -50,7 +50,7 @@ def test_a_run_is_over_only_when_every_node_is(states: list[str]) -> None:
 
 
 def node(run: str, host: str, state: str = "running", **more: Any) -> dict[str, Any]:
-    record = {"hosts": ["a", "b"], "world_size": 2}
+    record = {"project": "exp", "hosts": ["a", "b"], "world_size": 2}
     return {
         "run": run,
         "job": "train",
@@ -73,13 +73,14 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     victim = Cause("a", "node_lost", "b went away", "2026-01-01T00:00:01Z")
     culprit = Cause("b", "exited", "ValueError: boom", "2026-01-01T00:00:02Z", rank=1, exit_code=1)
     nodes = (NodeStatus("a", 0, "failed", cause=victim), NodeStatus("b", 1, "failed", cause=culprit))
-    run = RunStatus("train", "1", "lab", nodes)
+    run = RunStatus("train", "1", "lab", nodes, {"project": "exp"})
     assert run.cause == culprit
     document = run.to_json()
     assert document["cause"]["rank"] == 1
     assert set(document) == {
-        "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause", "candidates",
-        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues",
+        "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
+        "candidates",
+        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked",
     }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ MOVES: dict[str, Any] = {"diagnosis": None, "slow": []}
     ],
 )
 def test_the_node_that_decides_says_who_is_stuck_and_slow(reports: list[dict[str, Any] | None], stuck: bool) -> None:
-    record = {"hosts": ["a", "b", "c"][: len(reports)], "world_size": 3}
+    record = {"project": "exp", "hosts": ["a", "b", "c"][: len(reports)], "world_size": 3}
     answers = {
         host: [node("1", host, **report, record=record)]
         for host, report in zip("abc", reports, strict=False)
@@ -181,7 +182,9 @@ def test_statuses_survive_json() -> None:
 
 def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost() -> None:
     """Host a took part in a newer run and tells of that alone; b tells of the last one that it knows."""
-    runs = merge_runs({"a": [node("2", "a", record={"hosts": ["a"]})], "b": [node("1", "b", "succeeded")]})
+    runs = merge_runs(
+        {"a": [node("2", "a", record={"project": "exp", "hosts": ["a"]})], "b": [node("1", "b", "succeeded")]}
+    )
     assert [run.run for run in current(runs)] == ["2"]
 
 
@@ -323,7 +326,7 @@ def test_half_of_the_hosts_may_have_begun_an_attempt_of_which_the_others_have_lo
 
 def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
     """It took part in a newer run, and tells of that alone; or its disk is new."""
-    record = {"restart": {"first": {}}, "hosts": ["a", "b", "c"]}
+    record = {"project": "exp", "restart": {"first": {}}, "hosts": ["a", "b", "c"]}
     told = node("1", "c", "failed", agreed=agreed(), record=record)
     (only,) = merge_runs({"a": [], "c": [told]})
     assert [one.state for one in only.nodes] == ["lost", "unreachable", "failed"]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import Host, Inventory, job_hosts
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import CodeRef, Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan, torch_release
 
-IDENTITY = RunIdentity("20260101T000000Z-abc123", "ann", "laptop", "2026-01-01T00:00:00Z")
+IDENTITY = RunIdentity("20260101T000000Z-abc123", Origin("ann", "laptop", "/home/ann", 1), "2026-01-01T00:00:00Z")
 
 
 def hosts(count: int, **keys: Any) -> tuple[Host, ...]:

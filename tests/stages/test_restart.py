@@ -12,6 +12,7 @@ from ddpctl.code import recall
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, ProvisionError, Unreachable, UsageError
 from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.event import Event, Note
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.restart import from_a_host, launch_again
@@ -20,8 +21,10 @@ from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryFleet, DryTransport
 
 RUN = "20260102T030405Z-abcdef"
-NEXT = RunIdentity("20260102T040405Z-abcdef", "me", "here", "2026-01-02T04:04:05+00:00")
+NEXT = RunIdentity("20260102T040405Z-abcdef", Origin("me", "here", "/home/me", 1), "2026-01-02T04:04:05+00:00")
 FILE = """
+cluster: lab
+project: exp
 hosts: ['gpu[0-2]']
 jobs:
   j: {script: train.py, code: null, workdir: /w, args: [new]}
@@ -33,7 +36,7 @@ FIRST = {"hosts": ["gpu0", "gpu1"], "started": MOMENT}
 
 
 def node(host: str, state: str = "failed", **record: Any) -> dict[str, Any]:
-    full = {"hosts": ["gpu0", "gpu1"], "world_size": 2, "settings": SETTINGS, "code": None, **record}
+    full = {"project": "exp", "hosts": ["gpu0", "gpu1"], "world_size": 2, "settings": SETTINGS, "code": None, **record}
     cause = {"host": "gpu1", "reason": "node_lost", "message": "lost", "time": MOMENT} if state == "failed" else None
     names = {"run": RUN, "job": "j", "cluster": "lab", "host": host, "node_rank": int(host[-1])}
     return {**names, "state": state, "cause": cause, "ended": MOMENT, "record": full}
@@ -78,7 +81,7 @@ def test_a_live_run_is_refused(tmp_path: Path) -> None:
     live = [node(host, "running", restart={"first": FIRST}) for host in ("gpu0", "gpu1")]
     with pytest.raises(UsageError, match=r"j is running .* restart it by themselves") as refused:
         again(tmp_path, answering("gpu0", live[0]), answering("gpu1", live[1]), answering("gpu2"))
-    assert "ddpctl kill j" in str(refused.value.hint)
+    assert f"ddpctl kill {RUN}" in str(refused.value.hint)
 
 
 def test_one_that_may_be_live_where_nobody_answers_is_refused(tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_those_who_may_have_continued_it_elsewhere_are_waited_for(tmp_path: Path
     """gpu2 was cut off and ended its part; the others are a majority without it."""
     with pytest.raises(ConnectError, match=r"ended on gpu0,gpu1 is not known.*may have continued it") as refused:
         again(tmp_path, silent("gpu0"), silent("gpu1"), answering("gpu2", voting("gpu2")))
-    assert "ddpctl restart j" in str(refused.value.hint)
+    assert f"ddpctl restart {RUN}" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("states", [("failed", "failed"), ("failed", "lost"), ("lost", "lost")])
@@ -122,7 +125,7 @@ def test_a_run_that_has_lost_its_majority_is_to_be_ended_first(tmp_path: Path) -
     parts = [voting("gpu0", "lost"), voting("gpu1", "lost"), voting("gpu2", "pending")]
     with pytest.raises(UsageError, match=r"1 of the run's 3 hosts left, no majority: they start no other") as refused:
         again(tmp_path, *(answering(one["host"], one) for one in parts))
-    assert "ddpctl kill j, then ddpctl restart j" in str(refused.value.hint)
+    assert f"ddpctl kill {RUN}, then ddpctl restart {RUN}" in str(refused.value.hint)
 
 
 def test_too_few_hosts_are_named(tmp_path: Path) -> None:

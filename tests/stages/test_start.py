@@ -25,7 +25,7 @@ def launch() -> Plan:
 def started(*beside: str) -> Answer:
     def answer(asked: Asked) -> dict[str, Any]:
         who = {"run": IDENTITY.run, "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0}
-        status = {**who, "state": "running", "record": {"hosts": ["node0", "node1", "node2"]}}
+        status = {**who, "state": "running", "record": {"project": "exp", "hosts": ["node0", "node1", "node2"]}}
         return {"status": status, "beside": list(beside)}
 
     return answer

@@ -174,6 +174,7 @@ class Node:
             "run": run or f"run-{secrets.token_hex(6)}",
             "job": "job",
             "cluster": "lab",
+            "project": "exp",
             "host": self.host,
             "node_rank": 0,
             "nnodes": 1,

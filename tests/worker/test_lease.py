@@ -99,7 +99,8 @@ def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
     node.base.mkdir(parents=True, exist_ok=True)
     part = LocalPart(str(node.folder(run["run"])), 1)
     part.start(request, str(node.base), attempt, 0o077, boottime() - 0.1)
-    eventually(lambda: part.look() or part.end is not None, "it has ended")
+    eventually(lambda: os.path.exists(part.paths.exit), "it has ended")
+    part.look()
     assert part.end is not None
     assert part.end["cause"]["reason"] in ("node_lost", "supervisor_lost")  # the guardian may have been quicker
     state = json.loads((node.folder(run["run"]) / "attempts" / "1" / "state.json").read_text())

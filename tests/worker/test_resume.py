@@ -21,7 +21,7 @@ from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import copy, entries, restore
-from tests.worker.checkpoints import JOB, Disk, credentials
+from tests.worker.checkpoints import OF_JOB, Disk, credentials
 from tests.worker.node import eventually
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ class Party:
         self.resume: dict[str, Resume] = {}
         self.asked: list[str] = []
         for host in hosts:
-            run = {"host": host, "job": JOB, "restart": {"hosts": members}}
+            run = {"host": host, **OF_JOB, "restart": {"hosts": members}}
             self.resume[host] = Resume(str(self.disks[host].base), run, pem, self.lines[host])
             self.resume[host].start()
             desks[host].start(self._answer(host))

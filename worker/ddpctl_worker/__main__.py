@@ -41,6 +41,7 @@ VERBS = {
     "spread": "store.spread",
     "start": "run.start",
     "status": "run.status",
+    "untracked": "output.untracked",
     "stop": "run.stop",
     "store_get": "store.blobs",
     "store_has": "store.blobs",

@@ -131,6 +131,7 @@ VICTIM_WORDS = (
 
 # --- environment of a job's process -----------------------------------------------------------------------------------
 ENV_JOB = "DDPCTL_JOB"
+ENV_JOB_ID = "DDPCTL_JOB_ID"  # CLUSTER/PROJECT/JOB: its name alone may be that of other projects' jobs, too
 ENV_RUN = "DDPCTL_RUN"
 ENV_RUN_DIR = "DDPCTL_RUN_DIR"
 ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"

@@ -20,9 +20,10 @@ from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host
 from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Environment
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Mesh
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Answer, Question
 
 
@@ -71,7 +72,7 @@ class Target:
 class Want:
     """What the job needs, None where no job was named."""
 
-    job: str | None = None
+    job: JobId | None = None
     script: str | None = None
     workdir: str | None = None  # a folder on the node, when the code is not sent
     master: str | None = None
@@ -89,11 +90,11 @@ class Want:
 
     @classmethod
     def of(
-        cls, environment: Environment, job: JobSpec | None, hosts: Sequence[Host], imports: Imports | None = None
+        cls, inventory: Inventory, job: JobSpec | None, hosts: Sequence[Host], imports: Imports | None = None
     ) -> Want:
         """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
-        managed = environment.mode == "managed"
-        packages = () if managed else tuple(environment.packages)
+        managed = inventory.environment.mode == "managed"
+        packages = () if managed else tuple(inventory.environment.packages)
         master = hosts[0].name
         names = tuple(
             sorted({h.fabric_address for h in hosts if h.fabric_address and not is_literal(h.fabric_address)})
@@ -103,7 +104,7 @@ class Want:
             return any_job
         return replace(
             any_job,
-            job=job.name,
+            job=inventory.job_id(job.name),
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
             master_port=job.master_port if isinstance(job.master_port, int) else None,

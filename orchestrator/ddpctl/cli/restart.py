@@ -15,6 +15,7 @@ from ddpctl.stages.restart import launch_again
 
 def restart(
     job: str = session.JobArgument,
+    any_project: bool = session.AnyProjectOption,
     detach: bool = DetachOption,
     on_interrupt: OnInterrupt = OnInterruptOption,
     option: Path | None = session.InventoryOption,
@@ -28,9 +29,11 @@ def restart(
     inventory = session.load(None, option, job=job)
     with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
         with ProgressView(stderr_console()) as view:
-            run = session.find_run(fleet, job)
-            launch = launch_again(fleet, inventory, run, session.new_identity(), view.tell)
-        run = bring_up(launch, fleet, Options(), as_json=as_json)
+            run = session.find_run(fleet, job, None if any_project else inventory)
+            if not any_project:
+                session.refuse_other_folder(run, job, inventory)
+            launch = launch_again(fleet, inventory, run, session.new_identity(inventory), view.tell)
+        run = bring_up(launch, fleet, Options(), any_project=True, as_json=as_json)
         if detach:
             return show_detached(run, as_json=as_json)
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)

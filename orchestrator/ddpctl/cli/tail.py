@@ -56,7 +56,7 @@ def tail(
     look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        run = session.find_run(fleet, job)
+        run = session.find_run(fleet, job, inventory)
         print_lines(run, fleet, _hosts(run, host, ranks), selection, look)
     return 0
 

@@ -15,7 +15,16 @@ from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import LOST_FOR_RUN, Attempt, Cause, NodeStatus, RunStatus, end_and_continue, no_majority
+from ddpctl.spec.outcome import (
+    LOST_FOR_RUN,
+    Attempt,
+    Cause,
+    NodeStatus,
+    RunStatus,
+    Untracked,
+    end_and_continue,
+    no_majority,
+)
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
@@ -35,16 +44,18 @@ _STYLE = {
 }
 
 
-_PS = ("JOB", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
-# For a narrow terminal: not the cluster, which is the same in every row of nearly every inventory; nor the user if so.
-_NARROW = _PS[:-1]
+_PS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
+# A project is shown unless all runs are of the inventory's own. A narrow terminal has neither the cluster, which is the
+# same in every row of nearly every inventory, nor the user if so.
 _LEAST = 76
+MOST_UNTRACKED = 4  # hosts with a line of their own
 _LONG_USER = 8
 
 
 def plan_view(plan: Plan) -> RenderableType:
     """The whole plan; nothing was contacted to make it."""
-    head = Text(f"{plan.job}  run {plan.run}  cluster {plan.cluster}  master {plan.master} ({plan.master_addr})")
+    head = Text(f"{plan.job}  run {plan.run}  cluster {plan.cluster}  project {plan.project}")
+    head.append(f"  master {plan.master} ({plan.master_addr})")
     if plan.world_size is not None:
         head.append(f"  world size {plan.world_size}")
     parts: list[RenderableType] = [head]
@@ -84,7 +95,7 @@ def state_text(state: str) -> Text:
 def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     """One run, with a row a node and, where it failed, the cause; ``candidates``: also what else it may have been."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  world size {run.world_size}")
-    head.append(f"\ncluster {run.cluster}")
+    head.append(f"\ncluster {run.cluster}  project {run.project}")
     if run.started:
         head.append(f"  started {ago(run.started)}")
     if run.ended:
@@ -127,6 +138,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
             parts.append(Text(f"{words}; {end_and_continue(run.job)}", style="yellow"))
     if bothered := [node for node in run.nodes if node.strangers]:
         parts.append(Text(strangers_line(bothered), style="yellow"))
+    parts += [Text(line, style="yellow") for line in untracked_lines(run.untracked)]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
@@ -156,6 +168,24 @@ def cause_view(cause: Cause) -> RenderableType:
     if cause.traceback:
         lines.append(Text(cause.traceback.rstrip()))
     return Group(*lines)
+
+
+def untracked_lines(found: Sequence[Untracked]) -> list[str]:
+    """``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), in /home/...``."""
+    lines = [_untracked_line(one) for one in found[:MOST_UNTRACKED]]
+    if len(found) > MOST_UNTRACKED:
+        lines.append(f"... and such files on {fold([one.host for one in found[MOST_UNTRACKED:]])}")
+    return lines
+
+
+def _untracked_line(one: Untracked) -> str:
+    if one.error is not None:
+        return f"{one.host}: whether files that no output covers stay there is not known: {one.error}"
+    named = ", ".join(f"{name} ({size(length)})" for name, length in one.largest)
+    more = f" and {one.files - len(one.largest)} more" if one.files > len(one.largest) else ""
+    count = f"{'' if one.whole else 'at least '}{plural(one.files, 'file')}"
+    verb = "stays" if one.files == 1 else "stay"
+    return f"{one.host}: {count} that no output covers {verb} on the node: {named}{more}, in {one.folder}"
 
 
 def left_line(node: NodeStatus) -> str:
@@ -245,15 +275,19 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of ours
 
 
-def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
-    """``ddpctl ps``: newest first. A narrow terminal gets shorter names of jobs and hosts, and all of a run id."""
+def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
+    """``ddpctl ps``: newest first. A narrow terminal gets shorter names of jobs and hosts, and all of a run id.
+    ``project``: the inventory's."""
     rows = [(run, _cells(run)) for run in sorted(runs, key=lambda one: one.run, reverse=True)]
     several = len({row["USER"].plain for _, row in rows}) > 1
-    wide, narrow = columns(*_PS), columns(*(name for name in _NARROW if name != "USER" or several))
+    apart = {run.project for run in runs} - {project}
+    names = [name for name in _PS if name != "PROJECT" or apart]
+    wide = columns(*names)
+    narrow = columns(*(name for name in names if name != "CLUSTER" and (name != "USER" or several)))
     for column in narrow.columns:
-        column.no_wrap = column.header != "JOB"  # rich takes room from the others first
+        column.no_wrap = column.header not in ("JOB", "PROJECT")  # rich takes room from the others first
     for run, row in rows:
-        wide.add_row(*row.values())
+        wide.add_row(*(row[name] for name in names))
         short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
         narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
     stuck = [Text(f"{run.job}: {stuck_line(run)}", style="bold yellow") for run in runs if run.diagnosis]
@@ -264,12 +298,13 @@ def _cells(run: RunStatus) -> dict[str, Text]:
     """A run's row, by column."""
     return {
         "JOB": Text(run.job),
+        "PROJECT": Text(run.project),
         "RUN": Text(run.run),
         "STATE": state_text(run.state),
         "STARTED": Text(ago(run.started)),
         "TIME": Text(lasted(run.started, run.ended, live=not run.terminal)),
         "HOSTS": Text(fold(run.hosts)),
-        "USER": Text(str(run.record.get("user", "-"))),
+        "USER": Text(run.user or "-"),
         "CLUSTER": Text(run.cluster),
     }
 
@@ -277,12 +312,13 @@ def _cells(run: RunStatus) -> dict[str, Text]:
 def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Text]:
     """The row for a narrow terminal: the job's name is cut off where its column ends, and a list of hosts of more than
     ``few`` letters becomes their number."""
-    job, hosts, user = (row[name].copy() for name in ("JOB", "HOSTS", "USER"))
-    job.no_wrap, job.overflow = True, "ellipsis"
+    job, project, hosts, user = (row[name].copy() for name in ("JOB", "PROJECT", "HOSTS", "USER"))
+    for one in (job, project):
+        one.no_wrap, one.overflow = True, "ellipsis"
     if len(hosts.plain) > few:
         hosts = Text(count)
     user.truncate(_LONG_USER, overflow="ellipsis")
-    return {**row, "JOB": job, "HOSTS": hosts, "USER": user}
+    return {**row, "JOB": job, "PROJECT": project, "HOSTS": hosts, "USER": user}
 
 
 def kill_view(outcome: KillOutcome) -> RenderableType:

@@ -14,6 +14,7 @@ from pydantic_core import CoreSchema
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
 from ddpctl.spec.job import JobEntry, JobKeys, JobSpec
+from ddpctl.spec.origin import JobId, as_name
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import (
     NAME_PATTERN,
@@ -179,6 +180,10 @@ class InventoryFile(Strict):
     """The file as it is written, before ranges are expanded and defaults are merged."""
 
     cluster: Name = Field(default="default", description="Names the cluster in records and output.")
+    project: Name | None = Field(
+        default=None,
+        description="Keeps its jobs apart from those of other projects; default: the name of this file's folder.",
+    )
     ssh_config: PathText | None = Field(default=None, description="As for `ssh -F`; default: the files that ssh reads.")
     known_hosts: PathText | None = Field(default=None, description="Known host keys; default: the files of ssh_config.")
     defaults: HostKeys = Field(default=HostKeys(), description="Defaults for all hosts: any key of a host.")
@@ -191,6 +196,7 @@ class Inventory(Strict):
     """Everything a command needs to know. ``file`` is where it came from, for messages and records."""
 
     cluster: Name = "default"
+    project: Name = "default"
     ssh_config: str | None = None  # None: ~/.ssh/config, then the machine's
     known_hosts: str | None = None  # None: those of ssh_config, else ~/.ssh/known_hosts
     hosts: tuple[Host, ...]
@@ -202,6 +208,10 @@ class Inventory(Strict):
     def names(self) -> tuple[str, ...]:
         """Every host's name, in order."""
         return tuple(host.name for host in self.hosts)
+
+    def job_id(self, job: str) -> JobId:
+        """The identity of the project's job of that name, which need not be in the file."""
+        return JobId(self.cluster, self.project, job)
 
     def host(self, name: str) -> Host:
         """The host of that name.
@@ -236,8 +246,9 @@ class Inventory(Strict):
         )
 
 
-def build(document: InventoryFile, file: str) -> tuple[Inventory | None, list[Fault]]:
-    """The inventory that a file describes, or everything that does not fit together in it."""
+def build(document: InventoryFile, file: str, folder: str) -> tuple[Inventory | None, list[Fault]]:
+    """The inventory that a file describes, or everything that does not fit together in it. ``folder``: the name of the
+    file's folder."""
     hosts, faults = expand_hosts(document.defaults, document.hosts)
     jobs = {name: _spec(name, entry) for name, entry in document.jobs.items()}
     if not faults:
@@ -247,6 +258,7 @@ def build(document: InventoryFile, file: str) -> tuple[Inventory | None, list[Fa
         return None, faults
     inventory = Inventory(
         cluster=document.cluster,
+        project=document.project or as_name(folder, "project"),
         ssh_config=document.ssh_config,
         known_hosts=document.known_hosts,
         hosts=tuple(hosts),

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpctl.spec.metrics import Values, of_job
+from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
@@ -155,10 +156,25 @@ _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
 
 
 @dataclass(frozen=True)
+class Untracked:
+    """Files that the script wrote into its working folder on a host and that no declared output covers. ``files``: how
+    many, at least if not ``whole``; ``largest``: names below ``folder``, with bytes. ``error``: why it is not known."""
+
+    host: str
+    folder: str = ""
+    files: int = 0
+    bytes: int = 0
+    largest: tuple[tuple[str, int], ...] = ()
+    whole: bool = True
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before.
 
-    ``unheard``: other hosts that were asked which run a name means, and did not answer.
+    ``unheard``: other hosts that were asked which run a name means, and did not answer. ``untracked``: as far as
+    anybody asked.
     """
 
     job: str
@@ -168,6 +184,26 @@ class RunStatus:
     record: Mapping[str, Any] = field(default_factory=dict)
     seen: End | None = None
     unheard: tuple[str, ...] = ()
+    untracked: tuple[Untracked, ...] = ()
+
+    @property
+    def project(self) -> str:
+        return str(self.record["project"])
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.cluster, self.project, self.job)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where it was started; None where a damaged record does not say."""
+        told = self.record.get("origin")
+        return Origin.from_json(told) if told else None
+
+    @property
+    def user(self) -> str | None:
+        """The account that started it."""
+        return self.origin.account if self.origin else None
 
     @property
     def state(self) -> str:
@@ -441,6 +477,7 @@ class RunStatus:
             "job": self.job,
             "run": self.run,
             "cluster": self.cluster,
+            "project": self.project,
             "state": self.state,
             "started": self.started,
             "ended": self.ended,
@@ -454,6 +491,7 @@ class RunStatus:
             "attempt": self.attempts[-1].number,
             "attempts": [one.to_json() for one in self.attempts],
             "continues": self.continues,
+            "untracked": [asdict(one) for one in self.untracked],
         }
 
 

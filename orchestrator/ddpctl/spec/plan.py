@@ -12,6 +12,7 @@ from typing import Any
 
 from ddpctl.spec.again import Earlier, Settings
 from ddpctl.spec.command import REDACTED, Command
+from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker import contract
 
 AUTO = "auto"  # in the place of what is not known
@@ -100,6 +101,7 @@ class Plan:
     job: str
     run: str
     cluster: str
+    project: str
     nodes: tuple[NodePlan, ...]
     master: str
     master_addr: str
@@ -116,8 +118,7 @@ class Plan:
     keep_runs: int | None  # ended runs of this name that stay on a node; None: all
     notify: tuple[Mapping[str, Any], ...]  # as it may be shown
     checkpoint: Mapping[str, Any]
-    user: str
-    controller: str
+    origin: Origin
     created: str
     restarts: int = 0  # attempts after the first
     spares: int = 0  # of the nodes, the last ones: they only step in
@@ -125,6 +126,10 @@ class Plan:
     open_questions: tuple[str, ...] = ()
     settings: Settings | None = None  # for a restart
     earlier: Earlier | None = None  # the run that this one continues
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.cluster, self.project, self.job)
 
     @property
     def first(self) -> int:
@@ -183,8 +188,7 @@ class Plan:
             "ranks": list(node.ranks),
             "argv": list(node.command.argv),
             "cwd": node.command.cwd,
-            "user": self.user,
-            "controller": self.controller,
+            "origin": self.origin.to_json(),
             "created": self.created,
             "torch": node.torch,
             "environment": node.environment,
@@ -202,6 +206,7 @@ class Plan:
             "job": self.job,
             "run": self.run,
             "cluster": self.cluster,
+            "project": self.project,
             "launcher": self.launcher,
             "rendezvous": self.rendezvous,
             "min_nodes": self.min_nodes,
@@ -253,9 +258,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Who starts the run and when: the parts of a plan that are not in any file. ``created`` is ISO 8601 in UTC."""
+    """Who starts the run, from where and when: no file says that. ``created`` is ISO 8601 in UTC."""
 
     run: str
-    user: str
-    controller: str
+    origin: Origin
     created: str

@@ -12,6 +12,7 @@ from ddpctl.errors import UsageError
 from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
 from ddpctl.spec.values import plural
 from ddpctl_worker import contract
@@ -54,6 +55,7 @@ def make_plan(
     launcher = _launcher(job, [facts.node(host.name) for host in hosts])
     shared = _Shared(
         job=job,
+        job_id=inventory.job_id(job.name),
         run=identity.run,
         nnodes=len(hosts) - spares,
         alone=len(hosts) == 1,
@@ -75,6 +77,7 @@ def make_plan(
         job=job.name,
         run=identity.run,
         cluster=inventory.cluster,
+        project=inventory.project,
         nodes=tuple(nodes),
         master=hosts[0].name,
         master_addr=shared.master_addr,
@@ -91,8 +94,7 @@ def make_plan(
         keep_runs=job.keep_runs,
         notify=tuple(notify),
         checkpoint={**job.checkpoint.model_dump(), "paths": list(job.checkpoint.paths)},
-        user=identity.user,
-        controller=identity.controller,
+        origin=identity.origin,
         created=identity.created,
         restarts=job.most_restarts,
         spares=spares,
@@ -106,6 +108,7 @@ class _Shared:
     """What is the same on every node of a plan."""
 
     job: JobSpec
+    job_id: JobId
     run: str
     nnodes: int
     alone: bool  # one host is all there is
@@ -286,6 +289,7 @@ def _environment(
     for name in shared.secret_names:
         env.pop(name, None)  # the secret's own value wins
     env[contract.ENV_JOB] = shared.job.name
+    env[contract.ENV_JOB_ID] = str(shared.job_id)
     env[contract.ENV_RUN] = shared.run
     env[contract.ENV_HOST] = host.name
     env[contract.ENV_HOSTS] = shared.host_map

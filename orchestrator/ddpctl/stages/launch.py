@@ -17,6 +17,7 @@ from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 
@@ -48,6 +49,12 @@ class Launch:
         """The same under a name of its own, in place of the job's: with ports and checkpoints of its own, and alone."""
         assert self.job is not None
         return replace(self, job=self.job.model_copy(update={"name": name}), alone=True, known_as=self.job.name)
+
+    @property
+    def job_id(self) -> JobId:
+        """Of a launch with a job."""
+        assert self.job is not None
+        return self.inventory.job_id(self.job.name)
 
     @property
     def names(self) -> tuple[str, ...]:

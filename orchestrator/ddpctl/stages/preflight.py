@@ -109,7 +109,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = Target.all(launch.hosts, launch.job, launch.nproc)
     names = tuple(target.name for target in targets)
-    want = Want.of(launch.inventory.environment, launch.job, launch.hosts, launch.imports)
+    want = Want.of(launch.inventory, launch.job, launch.hosts, launch.imports)
     tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
@@ -231,7 +231,7 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
     A job gets the same ports every time while they are free, two jobs most likely different ones.
     """
     fixed = [want.master_port] if want.master_port is not None else []
-    number = zlib.crc32(f"{cluster}/{want.job or ''}".encode())
+    number = zlib.crc32(str(want.job or cluster).encode())
     prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % JOB_SLOTS)
     request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
     reply = transport.call("free_port", request, timeout=FREE_PORT_S)

@@ -50,7 +50,9 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
     heard = ask_runs(fleet, run.run)
     record = _recorded(run, heard)
     settings = without(Settings.from_json(record["settings"]), run.unfit)
-    known = inventory.jobs.get(settings.job)
+    own = run.job_id == inventory.job_id(run.job)
+    known = inventory.jobs.get(settings.job) if own else None
+    inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
     archive = _code(run, record["code"], known, fleet, list(heard.results), tell) if record["code"] else None
     same = known is not None and archive is not None and bool(archive.names)
     code = known.code if same and known is not None else "." if archive else None
@@ -90,7 +92,7 @@ def require_ended(run: RunStatus) -> None:
         raise ConnectError(
             f"whether {run.job} (run {run.run}) has ended on {fold(silent)} is not known: no answer"
             + ("; they may have continued it" if restarts else ""),
-            hint=f"once {'enough of them answer' if restarts else 'it answers'} again: ddpctl restart {run.job}"
+            hint=f"once {'enough of them answer' if restarts else 'it answers'} again: ddpctl restart {run.run}"
             + (gone if restarts else ""),
         )
     if run.lacks_majority:
@@ -103,7 +105,7 @@ def require_ended(run: RunStatus) -> None:
     what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
         f"{run.job} is {run.state} (run {run.run} on {fold(run.hosts)}); {what}",
-        hint=f"follow it: ddpctl attach {run.job}; end it: ddpctl kill {run.job}",
+        hint=f"follow it: ddpctl attach {run.run}; end it: ddpctl kill {run.run}",
     )
 
 

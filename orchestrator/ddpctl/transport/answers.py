@@ -24,6 +24,7 @@ RESULTS: Mapping[str, Any] = {
     "probe": preflight.ProbedDict,
     "start": runs.StartedDict,
     "status": runs.RunsDict,
+    "untracked": runs.UntrackedDict,
     "stop": runs.StoppedDict,
     "remove": runs.RemovedDict,
     "metrics": runs.MetricsDict,

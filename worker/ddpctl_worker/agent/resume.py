@@ -32,6 +32,7 @@ from ddpctl_worker.checkpoint.restore import Order, bring, clients, kept
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.contract import TIMEOUT
+from ddpctl_worker.paths import job_id
 from ddpctl_worker.store.relay import PeerGone, context
 
 TRIES, PAUSE_S = 3, 1.0  # to reach a host of the attempt
@@ -46,7 +47,7 @@ class Resume:
     def __init__(self, base: str, run: Mapping[str, Any], copying: Optional[Mapping[str, str]], line: PeerLine) -> None:
         self._line, self._host = line, str(run["host"])
         self._addresses = {one["host"]: one["address"] for one in run["restart"]["hosts"]}
-        self._folder = JobFolder(base, run["job"], self._host)
+        self._folder = JobFolder(base, job_id(run), self._host)
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None
         self._at_work = threading.Lock()  # on the job's folder: one step at a time

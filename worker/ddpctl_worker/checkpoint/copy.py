@@ -425,7 +425,7 @@ def _stays_inside(found: Manifest) -> bool:
     return all(0 <= file["mtime_ns"] < 1 << 63 for file in found["files"].values())
 
 
-def _is_order(order: Dict[str, Any]) -> bool:
+def _is_order(order: Mapping[str, Any]) -> bool:
     try:
         made = own_manifest(Chosen(**{name: order[name] for name in Chosen._fields}), "")
         sources = order["sources"]

@@ -47,6 +47,7 @@ def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
         "job": run["job"],
         "run": run["run"],
         "cluster": run["cluster"],
+        "project": run["project"],
         "host": run["host"],
         "hosts": list(run["hosts"]),
         "state": event["state"],

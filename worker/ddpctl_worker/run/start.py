@@ -18,6 +18,7 @@ from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import links
+from ddpctl_worker.checkpoint.starts import note_start
 from ddpctl_worker.contract import (
     BAD_REQUEST,
     CORRUPT,
@@ -30,7 +31,7 @@ from ddpctl_worker.contract import (
     TERMINAL,
 )
 from ddpctl_worker.doctor import dumps
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.paths import RunPaths, job_id
 from ddpctl_worker.run import detached, guardian, launcher, processes, record
 from ddpctl_worker.run.status import node_status, unfinished
 from ddpctl_worker.store.remove import prune_later
@@ -92,8 +93,8 @@ def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
 
 
 def _beside(base: str, run: Dict[str, Any]) -> List[str]:
-    """The other runs of that name that are live here, by their ids."""
-    found = (one for one in unfinished(base, run["host"]) if one["job"] == run["job"])
+    """The other runs of that job that are live here, by their ids."""
+    found = (one for one in unfinished(base, run["host"]) if job_id(one["record"]) == job_id(run))
     return sorted(str(one["run"]) for one in found if one["run"] != run["run"])
 
 
@@ -259,13 +260,13 @@ def _keeper(
         tied = links.tie(cwd, folder, settings.get("paths") or (), again)
     except (WorkerError, OSError) as error:
         return None, "a path of checkpoint.paths cannot be kept: %s" % error
-    if folder != paths.checkpoint_dir(base, run["job"], run["host"]):
+    if folder != paths.checkpoint_dir(base, job_id(run), run["host"]):
         return None, None
     outputs = list(run.get("outputs") or ())
     order = {"folder": folder, "host": run["host"], "tied": tied, "outputs": outputs}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
-        of_run = {"base": base, "job": run["job"], "hosts": run["hosts"], "replicas": settings["replicas"]}
+        of_run = {"base": base, "job": job_id(run), "hosts": run["hosts"], "replicas": settings["replicas"]}
         order["copying"] = {**of_run, **credentials}
     return order, None
 
@@ -288,7 +289,7 @@ def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
 
 
 def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: str) -> Dict[str, str]:
-    checkpoints = paths.checkpoint_dir(base, request["run"]["job"], request["run"]["host"])
+    checkpoints = paths.checkpoint_dir(base, job_id(request["run"]), request["run"]["host"])
     return launcher.environment(request, launcher.login_environment(), found, checkpoints, cookie)
 
 
@@ -297,7 +298,9 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
     try:
         what = "the folder for checkpoints could not be made"
         if ENV_CHECKPOINT_DIR in env:
-            fs.own_folder(base, *os.path.relpath(env[ENV_CHECKPOINT_DIR], base).split(os.sep))
+            folder = fs.own_folder(base, *os.path.relpath(env[ENV_CHECKPOINT_DIR], base).split(os.sep))
+            if folder == paths.checkpoint_dir(base, job_id(run), run["host"]):
+                note_start(folder, run, time.time())
         what = "the code could not be unpacked"
         _unpack_code(run, base, found)
     except (WorkerError, OSError) as error:
