@@ -154,10 +154,16 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
 
 
 def _note_checkpoints(transport: Recorder) -> None:
-    (one,) = transport.call("checkpoints", {"job": "train"})["manifests"]
-    asked = {"job": "train", "writer": transport.host, "entry": one["entry"], "version": one["version"], "paths": [""]}
+    (one,) = transport.call("checkpoints", {"job_id": "default/default/train"})["manifests"]
+    asked = {
+        "job_id": "default/default/train",
+        "writer": transport.host,
+        "entry": one["entry"],
+        "version": one["version"],
+        "paths": [""],
+    }
     transport.call("fetch_checkpoint", asked)
-    transport.call("set_aside", {"job": "train", "when": "20260102T030405Z"})
+    transport.call("set_aside", {"job_id": "default/default/train", "when": "20260102T030405Z"})
 
 
 def _note_looks(recorders: Mapping[str, Recorder]) -> None:

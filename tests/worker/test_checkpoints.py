@@ -211,9 +211,9 @@ def test_what_is_set_aside_is_not_deleted_and_not_listed(node: Node) -> None:
     assert node.call("set_aside", job_id=JOB, when="20260102T030405Z") == {"name": "job@20260102T030405Z"}, "shared"
     assert node.call("set_aside", job_id=JOB, when="20260102T030406Z") == {"name": None}
     assert known(node) == []
-    assert (node.base / "checkpoints" / "job@20260102T030405Z" / node.host / "model.bin").read_bytes() == b"weights"
+    assert (node.base / "checkpoints" / f"{JOB}@20260102T030405Z" / node.host / "model.bin").read_bytes() == b"weights"
     node.call("gc", days=0, delete=True)
-    assert (node.base / "checkpoints" / "job@20260102T030405Z" / node.host / "model.bin").exists()
+    assert (node.base / "checkpoints" / f"{JOB}@20260102T030405Z" / node.host / "model.bin").exists()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_what_an_ended_run_left_in_a_links_place_is_the_jobs(
 def test_it_does_not_come_back_once_it_was_set_aside(node: Node, unseen: tuple[str, Path, bytes]) -> None:
     _, snapshot, newest = unseen
     name = node.call("set_aside", job_id=JOB, when="20260102T030405Z")["name"]
-    assert (node.base / "checkpoints" / name / node.host / "snapshot.pt").read_bytes() == newest
+    assert (node.base / "checkpoints" / "lab" / "exp" / name / node.host / "snapshot.pt").read_bytes() == newest
     snapshot.parent.mkdir(parents=True, mode=0o700)
     node.call("store_has", hashes=[], job_id=JOB)
     assert not snapshot.exists()
