@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.question import Answer
 from ddpctl.stages.launch import Launch, launch_to_check
 
+NCCL = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 FILE = """
 hosts: [gpu0, gpu1]
 jobs:
@@ -27,7 +29,7 @@ def launch(folder: Path, rendezvous: str) -> Launch:
 
 
 def want(found: Launch) -> Want:
-    return Want.of(found.inventory.environment, found.job, found.hosts, found.imports)
+    return Want.of(found.inventory.environment, found.job, found.hosts, found.imports, found.script)
 
 
 @pytest.mark.parametrize(("rendezvous", "needs"), [("c10d", False), ("etcd-v2", True)])
@@ -54,3 +56,24 @@ def test_a_client_that_is_missing_is_named_with_its_package(tmp_path: Path) -> N
 @pytest.mark.parametrize(("rendezvous", "port"), [("static", 2379), ("etcd-v2", None)])
 def test_the_port_of_etcd_need_not_be_free(tmp_path: Path, rendezvous: str, port: int | None) -> None:
     assert want(launch(tmp_path, rendezvous)).master_port == port
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "backend", "place"),
+    [
+        (NCCL, [], "nccl", "train.py:2"),
+        ("import setup_ddp\n", [], "nccl", "setup_ddp.py:2"),
+        (NCCL, ["--backend", "gloo"], "gloo", None),
+        ("import setup_ddp\n" + NCCL.replace("'nccl'", "pick()"), [], None, None),
+        ("print()\n", [], None, None),
+    ],
+)
+def test_a_preflight_knows_the_backend_of_the_script(
+    tmp_path: Path, text: str, args: list[str], backend: str | None, place: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "setup_ddp.py").write_text(NCCL)
+    (tmp_path / "i.yaml").write_text(json.dumps({"hosts": ["a"], "jobs": {"j": {"script": "train.py", "args": args}}}))
+    inventory = load_inventory(tmp_path / "i.yaml")
+    found = want(launch_to_check(inventory, inventory.job()))
+    assert (found.backend, found.backend_place) == (backend, place)

@@ -25,6 +25,7 @@ from ddpctl_worker.contract import (
     LIVE,
     NO_SPACE,
     OS_ERROR,
+    PLAIN,
     SPAWN_FAILED,
     STARTING,
     TERMINAL,
@@ -221,8 +222,11 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
-        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number)
-        if shim:
+        rank = int(run["node_rank"]) if run.get("launcher") == PLAIN else None
+        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number, rank=rank)
+        if shim and rank is not None:
+            argv = [found.shim, *argv[1:]]
+        elif shim:
             env["PYTHON_EXEC"] = found.shim
     return {
         "top": found.top,

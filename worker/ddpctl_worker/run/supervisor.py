@@ -20,6 +20,7 @@ from ddpctl_worker.contract import (
     FAILED,
     KILLED,
     NODE_LOST,
+    PLAIN,
     RUNNING,
     SIGNALED,
     SPAWN_FAILED,
@@ -373,7 +374,7 @@ class Supervisor:
             self._members,
             self.launcher,
             grace,
-            had_ranks=self._roster.any,
+            had_ranks=self._roster.any and self.run.get("launcher") != PLAIN,
             patience=patience,
             proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
         )
