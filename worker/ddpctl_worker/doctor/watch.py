@@ -17,6 +17,7 @@ from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import flight, look, process, verdict
 from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
+from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.doctor.steps import GROUPS, KEPT
@@ -81,6 +82,7 @@ class RunWatch:
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
+        self._polling = Polling()
         self._inbox: Deque[Tuple[str, Dict[str, Any]]] = deque()
         self._came = Event()  # something is in there
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
@@ -276,7 +278,7 @@ class RunWatch:
         if others:
             self._say({"what": "look", "round": self._round})
         silent = set(others)
-        looks = self.look() + self._others(silent)
+        looks = self._polling.mark(self.look() + self._others(silent))
         absent = [host for host in others if host in silent]
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         ends = excuses_end(found.waited_s, self._stall.limit, looks)
