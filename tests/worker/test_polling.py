@@ -31,7 +31,7 @@ class Paused:
         said: list[dict[str, Any]] = []
         parts = (lambda: subjects, list, dict, said.append, said.append, lambda host: Offset(0.0, 0.0), HostFacts())
         self.watch = RunWatch("node0", ["node0"], STALL_S, Tools("/nowhere", None), *parts, clock=self.clock)
-        self.watch._at = self._glance  # type: ignore[method-assign, assignment]
+        self.watch._at = self._glance  # type: ignore[method-assign]
         self.watch.look = self._look  # type: ignore[method-assign]
 
     def named_after(self, seconds: float) -> float | None:
@@ -55,7 +55,12 @@ class Paused:
         first = self._sleep(self._paused)
         self.clock.sleep(1.0)
         now = NOW + self._paused
-        sleeps = {"sleep_s": self._sleep(self._paused), "polls": first < 1.0, "stack": POLLS, "now": now}
+        sleeps: dict[str, Any] = {
+            "sleep_s": self._sleep(self._paused),
+            "polls": first < 1.0,
+            "stack": POLLS,
+            "now": now,
+        }
         if self._recorded:
             waits = waits_in(0, seconds=40.0)
             waits["now"] = waits["groups"]["0"]["entries"][-1][4] + self._paused

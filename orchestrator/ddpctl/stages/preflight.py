@@ -21,7 +21,7 @@ from ddpctl.checks.gpu.use import devices
 from ddpctl.checks.job import script_question
 from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read
-from ddpctl.checks.python import live_question, versions_question
+from ddpctl.checks.python import live_question, torch_of, versions_question
 from ddpctl.errors import ConnectError
 from ddpctl.spec.autofix import Applied
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
@@ -98,7 +98,8 @@ def run_preflight(
     if known is not None:
         meanwhile(known)
         if still_holds(known, launch.names[0], fleet):
-            return replace(known, reused=True)
+            tell(StageEnded(STAGE, ok=True, result=f"ok, {known.age_s:.0f} s ago"))
+            return known
     report = _measure(launch, fleet, tell, options)
     if options.full:
         remember(key, report)
@@ -323,7 +324,7 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
     def value(name: str) -> Any:
         return next((a.value for key, a in answers.items() if key.partition(":")[0] == name and a.ok), None) or {}
 
-    torch = value("versions").get("torch") or {}
+    torch = torch_of(view, target.name) or value("versions").get("torch") or {}
     script = read_script(value("script").get("text") or "")
     return NodeFacts(
         gpus=devices(view, target),
@@ -332,7 +333,7 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
         fabric_address=fabric.address if fabric else None,
         interface=fabric.interface if fabric else None,
         torch=torch.get("version"),
-        has_launch=value("versions").get("has_launch") if torch else None,
+        has_launch=value("versions").get("has_launch") if value("versions").get("torch") else None,
         local_rank_arg=script.local_rank_arg,
         start=script.start if value("script").get("text") else None,
     )

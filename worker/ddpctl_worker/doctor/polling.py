@@ -42,7 +42,7 @@ class Polling:
         known: Optional[_Sleep] = before.get(key)
         same = known is not None and known.stack == stack
         polls = bool(one.get("polls")) or (known is not None and same and now > known.until)
-        # Of a sleep that goes on only its length may be known, so the first end that was seen counts.
+        # Only the length of a sleep may be known while it lasts, so the first end that was seen counts.
         until = known.until if known is not None and same and not polls else now + float(one["sleep_s"])
         self._known[key] = _Sleep(stack, until)
         return polls

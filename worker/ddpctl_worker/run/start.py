@@ -33,6 +33,7 @@ from ddpctl_worker.contract import (
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, guardian, launcher, processes, record
+from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.status import node_status, unfinished
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
@@ -219,6 +220,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         fs.discard(found.adopted)  # of an attempt before
+    refused = refused or make_output_folders(run.get("outputs") or (), cwd)
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
