@@ -11,9 +11,19 @@ import pytest
 from rich.console import RenderableType
 
 from ddpctl.render.console import make_console
-from ddpctl.render.status import ago, attempt_line, kill_view, lasted, plan_view, runs_table, saved_view, status_view
+from ddpctl.render.status import (
+    ago,
+    attempt_line,
+    end_line,
+    kill_view,
+    lasted,
+    plan_view,
+    runs_table,
+    saved_view,
+    status_view,
+)
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
 from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
@@ -187,6 +197,19 @@ def test_an_attempt_that_ended_to_grow_says_so() -> None:
     after = Attempt(3, ("node0", "node1", "node2"))
     assert attempt_line(before, after).endswith(": stopped to continue on 3 hosts")
     assert attempt_line(before).endswith(": ended")
+
+
+@pytest.mark.parametrize(("suspect", "again"), [(1, False), (0, True)])
+def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
+    """Where the cause is that same rank, it says so already."""
+    one = of("train", ["node0"], state="failed")
+    verdict = f"1 of 2 ranks waits; rank {suspect} on node0 is at train.py:3"
+    suspects = [{"host": "node0", "rank": suspect}]
+    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.started, "time": one.started}
+    cause = Cause("node0", "exited", "boom", one.started or "", rank=1)
+    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.started, cause=cause),))
+    told = "; it was stuck for 20m00s when it ended: " + verdict
+    assert end_line(run) == "node0 rank 1: exited: boom" + (told if again else "")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ddpctl_worker import notes, proc, tool
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import (
     ENV_CHECKPOINT_DIR,
+    EXITED,
     FAILED,
     KILLED,
     NODE_LOST,
@@ -111,7 +112,7 @@ class Supervisor:
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
         self._shutdown = False  # the machine ends this supervisor; the ranks save first
         self._partners = partners_of(self.run, self._roster)
-        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
+        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
         self._stuck: List[int] = []  # programs that cannot be killed, as the guardian knows them
@@ -349,6 +350,14 @@ class Supervisor:
     def _overdue(self) -> Optional[Outcome]:
         diagnosis = self._observer.diagnosis if self._observer else None
         return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang, diagnosis)
+
+    def _hung(self, known: Optional[Outcome]) -> Optional[Outcome]:
+        """The rank that others waited for until they timed out, as the doctor sees it."""
+        causes = [*(self._gang.candidates() if self._gang else []), *([known.cause or {}] if known else [])]
+        found = self._observer.hung(causes) if self._observer else None
+        if found is None:
+            return None
+        return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
 
     def _grace(self) -> float:
         return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
