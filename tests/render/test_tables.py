@@ -14,6 +14,7 @@ from ddpctl.render.console import make_console
 from ddpctl.render.status import (
     ago,
     attempt_line,
+    end_line,
     kill_view,
     lasted,
     plan_view,
@@ -24,7 +25,7 @@ from ddpctl.render.status import (
     untracked_lines,
 )
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus, Untracked
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus, Untracked
 from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
@@ -221,6 +222,19 @@ def test_an_attempt_without_a_cause_has_just_ended() -> None:
     assert attempt_line(Attempt(2, ("node0",), ended="2026-01-01T00:00:00+00:00")).endswith(": ended")
 
 
+@pytest.mark.parametrize(("suspect", "again"), [(1, False), (0, True)])
+def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
+    """Where the cause is that same rank, it says so already."""
+    one = of("train", ["node0"], state="failed")
+    verdict = f"1 of 2 ranks waits; rank {suspect} on node0 is at train.py:3"
+    suspects = [{"host": "node0", "rank": suspect}]
+    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.started, "time": one.started}
+    cause = Cause("node0", "exited", "boom", one.started or "", rank=1)
+    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.started, cause=cause),))
+    told = "; it was stuck for 20m00s when it ended: " + verdict
+    assert end_line(run) == "node0 rank 1: exited: boom" + (told if again else "")
+
+
 @pytest.mark.parametrize(
     ("state", "words"), [("running", "stuck for 3h: 1 of 2"), ("killed", "was stuck for 5m00s when it ended: 1 of 2")]
 )
@@ -245,6 +259,8 @@ def test_strangers_take_one_line() -> None:
         "they were closed, and the run is not harmed"
     )
     assert strangers_line(nodes[1:], now).startswith("210 connections by strangers from 10.0.0.9 to node1, ")
+
+
 def test_ps_shows_projects_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (90, 160):
         lines = printed(runs_table(runs()[:1], "another"), columns, monkeypatch)

@@ -142,6 +142,10 @@ ENV_CHECKPOINT_DIR = "DDPCTL_CHECKPOINT_DIR"
 ENV_METRICS = "DDPCTL_METRICS"
 ENV_COOKIE = "DDPCTL_COOKIE"
 
+# The launcher of a script that starts its own processes: no launcher of torch's, the interpreter itself is started once
+# on each host, and counts as a rank: that of its node.
+PLAIN = "python"
+
 # In a NodePlan's argv, env or cwd these stand for the node's own folders, which only the node can spell (``~``).
 RUN_DIR_TOKEN = "{run_dir}"
 OUTPUT_DIR_TOKEN = "{output_dir}"

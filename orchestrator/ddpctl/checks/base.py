@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.backend import backend_of
 from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host
@@ -24,7 +25,9 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Mesh
 from ddpctl.spec.origin import JobId
+from ddpctl.spec.plain import processes_text
 from ddpctl.spec.question import Answer, Question
+from ddpctl.spec.script import ScriptFacts
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,17 @@ class Want:
     agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
     imports: Imports | None = None  # what the job's program imports; None: not known
+    backend_place: str | None = None  # the file and line that name the backend; None: the arguments do, or nothing
+    processes: str | None = None  # how its processes begin, where torch's launcher does not start them
 
     @classmethod
     def of(
-        cls, inventory: Inventory, job: JobSpec | None, hosts: Sequence[Host], imports: Imports | None = None
+        cls,
+        inventory: Inventory,
+        job: JobSpec | None,
+        hosts: Sequence[Host],
+        imports: Imports | None = None,
+        facts: ScriptFacts | None = None,
     ) -> Want:
         """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
         managed = inventory.environment.mode == "managed"
@@ -110,23 +120,21 @@ class Want:
             master_port=job.master_port if isinstance(job.master_port, int) else None,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
-            backend=backend_of(job.args),
+            **cls.of_script(job, facts, len(hosts)),
             rendezvous=job.rendezvous,
             copies=job.checkpoint.replicas > 0,
             agents=job.most_restarts > 0,
             imports=imports,
         )
 
-
-def backend_of(args: Sequence[str]) -> str | None:
-    """The backend that a script's arguments name, as nearly all scripts call it; None: it chooses by itself."""
-    found = None
-    for index, argument in enumerate(args):
-        name, _, value = argument.partition("=")
-        if name.lstrip("-").replace("_", "-") in ("backend", "dist-backend") and name.startswith("--"):
-            value = value or (args[index + 1] if index + 1 < len(args) else "")
-            found = value if value in ("nccl", "gloo") else None
-    return found
+    @staticmethod
+    def of_script(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> dict[str, Any]:
+        """The fields that the job's script and its arguments decide, for that number of hosts."""
+        script = facts.backend if facts is not None else None
+        backend = backend_of(job.args, script)
+        named = script is not None and backend_of(job.args) is None and backend == script.name
+        place = script.place if script is not None and named else None
+        return {"backend": backend, "backend_place": place, "processes": processes_text(job, facts, hosts)}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.status import cause_line, status_view, untracked_lines
+from ddpctl.render.status import end_line, status_view, untracked_lines
 from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
@@ -41,7 +41,7 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
         return 0
     if not as_json:
         stderr_console().print(status_view(run))
-    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    why = end_line(run)
     word = run.state if run.terminal else contract.FAILED  # a host that is out of reach keeps the state open
     raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
 

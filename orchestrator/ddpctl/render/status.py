@@ -220,6 +220,14 @@ def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> 
     return f"{line}, the last {ago(last, now)}: they were closed, and the run is not harmed"
 
 
+def end_line(run: RunStatus) -> str:
+    """The cause of a run's end, and what it was stuck in, where the cause does not name the same rank."""
+    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    suspects = [(one["host"], one["rank"]) for one in (run.diagnosis or {}).get("suspects", ())]
+    told = run.cause is not None and (run.cause.host, run.cause.rank) in suspects
+    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.terminal and not told else why
+
+
 def slow_line(slow: Mapping[str, Any]) -> str:
     """``slow: rank 2 on node1 is the last one in 94 % of the steps, 22.0 ms after the others``."""
     who, share = f"rank {slow['rank']} on {slow['host']}", round(100 * slow["last_share"])

@@ -195,7 +195,9 @@ class JobKeys(Strict):
         description="NAME=value lines with secrets: they reach the process, never argv, logs, records.",
     )
     requires: Requires = Field(default=Requires(), description="What every node must have before the job starts.")
-    outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
+    outputs: Paths = Field(
+        default=(), description="What ddpctl fetch brings back, relative to the workdir: folders are made there."
+    )
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
     restarts: _Restarts = Field(default=0, description="Attempts after the first, which the nodes start by themselves.")
     spares: _Spares = Field(default=0, description="Hosts beyond nodes that step in for one that is lost.")

@@ -13,6 +13,7 @@ from typing import Any
 from ddpctl.spec.again import Earlier, Settings
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.origin import JobId, Origin
+from ddpctl.spec.script import Start
 from ddpctl_worker import contract
 
 AUTO = "auto"  # in the place of what is not known
@@ -31,6 +32,7 @@ class NodeFacts:
     python: str | None = None  # the interpreter of a managed environment, once it stands
     environment: str | None = None  # and the hash of its lock
     local_rank_arg: str | None = None  # how a script that lies on the node wants its local rank
+    start: Start | None = None  # and how its processes begin
     machine: str | None = None  # its type as the kernel calls it: x86_64, aarch64
 
 

@@ -69,7 +69,6 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
         nproc=settings.nproc,
         identity=identity,
         archive=archive,
-        local_rank_arg=settings.local_rank_arg,
         secrets=secrets,
         notify=notify,
         alone=True,

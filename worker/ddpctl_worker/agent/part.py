@@ -13,7 +13,7 @@ from ddpctl_worker import fs
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent.document import Choice
 from ddpctl_worker.agent.state import Progress
-from ddpctl_worker.contract import FAILED, KILLED, SPAWN_FAILED, TERMINAL
+from ddpctl_worker.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import lease as leases
@@ -58,6 +58,8 @@ def _gang(hosts: List[str], members: Mapping[str, Any], host: str, port: Any) ->
 
 def attempt_argv(argv: List[str], part: Mapping[str, Any]) -> List[str]:
     """The launcher's command line for an attempt, from that of another one."""
+    if part.get("launcher") == PLAIN:
+        return list(argv)
     values = {
         "--nnodes": part["nnodes"],
         "--node_rank": part["node_rank"],

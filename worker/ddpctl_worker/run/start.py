@@ -26,6 +26,7 @@ from ddpctl_worker.contract import (
     LIVE,
     NO_SPACE,
     OS_ERROR,
+    PLAIN,
     SPAWN_FAILED,
     STARTING,
     TERMINAL,
@@ -33,6 +34,7 @@ from ddpctl_worker.contract import (
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.paths import RunPaths, job_id
 from ddpctl_worker.run import detached, guardian, launcher, processes, record
+from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.status import node_status, unfinished
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
@@ -209,11 +211,15 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         fs.discard(found.adopted)  # of an attempt before
+    refused = refused or make_output_folders(run.get("outputs") or (), cwd)
     if refused is None:
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
-        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number)
-        if shim:
+        rank = int(run["node_rank"]) if run.get("launcher") == PLAIN else None
+        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number, rank=rank)
+        if shim and rank is not None:
+            argv = [found.shim, *argv[1:]]
+        elif shim:
             env["PYTHON_EXEC"] = found.shim
     return {
         "top": found.top,

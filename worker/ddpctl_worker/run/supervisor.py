@@ -17,9 +17,11 @@ from ddpctl_worker import notes, proc, tool
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import (
     ENV_CHECKPOINT_DIR,
+    EXITED,
     FAILED,
     KILLED,
     NODE_LOST,
+    PLAIN,
     RUNNING,
     SIGNALED,
     SPAWN_FAILED,
@@ -109,7 +111,7 @@ class Supervisor:
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
         self._shutdown = False  # the machine ends this supervisor; the ranks save first
-        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
+        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
         self._stuck: List[int] = []  # programs that cannot be killed, as the guardian knows them
@@ -348,6 +350,14 @@ class Supervisor:
         diagnosis = self._observer.diagnosis if self._observer else None
         return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang, diagnosis)
 
+    def _hung(self, known: Optional[Outcome]) -> Optional[Outcome]:
+        """The rank that others waited for until they timed out, as the doctor sees it."""
+        causes = [*(self._gang.candidates() if self._gang else []), *([known.cause or {}] if known else [])]
+        found = self._observer.hung(causes) if self._observer else None
+        if found is None:
+            return None
+        return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
+
     def _grace(self) -> float:
         return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
 
@@ -382,8 +392,9 @@ class Supervisor:
 
     def _stopped_ranks(self) -> Ranks:
         failed = any(death.status for _, death in self._roster.dead())
+        any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # there the rank takes the launcher's place
         store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
-        return Ranks({one.pid for one in self._roster.alive()}, failed, store, self._roster.any)
+        return Ranks({one.pid for one in self._roster.alive()}, failed, store, any_rank)
 
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
