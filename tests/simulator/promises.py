@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpctl_worker.agent.document import Attempt, Choice
+from ddpctl_worker.agent.document import AgreedAttempt, CheckpointChoice
 from ddpctl_worker.agent.limits import END_S
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Promises:
 
     # --- events
 
-    def see_start(self, name: str, attempt: Attempt) -> None:
+    def see_start(self, name: str, attempt: AgreedAttempt) -> None:
         number = attempt.number
         meaning = (attempt.hosts, attempt.master_port, attempt.gang_port)
         if self._meanings.setdefault(number, meaning) != meaning:
@@ -51,7 +51,7 @@ class Promises:
             self.fail(f"attempt {number} starts on {name} after a host has recorded the end {self._recorded}")
         self._check_attempts()
 
-    def _check_ready(self, name: str, attempt: Attempt) -> None:
+    def _check_ready(self, name: str, attempt: AgreedAttempt) -> None:
         """No rank starts before every host has in place what the attempt resumes from."""
         if attempt.number == 1 or not self._world.resumes:
             return
@@ -59,7 +59,7 @@ class Promises:
         if late:
             self.fail(f"attempt {attempt.number} starts on {name} before {late[0]} is ready")
 
-    def see_restored(self, name: str, number: int, choice: Choice) -> None:
+    def see_restored(self, name: str, number: int, choice: CheckpointChoice) -> None:
         self._ready.add((name, number))
         if self._resumed.setdefault(number, choice.digest) != choice.digest:
             self.fail(f"attempt {number} resumes from {self._resumed[number]} and, on {name}, from {choice.digest}")
