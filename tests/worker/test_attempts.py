@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl.spec.script import Start
 from ddpctl_worker.agent.part import attempt_argv, attempt_record
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.launcher import environment
+from tests.worker.checkpoints import OF_JOB
 
 NAMES = [f"n{i}" for i in range(4)]
 
@@ -25,7 +27,7 @@ def plan(hosts: int, nproc: list[int], start: Start = "ranks") -> Plan:
     chosen = [Host(name=name, address=f"10.0.0.{i + 1}", slots=nproc[i]) for i, name in enumerate(NAMES[:hosts])]
     facts = Facts({one.name: NodeFacts(fabric_address=one.address) for one in chosen}, 29500, 29600)
     job = JobSpec(name="job", script="train.py", restarts=3)
-    identity = RunIdentity("20260102T030405Z-abcdef", "me", "here", "2026-01-02T03:04:05+00:00")
+    identity = RunIdentity("20260102T030405Z-abcdef", Origin("me", "here", "/home/me", 1), "2026-01-02T03:04:05+00:00")
     return make_plan(Inventory(hosts=tuple(chosen)), job, chosen, identity, facts=facts, start=start)
 
 
@@ -102,7 +104,7 @@ def test_what_an_attempt_shares_with_its_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("own", "told"), [({}, "n0:1,n1:1"), ({"host_map": "n1:1"}, "n1:1")], ids=["first", "later"])
 def test_a_rank_finds_the_hosts_of_its_attempt(own: dict[str, str], told: str, tmp_path: Path) -> None:
     """The plan's, until an attempt has hosts of its own."""
-    run = {"job": "train", "run": "r", "host": "n1", **own}
+    run = {**OF_JOB, "run": "r", "host": "n1", **own}
     request = {"run": run, "env": {"DDPCTL_HOSTS": "n0:1,n1:1"}}
     env = environment(request, {"DDPCTL_HOSTS": "login's"}, RunPaths(str(tmp_path / "n1")), "", "cookie")
     assert env["DDPCTL_HOSTS"] == told

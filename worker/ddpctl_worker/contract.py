@@ -65,6 +65,7 @@ OOM = "oom"
 KILLED_BY_USER = "killed_by_user"
 NODE_LOST = "node_lost"
 NODE_REBOOTED = "node_rebooted"
+LINK_LOST = "link_lost"  # no rank and no host is at fault, the path between two hosts is; the cause names both
 SUPERVISOR_LOST = "supervisor_lost"
 RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
 SILENCE = "silence"
@@ -109,7 +110,8 @@ SLOW = "slow"  # stopped early, with the rate so far
 STALLED = "stalled"  # small messages pass and big ones never arrive
 BROKEN = "failed"
 
-STOP_GRACE_S = 10.0  # from SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else
+# From SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else: as torchrun's and Slurm's (KillWait).
+STOP_GRACE_S = 30.0
 
 # --- what ranks say --------------------------------------------------------------------------------------------------
 # A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,
@@ -129,6 +131,7 @@ VICTIM_WORDS = (
 
 # --- environment of a job's process -----------------------------------------------------------------------------------
 ENV_JOB = "DDPCTL_JOB"
+ENV_JOB_ID = "DDPCTL_JOB_ID"  # CLUSTER/PROJECT/JOB: its name alone may be that of other projects' jobs, too
 ENV_RUN = "DDPCTL_RUN"
 ENV_RUN_DIR = "DDPCTL_RUN_DIR"
 ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"

@@ -21,9 +21,10 @@ from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host
 from ddpctl.spec.imports import Imports
-from ddpctl.spec.inventory import Environment
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Mesh
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.plain import processes_text
 from ddpctl.spec.question import Answer, Question
 from ddpctl.spec.script import ScriptFacts
@@ -42,7 +43,6 @@ class Target:
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
-    witness: bool = False  # it runs nothing of the job, and only votes
     environment: str | None = None  # the interpreter of a managed environment, once it is there
 
     @classmethod
@@ -75,7 +75,7 @@ class Target:
 class Want:
     """What the job needs, None where no job was named."""
 
-    job: str | None = None
+    job: JobId | None = None
     script: str | None = None
     workdir: str | None = None  # a folder on the node, when the code is not sent
     master: str | None = None
@@ -85,7 +85,7 @@ class Want:
     data: tuple[str, ...] = ()
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
-    rendezvous: str = "static"  # static, c10d or etcd-v2
+    rendezvous: str = "static"  # static or c10d
     copies: bool = False  # hosts keep copies of each other's checkpoints
     agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
@@ -96,15 +96,15 @@ class Want:
     @classmethod
     def of(
         cls,
-        environment: Environment,
+        inventory: Inventory,
         job: JobSpec | None,
         hosts: Sequence[Host],
         imports: Imports | None = None,
         facts: ScriptFacts | None = None,
     ) -> Want:
         """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
-        managed = environment.mode == "managed"
-        packages = () if managed else tuple(environment.packages)
+        managed = inventory.environment.mode == "managed"
+        packages = () if managed else tuple(inventory.environment.packages)
         master = hosts[0].name
         names = tuple(
             sorted({h.fabric_address for h in hosts if h.fabric_address and not is_literal(h.fabric_address)})
@@ -114,11 +114,10 @@ class Want:
             return any_job
         return replace(
             any_job,
-            job=job.name,
+            job=inventory.job_id(job.name),
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
-            # That of etcd is not the job's own: it is in use, and should be.
-            master_port=job.master_port if isinstance(job.master_port, int) and job.rendezvous != "etcd-v2" else None,
+            master_port=job.master_port if isinstance(job.master_port, int) else None,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
             **cls.of_script(job, facts, len(hosts)),
@@ -180,18 +179,6 @@ class View:
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
-
-    @cached_property
-    def of_nodes(self) -> View:
-        """The same without the witness: what most checks see."""
-        if not (others := {target.name for target in self.targets if target.witness}):
-            return self
-        return replace(
-            self,
-            targets=tuple(target for target in self.targets if not target.witness),
-            answers={host: told for host, told in self.answers.items() if host not in others},
-            mesh=self.mesh.without(others) if self.mesh is not None else None,
-        )
 
     def value(self, host: str, question: Question) -> Any:
         """What the host answered; None where it was not asked or could not tell."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ddpctl.files.extends import inherited, jobs_of
 from ddpctl.files.tree import Node
 from ddpctl.spec.inventory import nearest, suggestion
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import as_name
 from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
 from ddpctl.spec.values import NAME_RULE, is_name, plural
 
@@ -119,7 +119,7 @@ def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path
         old.value.pop("args_extra", None)
         _put(old, {"script": None if module else script, "module": program if module else None, "args": args})
         return str(job)
-    name = job if job is not None else job_name(program if module else Path(program).stem)
+    name = job if job is not None else as_name(program if module else Path(program).stem, "job")
     if not is_name(name):
         raise UsageError(f"{name!r} is not a valid name for a job", hint=NAME_RULE)
     node = _node({})
@@ -177,12 +177,6 @@ def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
     typed = (here / Path(program).expanduser()).resolve()
     folder = (base / Path(text).expanduser()).resolve()
     return str(typed.relative_to(folder)) if typed.is_file() and typed.is_relative_to(folder) else program
-
-
-def job_name(text: str) -> str:
-    """``text`` with everything that a name cannot hold replaced."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63]
-    return name if is_name(name) else "job"
 
 
 def _jobs(root: Node) -> dict[str, Node]:

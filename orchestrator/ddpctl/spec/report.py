@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -93,14 +93,16 @@ class RunReport:
             "job": run.job,
             "run": run.run,
             "cluster": run.cluster,
+            "project": run.project,
+            "folder": run.origin.folder if run.origin else None,
             "state": run.state,
             "verdict": self.headline,
             "made": self.made.isoformat(timespec="seconds"),
             "started": run.started,
             "ended": run.ended,
             "duration_s": self.duration_s,
-            "user": run.record.get("user"),
-            "controller": next((one.get("controller") for one in self.launches.values()), None),
+            "user": run.user,
+            "controller": run.origin.machine if run.origin else None,
             "world_size": run.world_size,
             "code": dict(self.code) or None,
             "command": list(self.command),
@@ -108,8 +110,8 @@ class RunReport:
             "nodes": [self._node(node.host) | node.to_json() for node in run.nodes],
             "continues": run.continues,
             "attempts": [one.to_json() for one in run.attempts],
-            "cause": asdict(cause) if cause else None,
-            "candidates": [asdict(one) for one in run.candidates],
+            "cause": cause.to_json() if cause else None,
+            "candidates": [one.to_json() for one in run.candidates],
             "diagnosis": dict(run.diagnosis) if run.diagnosis else None,
             "slow": [{name: one[name] for name in SLOW} for one in run.slow],
             "metrics": [one.to_json() for one in self.curves],

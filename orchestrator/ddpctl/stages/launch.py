@@ -14,16 +14,15 @@ from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.again import Earlier, Settings, keys_of
-from ddpctl.spec.imports import Import, Imports
-from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts, witness_of
+from ddpctl.spec.imports import Imports
+from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.plain import processes_text, refuse_number, start_of
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl.spec.script import ScriptFacts
-
-ETCD = Import("import etcd", "rendezvous: etcd-v2", None)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Launch:
     notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # with the secrets that their addresses are
     own_checkpoints: bool = False  # a folder of the run's own, not the job's
     spares: int = 0  # of the hosts, the last ones: they only step in
-    witness: Host | None = None  # beside the hosts: it only votes on restarts
     alone: bool = False  # no other run of the job's name may be live
     known_as: str | None = None  # the job's name in the inventory, where the run has one of its own
     settings: Settings | None = None  # of the run that is continued
@@ -56,14 +54,15 @@ class Launch:
         return replace(self, job=self.job.model_copy(update={"name": name}), alone=True, known_as=self.job.name)
 
     @property
+    def job_id(self) -> JobId:
+        """Of a launch with a job."""
+        assert self.job is not None
+        return self.inventory.job_id(self.job.name)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The hosts' names in node rank order."""
         return tuple(host.name for host in self.hosts)
-
-    @property
-    def members(self) -> tuple[Host, ...]:
-        """The hosts and the witness: all that have to be reached."""
-        return self.hosts if self.witness is None else (*self.hosts, self.witness)
 
     @property
     def managed(self) -> bool:
@@ -72,11 +71,8 @@ class Launch:
 
     @cached_property
     def imports(self) -> Imports | None:
-        """What the job's script imports, and its rendezvous; None where the script's text is not here."""
-        found = code_imports(self.archive, self.job) if self.job is not None else None
-        if found is None or self.job is None or self.job.rendezvous != "etcd-v2":
-            return found
-        return replace(found, statements=(ETCD, *found.statements))
+        """What the job's script imports; None where the script's text is not here."""
+        return code_imports(self.archive, self.job) if self.job is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -111,7 +107,6 @@ class Launch:
             notify=[shown(one) for one in self.notify],
             nproc=self.nproc,
             spares=self.spares,
-            witness=self.witness,
         )
         plan = replace(plan, settings=settings, earlier=self.earlier)
         return plan.with_own_checkpoints() if self.own_checkpoints else plan
@@ -148,7 +143,6 @@ def launch_of(
         job=job,
         hosts=(*hosts, *spares),
         spares=len(spares),
-        witness=witness_of(inventory, job, (*hosts, *spares)),
         nproc=nproc,
         identity=identity,
         archive=packed(job),
@@ -174,12 +168,10 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
     if job is None:
         return Launch(inventory, None, inventory.hosts)
-    hosts = job_hosts(inventory, job, "all")
     script = None
     with contextlib.suppress(InventoryError):
         script = inspect_script(job)
-    witness = witness_of(inventory, job, hosts)
-    return Launch(inventory, job, hosts, witness=witness, archive=packed(job), script=script)
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=packed(job), script=script)
 
 
 def packed(job: JobSpec) -> CodeArchive | None:

@@ -111,10 +111,8 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     cluster = launch.inventory.cluster
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = Target.all(launch.hosts, launch.job, launch.nproc)
-    if launch.witness is not None:
-        targets += tuple(replace(one, witness=True) for one in Target.all([launch.witness], None))
     names = tuple(target.name for target in targets)
-    want = Want.of(launch.inventory.environment, launch.job, launch.members, launch.imports, launch.script)
+    want = Want.of(launch.inventory, launch.job, launch.hosts, launch.imports, launch.script)
     tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
@@ -233,8 +231,6 @@ def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Ques
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
-    if target.witness:
-        return (network_question(target, want),)
     script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
     live = (live_question(target, want),) if counted else ()
@@ -247,7 +243,7 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
     A job gets the same ports every time while they are free, two jobs most likely different ones.
     """
     fixed = [want.master_port] if want.master_port is not None else []
-    number = zlib.crc32(f"{cluster}/{want.job or ''}".encode())
+    number = zlib.crc32(str(want.job or cluster).encode())
     prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % JOB_SLOTS)
     request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
     reply = transport.call("free_port", request, timeout=FREE_PORT_S)
@@ -269,8 +265,7 @@ def _with_mesh(
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    witness = next((target.name for target in view.targets if target.witness), None)
-    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents, witness=witness)
+    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents)
     mesh, errors = run_mesh(plan, fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}

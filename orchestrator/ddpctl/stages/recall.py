@@ -25,7 +25,7 @@ def key_of(launch: Launch) -> str:
     asked = {
         "ddpctl": ddpctl.__version__,
         "inventory": launch.inventory.model_dump(mode="json", exclude={"jobs", "file"}),
-        "hosts": [host.model_dump(mode="json") for host in launch.members],
+        "hosts": [host.model_dump(mode="json") for host in launch.hosts],
         "job": job.model_dump(mode="json") if job else None,
         "imports": asdict(imports) if imports is not None else None,
         "script": asdict(launch.script) if launch.script is not None else None,

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 from ddpctl_worker import contract, fs, proc
 from ddpctl_worker.output.drain import Drain
 from ddpctl_worker.output.lines import STDERR, STDOUT
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.paths import RunPaths, job_id
 from ddpctl_worker.run import cgroup, processes
 from ddpctl_worker.run.cgroup import ControlGroup
 from ddpctl_worker.run.record import attempt_of
@@ -104,6 +104,7 @@ def environment(
     found.update(
         {
             contract.ENV_JOB: run["job"],
+            contract.ENV_JOB_ID: job_id(run),
             contract.ENV_RUN: run["run"],
             contract.ENV_HOST: run["host"],
             contract.ENV_RUN_DIR: paths.top,

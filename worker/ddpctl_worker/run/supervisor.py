@@ -44,11 +44,11 @@ from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
 from ddpctl_worker.run.launcher import Launching, way_in_stands
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
-from ddpctl_worker.run.partners import partners_of
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
+from ddpctl_worker.strangers import TALLY
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ ONLY_OUTSIDE = (
 CUT_OFF = "%(host)s does not reach enough of the run's hosts any more, which may continue without it"
 AGENT_GONE = (
     "ddpctl's agent on %(host)s has ended, and the other hosts may continue without it; was it killed, for lack of "
-    "memory say (see dmesg there)? `ddpctl attach %(job)s` has the host take part again"
+    "memory say (see dmesg there)? this run uses the host no more; `ddpctl restart %(job)s` does once the run has ended"
 )
 Reply = Callable[[Optional[str]], None]
 
@@ -111,7 +111,6 @@ class Supervisor:
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
         self._shutdown = False  # the machine ends this supervisor; the ranks save first
-        self._partners = partners_of(self.run, self._roster)
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
@@ -127,7 +126,8 @@ class Supervisor:
             self._launching.claim()
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
-        if refused is None and not self._stop_asked():
+        # This process may have been held up: another attempt may run elsewhere by now.
+        if refused is None and not self._lease.over() and not self._stop_asked():
             refused = self._launching.start(self._drain)
             self._keeping.start()
             self._stop_asked()  # meanwhile, by one who found nobody to signal
@@ -140,8 +140,7 @@ class Supervisor:
         self._recorder.start()
         if self._gang:
             self._gang.start()
-        if self._partners:
-            self._partners.start()
+            TALLY.start(self.paths.strangers("supervisor"))
         if refused is not None:
             self._refuse(refused)
 
@@ -228,6 +227,8 @@ class Supervisor:
                 self._deputy.take_over()
             elif self._roster.owns(fd):
                 self._roster.ended(fd)
+                if self._stopper is not None:
+                    self._stopper.rank_ended()
         self._at = notes.boottime()
 
     def _collect(self) -> None:
@@ -295,9 +296,6 @@ class Supervisor:
             self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
-        lost = self._partners.end(self.status) if self._partners and self._ending.known is None else None
-        if lost is not None:
-            self._ending.propose(lost)
         self._ending.look(self.status, self._stopper is not None, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
@@ -334,7 +332,8 @@ class Supervisor:
         self._asked_grace = None if grace is None else float(grace)
         self._begin_stop()
         if self._stopper is not None and grace is not None:
-            self._stopper.shorten(float(grace))
+            allowed = self._stopper.allow if request.get("longer") else self._stopper.shorten
+            allowed(float(grace))
 
     def _end_at_once(self) -> None:
         """The other hosts may start the ranks of the next attempt from now on."""
@@ -383,13 +382,19 @@ class Supervisor:
             self._members,
             self.launcher,
             grace,
-            had_ranks=self._roster.any and self.run.get("launcher") != PLAIN,
+            ranks=self._stopped_ranks,
             patience=patience,
             proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
         )
         if self.status is None:
             self.state = STOPPING
             self._save_state()
+
+    def _stopped_ranks(self) -> Ranks:
+        failed = any(death.status for _, death in self._roster.dead())
+        any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # there the rank takes the launcher's place
+        store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
+        return Ranks({one.pid for one in self._roster.alive()}, failed, store, any_rank)
 
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
@@ -407,8 +412,6 @@ class Supervisor:
         assert self.outcome is not None
         if self._drain_until is None:
             self._tether.tell(ended=True)  # from now on no lease is needed
-        if self._partners:
-            self._partners.stop()
         self._drain.close()
         if self._gang:
             if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
