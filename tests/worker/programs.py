@@ -128,8 +128,8 @@ def thread_stopped(pid: int) -> Iterator[None]:
             stopper.stdout.close()
 
 
-# A worker in the process group of the rank, as a data loader has it; without it the next batch fails. SIGTERM asks for a
-# save, which takes a while. Rank 1 may be told to fail then. A grandchild has left the session.
+# A worker in the process group of the rank, as a data loader has it; without it the next batch fails. SIGTERM asks for
+# a save, which takes a while. Rank 1 may be told to fail then. A grandchild has left the session.
 LOADER = """
 import multiprocessing, os, signal, subprocess, sys, time
 def batches(pipe):

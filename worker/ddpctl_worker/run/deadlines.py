@@ -100,8 +100,8 @@ class Deadlines:
     def _apart(self, gang: Gang, head: str) -> Outcome:
         """This node has never got an answer from the hub's host."""
         text = (
-            "%s: no connection of %s to port %d of %s was answered for %g s: check the switch, cable and firewall between "
-            "them, and whether %s is up"
+            "%s: no connection of %s to port %d of %s was answered for %g s: check the switch, cable and firewall "
+            "between them, and whether %s is up"
         ) % (head, self._host, gang.address[1], gang.hub_host, self._start or 0.0, gang.hub_host)
         return outcomes.failed(outcomes.cause(self._host, LINK_LOST, text, peer=gang.hub_host))
 

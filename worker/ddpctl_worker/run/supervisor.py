@@ -388,8 +388,10 @@ class Supervisor:
 
     def _stopped_ranks(self) -> Ranks:
         failed = any(death.status for _, death in self._roster.dead())
+        alive = {one.pid for one in self._roster.alive()}
         store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
-        return Ranks({one.pid for one in self._roster.alive()}, failed, store, self._roster.any)
+        saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
+        return Ranks(alive, failed, saves, self._roster.any)
 
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
