@@ -168,7 +168,7 @@ def test_of_a_live_run_with_restarts_the_lost_hosts_are_told_and_what_uses_them_
     assert not any("majority" in line for line in said)
     fewer = replace(run, nodes=(live.nodes[0], *(replace(one, state="lost") for one in live.nodes[1:])))
     end = f"ddpctl kill {RUN}, then ddpctl restart {RUN}"
-    assert any(end in line for line in printed(status_view(fewer), 200, monkeypatch))
+    assert any(end in line for line in printed(status_view(fewer), 300, monkeypatch))
     ended = replace(run, nodes=tuple(replace(one, state="lost") for one in live.nodes))
     assert not any(again in line for line in printed(status_view(ended), 200, monkeypatch))
 

@@ -6,9 +6,9 @@ no rank is known, the launcher gets SIGTERM; without a launcher all that is left
 forward nothing, and a launcher killed while it spawns leaves orphans). What lives after the grace is killed.
 
 A launcher that sees a rank fail signals its other ranks and their children, which may be saving. So it is stopped
-(SIGSTOP) until the ranks have ended. The launcher of node rank 0 serves the store, which a save may need: it is stopped
-only once a rank has failed, and may be quicker. If a rank had failed before the stop, the launcher has told the ranks
-already.
+(SIGSTOP) until the ranks have ended. The launcher of node rank 0 serves the store, which a save may need: if a rank
+there has a handler for SIGTERM, the launcher is stopped only once a rank has failed, and may be quicker. If a rank had
+failed before the stop, the launcher has told the ranks already.
 
 A launcher that succeeded may leave something that still works, an upload say: that gets ``patience`` first, in which
 nothing is signalled.
@@ -32,7 +32,7 @@ class Ranks(NamedTuple):
 
     alive: Set[int]  # pids
     failed: bool  # one has
-    store: bool  # the launcher may serve their store
+    store: bool  # the launcher serves a store that they may need for a save
     any: bool  # there were some
 
 
@@ -95,9 +95,15 @@ class Stopper:
         self.deadline = time.monotonic() + max(0.0, grace)
 
     def rank_ended(self) -> None:
-        """At once, before the launcher sees it; the next tick does the rest."""
+        """At once, before the launcher sees it: after the last rank it would wait for other nodes in torch's exit
+        barrier, where it hears no signal. The next tick does the rest."""
         known = self._ranks()
-        if self._by_launcher is False and known.failed and known.alive and self._launcher is not None:
+        if self._by_launcher is not False or self._launcher is None:
+            return
+        if not known.alive:
+            self._tell(self._launcher)
+            send(self._launcher, signal.SIGCONT)
+        elif known.failed:
             send(self._launcher, signal.SIGSTOP)
 
     def tick(self) -> bool:
@@ -114,7 +120,10 @@ class Stopper:
         if now < self._ask_at:
             return False
         self._seen.update((one.pid, one.start) for one in found.values())
-        if now >= self.deadline or self._stuck_alone(found, now):
+        if now < self.deadline and self._stuck_alone(found, now):
+            for one in found.values():  # the launcher: nothing of the job's was forced
+                send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL)
+        elif now >= self.deadline:
             self._kill(found)
             if now >= self.deadline + GIVE_UP_S:
                 left = sorted(set(found) | self._proof.pids())
@@ -131,17 +140,20 @@ class Stopper:
         if self._by_launcher is None:
             self._by_launcher = known.failed or not known.alive
         ranks = [] if self._by_launcher else [who for who in everyone if who.pid in known.alive]
-        for who in ranks or launcher or everyone:
-            if (who.pid, who.start) not in self._told:
-                self._told.add((who.pid, who.start))
-                send(who, signal.SIGTERM)
         held = launcher if ranks and (known.failed or not known.store) else []
         for who in held:
             send(who, signal.SIGSTOP)
+        for who in ranks or launcher or everyone:
+            self._tell(who)
         # A stopped process acts on SIGTERM once it continues, a rank on its launcher's too; some are stopped later.
         for who in everyone:
             if found[who.pid].state == "T" and who not in held:
                 send(who, signal.SIGCONT)
+
+    def _tell(self, who: ProcessId) -> None:
+        if (who.pid, who.start) not in self._told:
+            self._told.add((who.pid, who.start))
+            send(who, signal.SIGTERM)
 
     def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
         alone = self._ranks().any and self._launcher is not None and set(found) == {self._launcher.pid}

@@ -393,8 +393,10 @@ class Supervisor:
     def _stopped_ranks(self) -> Ranks:
         failed = any(death.status for _, death in self._roster.dead())
         any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # there the rank takes the launcher's place
+        alive = {one.pid for one in self._roster.alive()}
         store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
-        return Ranks({one.pid for one in self._roster.alive()}, failed, store, any_rank)
+        saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
+        return Ranks(alive, failed, saves, any_rank)
 
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
