@@ -48,7 +48,7 @@ def kill_beside_up(scene: Scene) -> bool:
 def two_kills(scene: Scene) -> bool:
     """From two places at once."""
     for site in (scene.site, scene.site.elsewhere("second")):
-        scene.others.append(("kill", site.start("kill", scene.job), ENDED))
+        scene.others.append(("kill", site.start("kill", scene.job, "--any-project"), ENDED))
     return True
 
 

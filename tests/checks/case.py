@@ -33,6 +33,7 @@ from ddpctl.checks.python import live_question, versions_question
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Speed
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Answer
 from ddpctl.spec.source import SourceFault
 
@@ -128,6 +129,8 @@ def _target(given: str | dict[str, Any]) -> Target:
 def _want(given: dict[str, Any]) -> Want:
     tuples = {field.name for field in fields(Want) if "tuple" in str(field.type)}
     made: dict[str, Any] = {key: tuple(value) if key in tuples else value for key, value in given.items()}
+    if "job" in made:
+        made["job"] = JobId("lab", "exp", made["job"])
     if "imports" in made:
         made["imports"] = _imports(made["imports"])
     return Want(**made)

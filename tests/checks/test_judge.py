@@ -16,6 +16,7 @@ from ddpctl.checks.report import differences
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Answer, Question, as_request
 from ddpctl_worker import facts
 
@@ -50,7 +51,7 @@ def test_two_checks_share_a_question_with_the_longer_deadline() -> None:
 
 def test_every_question_is_one_the_worker_knows_and_travels_as_json() -> None:
     want = Want(
-        job="j",
+        job=JobId("lab", "exp", "j"),
         script="/x.py",
         workdir="/w",
         master="a",
@@ -154,12 +155,20 @@ def test_nobody_answered_nothing_is_said() -> None:
 
 
 def test_no_gpu_host_that_answers_nothing_at_all_breaks_any_check() -> None:
-    view = View(NODES, Want(job="j", master="a", master_port=1), {node.name: {} for node in NODES})
+    view = View(NODES, Want(job=JobId("lab", "exp", "j"), master="a", master_port=1), {node.name: {} for node in NODES})
     judge.verdicts(CATALOGUE, view)
 
 
 def test_every_check_survives_a_host_on_which_every_question_fails() -> None:
-    want = Want(job="j", script="/x.py", workdir="/w", master="a", master_port=29500, data=("/d",), packages=("numpy",))
+    want = Want(
+        job=JobId("lab", "exp", "j"),
+        script="/x.py",
+        workdir="/w",
+        master="a",
+        master_port=29500,
+        data=("/d",),
+        packages=("numpy",),
+    )
     failed = Answer(False, error="PermissionError: [Errno 13]")
     answers = {node.name: {one.key: failed for one in judge.questions(CATALOGUE, node, want)} for node in NODES}
     found = judge.verdicts(CATALOGUE, View(NODES, want, answers))
@@ -187,27 +196,3 @@ def test_differences_name_each_host_of_a_minority_once(values: dict[str, str]) -
     else:
         assert len(found) == len(parts) - 1
         assert all(one.host is None or len([h for h in values if values[h] == values[one.host]]) == 1 for one in found)
-
-
-def test_a_witness_is_asked_what_a_vote_needs_and_nothing_of_the_job() -> None:
-    witness = replace(NODES[2], witness=True)
-    want = Want(job="j", script="/x.py", data=("/data",), packages=("numpy",))
-    asked = {question.name for question in judge.questions(CATALOGUE, witness, want)}
-    assert "network" in asked
-    assert not asked & {"versions", "import", "nvidia_smi", "files", "modules"}
-    assert {check.id for check in CATALOGUE} >= judge.OF_WITNESS
-
-
-def test_what_a_witness_lacks_is_no_finding_of_a_check_of_the_job() -> None:
-    disk = Question("disk", {"path": "/"})
-    answers = {name: {disk.key: Answer(True, name)} for name in "abc"}
-    view = View((*NODES[:2], replace(NODES[2], witness=True)), Want(), answers)
-    seen: list[tuple[str, ...]] = []
-
-    def judged(view: View) -> list[Finding]:
-        seen.append(tuple(view.values(disk)))
-        return []
-
-    checks = [Check(name, "", judged, ask=(disk,)) for name in ("torch.import", "mesh.ports")]
-    judge.verdicts(checks, view)
-    assert seen == [("a", "b"), ("a", "b", "c")]

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
     records = tmp_path / ".local" / "state" / "ddpctl" / "controller"
     (records / "runs" / RUN).mkdir(parents=True)
     (records / "last").mkdir()
-    (records / "last" / "train-lr01.json").write_text("{}")
+    (records / "last" / "train-lr01@0123456789ab.json").write_text("{}")
     return tmp_path
 
 

@@ -81,8 +81,8 @@ NODE = {
     "heartbeat_age_s": "null", "attempt": "int",
 }  # fmt: skip
 STATUS: dict[str, Any] = {
-    "schema": "int", "job": "str", "run": "str", "cluster": "str", "state": "str", "started": "str", "ended": "str",
-    "world_size": "int", "nodes": [NODE], "cause": "null",
+    "schema": "int", "job": "str", "run": "str", "cluster": "str", "project": "str", "state": "str", "started": "str",
+    "ended": "str", "untracked": [], "world_size": "int", "nodes": [NODE], "cause": "null",
     "candidates": [], "metrics": {"step": "int", "loss": "float"}, "diagnosis": "null", "slow": [],
     "attempt": "int", "continues": "null",
     "attempts": [
@@ -110,7 +110,7 @@ def test_a_failed_run_has_its_cause(bad: dict[str, Any]) -> None:
 
 def test_ps_lists_both(ddpctl: Run, good: dict[str, Any], bad: dict[str, Any]) -> None:
     found = json.loads(ddpctl("ps", "--json").stdout)
-    row = dict.fromkeys(("job", "run", "cluster", "state", "started", "user"), "str") | {"hosts": ["str"]}
+    row = dict.fromkeys(("job", "run", "cluster", "project", "state", "started", "user"), "str") | {"hosts": ["str"]}
     assert shape(found) == {"schema": "int", "jobs": [row]}
     assert {job["run"] for job in found["jobs"]} == {good["run"], bad["run"]}
 

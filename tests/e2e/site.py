@@ -28,6 +28,8 @@ class Site:
         self.folder = folder
         self.code = folder / "code"
         self.code.mkdir(parents=True)
+        # The hosts keep what other tests have saved: each place has jobs of its own.
+        self.project = re.sub(r"[^A-Za-z0-9._-]", "-", f"{folder.parent.name}-{folder.name}".lstrip("._-"))[:63]
         self.home = lab.home(re.sub(r"\W", "-", str(folder))[-80:])
         self.python = python
         self.hosts: list[dict[str, Any]] = [{"name": host.name, "address": host.address} for host in lab]
@@ -38,7 +40,7 @@ class Site:
     def inventory(self) -> Path:
         """Written anew at each use, so that a test may change `hosts`, `jobs` and `keys` at any time."""
         path = self.folder / "inventory.yaml"
-        data = {"cluster": "lab", **self.keys, "hosts": self.hosts, "jobs": self.jobs}
+        data = {"cluster": "lab", "project": self.project, **self.keys, "hosts": self.hosts, "jobs": self.jobs}
         path.write_text(json.dumps(data, indent=1) + "\n")
         return path
 
@@ -67,9 +69,9 @@ class Site:
         return name
 
     def elsewhere(self, name: str) -> Site:
-        """A second place: another home and folder, and of the inventory the hosts alone."""
+        """A second place: another home and folder, and of the inventory the project and the hosts alone."""
         other = Site(self.lab, self.ddpctl, self.folder.parent / f"{self.folder.name}-{name}", self.python)
-        other.hosts, other.keys = self.hosts, self.keys
+        other.hosts, other.keys, other.project = self.hosts, self.keys, self.project
         return other
 
     def __call__(self, *args: str, timeout: float = 90, **where: Any) -> Done:
@@ -95,6 +97,15 @@ class Site:
             follow.wait_for(f"(?s){pattern}", timeout)
         finally:
             follow.kill()
+
+    def checkpoints(self, job: str) -> str:
+        """The folder for all checkpoints of a job, on each host."""
+        return f"/root/.local/state/ddpctl/checkpoints/lab/{self.project}/{job}"
+
+    def wait_for_copy(self, host: Host, job: str, writer: Host, name: str) -> None:
+        """Until this host has, of a checkpoint that another one wrote, a copy with its record."""
+        path = f"{self.checkpoints(job)}/{writer.name}/.ddpctl/{name}.json"
+        until(lambda: host.exists(path), 240, f"{host.name} has no copy of {name}", pause=0.2)
 
     def wait_for_state(self, job: str, *states: str, timeout: float = 120) -> dict[str, Any]:
         """The status once the run is in one of these states; all of them are ends.
@@ -220,12 +231,6 @@ def wait_until_reconnected(host: Host, run: str, before: Iterable[int]) -> None:
         return any(found.values()) and old.isdisjoint(found)
 
     until(there, 60, lambda: f"{gang_connections(host, run)}, {old} before", pause=0.1)
-
-
-def wait_for_copy(host: Host, job: str, writer: Host, name: str) -> None:
-    """Until this host has, of a checkpoint that another one wrote, a copy with its record."""
-    path = f"/root/.local/state/ddpctl/checkpoints/{job}/{writer.name}/.ddpctl/{name}.json"
-    until(lambda: host.exists(path), 240, f"{host.name} has no copy of {name}", pause=0.2)
 
 
 def wait_for_ranks(lab: Iterable[Host], run: str, count: int = 1, timeout: float = 60) -> None:

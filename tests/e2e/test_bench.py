@@ -104,8 +104,8 @@ def test_scaling(torch_site: Site, lab: Lab) -> None:
     assert "<script" not in page.read_text()
     assert_nothing_runs(lab)
     # The job's own checkpoints are neither used nor made.
-    assert not lab[0].exists("/root/.local/state/ddpctl/checkpoints/bench-train/node0/mine")
-    assert not lab[0].exists("/root/.local/state/ddpctl/checkpoints/train")
+    assert not lab[0].exists(f"{site.checkpoints('bench-train')}/node0/mine")
+    assert not lab[0].exists(site.checkpoints("train"))
 
 
 def test_interrupted_nothing_is_left(site: Site, lab: Lab) -> None:

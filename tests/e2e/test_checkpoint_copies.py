@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.site import Site, running, until, wait_for_copy
+from tests.e2e.site import Site, running, until
 from tests.lab import Host, Lab, Process
 
 # No torch: what is saved is an archive, as torch.save writes one, so that ddpctl can see where it ends.
@@ -23,7 +23,6 @@ if rank == 0:
     os.rename(aside, os.path.join(folder, "step_%d.pt" % step))
 time.sleep(3600 if not names else 0)  # a later run is over at once
 """
-FOLDER = "/root/.local/state/ddpctl/checkpoints/saver"
 
 
 def keepers(host: Host) -> list[Process]:
@@ -33,13 +32,13 @@ def keepers(host: Host) -> list[Process]:
 def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Site, lab: Lab) -> None:
     job = site.job("saver", SAVER)
     site.up(job)
-    wait_for_copy(lab[1], job, lab[0], "step_1.pt")
-    assert not lab[2].exists(f"{FOLDER}/node0")
+    site.wait_for_copy(lab[1], job, lab[0], "step_1.pt")
+    assert not lab[2].exists(f"{site.checkpoints(job)}/node0")
     site("kill", job).ok()
-    lab[0].run(["rm", "-rf", FOLDER])
+    lab[0].run(["rm", "-rf", site.checkpoints(job)])
     site("up", "--job", job, timeout=120).ok()
     printed = site("tail", job, "-n", "all", "--no-fold").ok().stdout
     assert printed.count("found [('step_1.pt', 'rank 0, step 1')]") == 3
     # The end of the run: step 2 was saved right before it.
-    wait_for_copy(lab[1], job, lab[0], "step_2.pt")
+    site.wait_for_copy(lab[1], job, lab[0], "step_2.pt")
     until(lambda: not any(map(keepers, lab)), 120, "the keepers stay")

@@ -192,7 +192,7 @@ def test_two_at_once_kill_and_interrupt(site: Site, lab: Lab) -> None:
     up = sleeping(site, "twice", "--on-interrupt", "kill")
     run = str(site.status("twice")["run"])
     wait_for_ranks(lab.hosts[:2], run)
-    kill = site.elsewhere("second").start("kill", "twice")
+    kill = site.elsewhere("second").start("kill", "twice", "--any-project")
     up.signal(signal.SIGINT)
     assert kill.wait(40).rc == 0
     assert up.wait(40).rc in (1, 130)

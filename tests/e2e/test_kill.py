@@ -47,7 +47,7 @@ def everything_ends(site: Site, lab: Lab, job: str, run: str) -> None:
     assert not lab[0].port_free(port)
 
     other = site.elsewhere("second")
-    kill = other("kill", job, "--json")
+    kill = other("kill", run, "--json")
     assert kill.rc == 0, kill.stderr
     assert_nothing_runs(lab, within=0)
     assert lab[0].port_free(port)
@@ -61,7 +61,7 @@ def everything_ends(site: Site, lab: Lab, job: str, run: str) -> None:
         assert node["survivors"] == []
         assert node["signalled"] >= 4  # the launcher, the rank, its children
 
-    again = other("kill", job, "--json")
+    again = other("kill", run, "--json")
     assert again.rc == 0
     assert [node["signalled"] for node in again.json()["nodes"]] == [0, 0, 0]
     assert again.json()["state"] == "killed"
@@ -77,7 +77,7 @@ def test_right_after_the_start(torch_site: Site, lab: Lab) -> None:
     job = site.job("early", SLEEP, nproc_per_node=4)
     run = site.up(job)
     other = site.elsewhere("second")
-    assert other("kill", job).rc == 0
+    assert other("kill", run["run"]).rc == 0
     assert_nothing_runs(lab, within=0)
     assert other.status(run["run"])["state"] == "killed"
 
@@ -92,7 +92,7 @@ def test_while_up_is_still_launching(site: Site, lab: Lab, found: int) -> None:
     up = site.start("up", "--job", job)
     until(lambda: sum(bool(by_cookie(host)) for host in lab) >= found, 60, lambda: up.stderr, 0.01)
     other = site.elsewhere("second")
-    kill = other("kill", job)
+    kill = other("kill", job, "--any-project")
     assert kill.rc == 0, kill.stderr
     done = up.wait(60)
     assert done.rc == 1, done.stderr

@@ -107,7 +107,7 @@ def test_what_a_dry_run_prints_is_what_runs(version: str, request: pytest.Fixtur
         tokens = {
             "{run_dir}": folder,
             "{output_dir}": f"{folder}/output",
-            "{checkpoint_dir}": f"/root/.local/state/ddpctl/checkpoints/{job}/{host.name}",
+            "{checkpoint_dir}": f"{site.checkpoints(job)}/{host.name}",
             plan["run"]: run["run"],
         }
         check_environment(node["env"], dict(found.environ), tokens)

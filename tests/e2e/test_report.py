@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from tests.e2e.site import Site, wait_for_copy
+from tests.e2e.site import Site
 from tests.lab import Lab
 from tests.lab.command import Done
 
@@ -71,7 +71,7 @@ def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
     site.only(0, 1)
     job = site.job("reported", TRAIN, "300", "150", restarts=1)
     run = site.up(job)["run"]
-    wait_for_copy(lab[1], job, lab[0], "step_000100.pt")
+    site.wait_for_copy(lab[1], job, lab[0], "step_000100.pt")
     first = document(site, job)
     assert (first["run"], first["state"], first["ended"], first["missing"]) == (run, "running", None, [])
     assert curve(first, "loss")["count"] >= 20

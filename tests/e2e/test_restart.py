@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.site import Site, assert_nothing_runs, wait_for_copy
+from tests.e2e.site import Site, assert_nothing_runs
 from tests.e2e.test_restarts import MEET
 from tests.lab import Lab
 
@@ -33,7 +33,7 @@ def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
     first = site.status(job)["run"]
-    wait_for_copy(lab[1], job, lab[0], "step_7.bin")
+    site.wait_for_copy(lab[1], job, lab[0], "step_7.bin")
     live = site("restart", job)
     assert live.rc == 2
     assert "its hosts restart it by themselves" in live.stderr
@@ -70,7 +70,7 @@ def test_an_elastic_run_continues_on_the_host_that_is_left(site: Site, lab: Lab)
     job = site.job("left-alone", MEET, elastic=elastic)
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing", 150)
-    wait_for_copy(lab[1], job, lab[0], "step_7.bin")
+    site.wait_for_copy(lab[1], job, lab[0], "step_7.bin")
     lab[0].power_off()
     assert up.wait(150).rc == 1
     again = site.start("restart", job, "-d")
@@ -83,6 +83,30 @@ def test_an_elastic_run_continues_on_the_host_that_is_left(site: Site, lab: Lab)
     assert [one["host"] for one in status["attempts"][0]["set_aside"]] == ["node0"]
     assert site("kill", job).rc in (0, 4)
     assert_nothing_runs([lab[1], lab[2]])
+
+
+def test_a_host_that_is_back_is_lost_for_the_run_and_used_by_the_next_restart(site: Site, lab: Lab) -> None:
+    """`up` and `status` say so. The run goes on without it, and its end does not wait for it."""
+    job = site.job("back", MEET, elastic={"min_nodes": 2, "max_nodes": 3, "max_restarts": 3})
+    up = site.start("up", "--job", job)
+    up.wait_for("attempt 0 of node0 with nothing; node1 with nothing; node2 with nothing", 150)
+    site.wait_for_copy(lab[1], job, lab[0], "step_7.bin")
+    lab[2].power_off()
+    up.wait_for("attempt 1 of node0 with step_7.bin; node1 with step_7.bin", 150)
+    lab[2].reboot()
+    up.wait_for("node2.*takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again", 150)
+    assert "node2 is lost: it takes part in this run no more" in site("status", job).ok().stdout
+    live = site("restart", job)
+    assert live.rc == 2
+    assert f"{job} is running" in live.stderr
+    site("kill", job).ok()
+    assert up.wait(60).rc == 1
+    site("restart", "-d", job, timeout=200).ok()
+    site.wait_for_output(
+        job, "#3 *[|] attempt 2 of node0 with step_7.bin; node1 with step_7.bin; node2 with step_7.bin"
+    )
+    site("kill", job).ok()
+    assert_nothing_runs(lab)
 
 
 def test_it_is_the_same_run_whatever_has_changed_here_and_from_any_machine(site: Site, lab: Lab) -> None:
@@ -108,12 +132,12 @@ def test_it_is_the_same_run_whatever_has_changed_here_and_from_any_machine(site:
     assert site("tail", "mine", "--json").ok().stdout.count(said) == 2, again.stderr
 
     other = site.elsewhere("other").only(0, 1)
-    refused = other("restart", "mine")
+    refused = other("restart", "mine", "--any-project")
     assert refused.rc == 2
     assert "does not name TOKEN" in refused.stderr.replace("\n", " ")
     (other.folder / "secrets").write_text("TOKEN=third\n")
     other.jobs[job] = {"code": None, "script": "/nowhere.py", "env_file": "secrets"}
-    third = other("restart", "mine", timeout=200)
+    third = other("restart", "mine", "--any-project", timeout=200)
     assert third.rc == 0, third.stderr
     said = "old attempt 2 restart 2 found ['step_3.pt'] ['--lr', '0.1'] third"
     assert said in third.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.programs import MEETING
-from tests.e2e.site import Site, assert_nothing_runs, until, wait_for_copy
+from tests.e2e.site import Site, assert_nothing_runs, until
 from tests.lab import Lab
 
 # Rank 0 saves once. Can be told to fail in one attempt.
@@ -44,7 +44,7 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
     up = site.start("up", "--job", job)
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing")
     up.kill()
-    wait_for_copy(lab[1], job, lab[0], "step_7.bin")
+    site.wait_for_copy(lab[1], job, lab[0], "step_7.bin")
     lab[victim].power_off()
     left = [host for host in lab if host is not lab[victim]]
     with_save = "; ".join(f"{host.name} with step_7.bin" for host in left)

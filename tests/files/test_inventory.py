@@ -104,27 +104,7 @@ def refused(text: str | bytes) -> InventoryError:
             "c.yaml:3:3: jobs.train: both script and module are set; write exactly one of the two",
         ),
         (JOB + "    master: c\n", "c.yaml:5:13: jobs.train.master: no host is named c; valid: a, b"),
-        (
-            JOB + "    restarts: 1\n    witness: c\n",
-            "c.yaml:6:14: jobs.train.witness: no host is named c; valid: a, b",
-        ),
-        (
-            JOB + "    restarts: 1\n    nodes: [a, b]\n    witness: b\n",
-            "c.yaml:7:14: jobs.train.witness: b is one of the job's nodes: each of them votes already",
-        ),
-        (JOB + "    witness: b\n", "jobs.train: witness is set, and restarts is not; write restarts: 3"),
-        (
-            JOB + "    restarts: 1\n    nodes: 2\n    witness: b\n",
-            "c.yaml:6:12: jobs.train.nodes: 2 nodes, but the inventory has 1 host besides the witness",
-        ),
-        (
-            JOB + "    rendezvous: c10d\n    elastic: {min_nodes: 1, max_nodes: 2, grow: now}\n",
-            "jobs.train: elastic.grow needs static rendezvous and restarts; leave it out, or write restarts: 3",
-        ),
-        (
-            JOB + "    elastic: {min_nodes: 1, max_nodes: 2, grow: noww}\n",
-            "jobs.train.elastic.grow: must be one of: now",
-        ),
+        (JOB + "    spares: 1\n", "jobs.train: spares is set, and restarts is not; write restarts: 3"),
         (JOB + "    nodes: 3\n", "c.yaml:5:12: jobs.train.nodes: 3 nodes, but the inventory has 2 hosts"),
         (JOB + "    env: {RANK: x}\n", "c.yaml:5:11: jobs.train.env.RANK: is set by the launcher"),
         (JOB + "    env:\n", "c.yaml:5:5: jobs.train.env: has no value"),
@@ -417,6 +397,8 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     assert find_inventory(job="trai") == tmp_path / "old.yaml"  # which run it is, the nodes say
     (tmp_path / "new.yaml").touch()
     save_run("eval", "train-3", {"inventory": str(tmp_path / "new.yaml")})
+    with pytest.raises(UsageError, match=f"eval was started from 2 folders: {tmp_path}, {tmp_path}"):
+        find_inventory(job="eval")
     with pytest.raises(UsageError, match="beginning of 3 run ids: train-3, train-2, train-1"):
         find_inventory(job="trai")
     with pytest.raises(UsageError):
@@ -429,3 +411,22 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     assert find_inventory(Path("argument.yaml")) == Path("argument.yaml")
     with pytest.raises(UsageError, match="two inventories"):
         find_inventory(Path("a.yaml"), Path("b.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "project"), [("", "my-exp"), ("project: exp1-7f3a\n", "exp1-7f3a")], ids=["folder", "key"]
+)
+def test_the_project_is_the_folders_name_unless_the_file_names_it(text: str, project: str, tmp_path: Path) -> None:
+    folder = tmp_path / "my exp"
+    folder.mkdir()
+    (folder / "i.yaml").write_text(f"cluster: lab\n{text}hosts: [a]\n")
+    (tmp_path / "link").symlink_to(folder)
+    for file in (folder / "i.yaml", tmp_path / "link" / "i.yaml"):
+        found = load_inventory(file)
+        assert found.project == project
+        assert found.job_id("train") == ("lab", project, "train")
+
+
+def test_a_project_is_a_name() -> None:
+    with pytest.raises(InventoryError, match="project: is not a valid name"):
+        load_text(b"project: a b\nhosts: [a]\n", "i.yaml")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ddpctl.files import records
 from ddpctl.files.positions import Positions, load_positions
-from ddpctl.files.records import forget, last_end, last_run, recorded, save_end, save_run, state_dir
+from ddpctl.files.records import forget, last_end, recorded, save_end, save_run, state_dir
 from tests.examples import few
 
 _NUMBERS = itertools.count(100)
@@ -32,10 +32,20 @@ def _state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 def test_the_newest_run_of_a_job_and_any_run_by_its_id() -> None:
     save_run("train", "train-1", {"hosts": ["a"]})
     save_run("train", "train-2", {"hosts": ["b"]})
-    assert last_run("train") == {"hosts": ["b"], "job": "train", "run": "train-2"}
-    assert last_run("train-1") == {"hosts": ["a"], "job": "train", "run": "train-1"}
-    assert last_run("other") is None
-    assert last_run("../../etc/passwd") is None
+    assert recorded("train") == [{"hosts": ["b"], "job": "train", "run": "train-2"}]
+    assert recorded("train-1") == [{"hosts": ["a"], "job": "train", "run": "train-1"}]
+    assert recorded("other") == []
+    assert recorded("../../etc/passwd") == []
+
+
+def test_the_last_run_of_a_job_is_kept_for_each_inventory_file() -> None:
+    for number, file in enumerate(("/a/inventory.yaml", "/b/inventory.yaml", "/a/inventory.yaml")):
+        save_run("train", f"r{number}", {"inventory": file})
+    assert [(one["run"], one["inventory"][:2]) for one in recorded("train")] == [("r2", "/a"), ("r1", "/b")]
+    forget("r2")
+    assert [one["run"] for one in recorded("train")] == ["r1", "r0"]
+    forget("r1")
+    assert [one["run"] for one in recorded("train")] == ["r0"]
 
 
 def test_runs_by_the_beginning_of_their_ids() -> None:
@@ -50,17 +60,17 @@ def test_runs_by_the_beginning_of_their_ids() -> None:
 
 def test_a_run_that_is_forgotten_leaves_nothing_and_the_one_before_is_the_last_again() -> None:
     for number in (1, 2):
-        save_run("train", f"train-{number}", {})
-        save_positions(f"train-{number}", {"a": number})
-        save_end(f"train-{number}", {"state": "failed"})
-    save_run("other", "train-3", {})
-    forget("train-2")
-    assert not (state_dir() / "runs" / "train-2").exists()
-    assert last_run("train") == {"job": "train", "run": "train-1"}
-    forget("train-1")
-    forget("train-1")
-    assert last_run("train") is None
-    assert last_run("other") is not None
+        save_run("train", f"run-{number}", {})
+        save_positions(f"run-{number}", {"a": number})
+        save_end(f"run-{number}", {"state": "failed"})
+    save_run("other", "run-3", {})
+    forget("run-2")
+    assert not (state_dir() / "runs" / "run-2").exists()
+    assert recorded("train") == [{"job": "train", "run": "run-1"}]
+    forget("run-1")
+    forget("run-1")
+    assert recorded("train") == []
+    assert recorded("other") != []
     with pytest.raises(ValueError, match="not the name of a run"):
         forget("../last")
 
@@ -87,9 +97,10 @@ def test_an_end_is_remembered_once_and_only_that_of_its_run() -> None:
 
 
 def test_a_damaged_record_is_no_record(caplog: pytest.LogCaptureFixture) -> None:
-    save_run("train", "train-1", {})
-    (state_dir() / "last" / "train.json").write_text('{"run": ')
-    assert last_run("train") is None
+    save_run("train", "run-1", {})
+    for path in (state_dir() / "last").glob("train@*.json"):
+        path.write_text('{"run": ')
+    assert recorded("train") == []
     assert "cannot be read" in caplog.text
 
 

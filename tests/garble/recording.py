@@ -19,6 +19,7 @@ from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Link
 from ddpctl.spec.network import Network
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl.stages.bench import MetricsReader
@@ -109,7 +110,7 @@ def plan_of(where: Inventory) -> Plan:
     """A run of one process a node that needs no torch."""
     facts = Facts(dict.fromkeys(HOSTS, NodeFacts(gpus=0, cores=1, fabric_address="127.0.0.1", interface="lo")), 29500)
     job = JobSpec(name="train", script="train.py", code=None, nproc_per_node=1, outputs=("nothing",))
-    who = RunIdentity(RUN, "me", "here", "2026-01-02T03:04:05+00:00")
+    who = RunIdentity(RUN, Origin("me", "here", "/home/me", 1), "2026-01-02T03:04:05+00:00")
     plan = make_plan(where, job, list(where.hosts), who, facts=facts)
     nodes = [replace(node, command=Command(("sh", "-c", PROGRAM), node.command.env, "/")) for node in plan.nodes]
     return replace(plan, nodes=tuple(nodes))
@@ -153,10 +154,16 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
 
 
 def _note_checkpoints(transport: Recorder) -> None:
-    (one,) = transport.call("checkpoints", {"job": "train"})["manifests"]
-    asked = {"job": "train", "writer": transport.host, "entry": one["entry"], "version": one["version"], "paths": [""]}
+    (one,) = transport.call("checkpoints", {"job_id": "default/default/train"})["manifests"]
+    asked = {
+        "job_id": "default/default/train",
+        "writer": transport.host,
+        "entry": one["entry"],
+        "version": one["version"],
+        "paths": [""],
+    }
     transport.call("fetch_checkpoint", asked)
-    transport.call("set_aside", {"job": "train", "when": "20260102T030405Z"})
+    transport.call("set_aside", {"job_id": "default/default/train", "when": "20260102T030405Z"})
 
 
 def _note_looks(recorders: Mapping[str, Recorder]) -> None:

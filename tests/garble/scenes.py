@@ -80,7 +80,7 @@ class Played:
 def _status(fleet: SSHFleet, played: Played) -> None:
     runs, outcome = all_runs(fleet, everything=True)
     played.failed(outcome.errors)
-    played.show(runs_table(runs))
+    played.show(runs_table(runs, "default"))
     _run(find_run(fleet, "train"), played)
     _run(live_runs(fleet, RUN)[0], played)
 
@@ -130,19 +130,19 @@ def _fetch(fleet: SSHFleet, played: Played) -> None:
 
 def _checkpoints(fleet: SSHFleet, played: Played) -> None:
     """Each host has written a file of one name: the newest counts, whoever is garbled."""
-    found = list_checkpoints(fleet, "train")
+    found = list_checkpoints(fleet, "train", inventory(played.folder))
     found.to_json()
     played.failed(found.errors)
     played.show(checkpoints_view(found))
     for one in found.resumed:
         try:
-            fetch_checkpoint("train", one, played.folder / "checkpoints", fleet, played.tell)
+            fetch_checkpoint(found.job_id, one, played.folder / "checkpoints", fleet, played.tell)
         except HostsFailed as error:
             played.failed(error.errors)
     files = [path for path in played.folder.rglob("*") if path.is_file()]
     assert all(path.read_bytes() == b"weights\n" or "checkpoints" not in path.parts for path in files)
     try:
-        set_aside("train", HOSTS, "20260102T030405Z", fleet, played.tell)
+        set_aside(found.job_id, HOSTS, "20260102T030405Z", fleet, played.tell)
     except HostsFailed as error:
         played.failed(error.errors)
     except UsageError as error:
@@ -234,7 +234,7 @@ def _gc(fleet: SSHFleet, played: Played) -> None:
 
 
 def _remove(fleet: SSHFleet, played: Played) -> None:
-    removed = remove_run(find_run(fleet, "train", GOOD), fleet)
+    removed = remove_run(find_run(fleet, "train", hosts=GOOD), fleet)
     played.failed({part.host: part.error for part in removed.hosts if part.error is not None})
     played.show(removal_view([removed]))
     removed.to_json()
@@ -242,7 +242,7 @@ def _remove(fleet: SSHFleet, played: Played) -> None:
 
 
 def _metrics(fleet: SSHFleet, played: Played) -> None:
-    run = find_run(fleet, "train", GOOD)
+    run = find_run(fleet, "train", hosts=GOOD)
     reader = MetricsReader(run, fleet)
     try:
         reader.read()

@@ -22,6 +22,12 @@ def at(minutes: float) -> str:
     return (BEGAN + timedelta(minutes=minutes)).isoformat()
 
 
+WHOSE = {
+    "project": "exp",
+    "origin": {"account": "anna", "machine": "desk", "folder": "/home/anna/exp", "inode": 1},
+}
+
+
 def cause(host: str, rank: int, message: str, minutes: float, traceback: str | None = None) -> dict[str, Any]:
     return {
         "host": host,
@@ -38,11 +44,11 @@ def cause(host: str, rank: int, message: str, minutes: float, traceback: str | N
 def small(state: str = "succeeded") -> RunReport:
     node = NodeStatus("node0", 0, state, ranks=(0, 1), exit_code=0, started=at(0), ended=at(12.2))
     settings = {"keys": {"script": "train.py", "env": {"API_KEY": "hunter2", "OMP_NUM_THREADS": "4"}}}
-    record = {"hosts": ["node0"], "world_size": 2, "user": "anna", "settings": settings}
+    record = {"hosts": ["node0"], "world_size": 2, "settings": settings, **WHOSE}
     record["code"] = {"hash": "ab" * 32, "size": 5, "git_commit": "3f2c91a0b2c4d5e6", "dirty": True}
     run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", (node,), record)
     line = CurveLine(1, ((10, 2.5), (20, 1.25), (30, 0.5)))
-    launch = {"argv": ["python", "-m", "torch.distributed.launch", "train.py"], "torch": "2.13.0", "controller": "desk"}
+    launch = {"argv": ["python", "-m", "torch.distributed.launch", "train.py"], "torch": "2.13.0"}
     return RunReport(run, BEGAN + timedelta(minutes=13), {"node0": launch}, (Curve("loss", "step", (line,), 3),))
 
 
@@ -95,7 +101,14 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
         for number, name in enumerate(names)
     )
     keys = {"args": [HOSTILE, "x" * 3000], "env": {"NAME": HOSTILE}}
-    record = {"hosts": list(names), "world_size": 8 * hosts, "restart": {}, "settings": {"keys": keys}, "user": HOSTILE}
+    record = {
+        "hosts": list(names),
+        "world_size": 8 * hosts,
+        "restart": {},
+        **WHOSE,
+        "settings": {"keys": keys},
+        "user": HOSTILE,
+    }
     run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", nodes, record)
     curves = [
         Curve(name, "step", tuple(line(number, scale) for number in range(1, attempts + 1)), 10**7, 17, 812)

@@ -59,7 +59,7 @@ def test_it_is_read_back_as_what_was_meant(names: list[str], data: st.DataObject
         st.just(Environment()) | st.just(Environment(mode="managed", packages=("torch==2.13.0", "numpy[x]>=1")))
     )
     gpus = dict.fromkeys(names[1:], 8)
-    text = inventory_text(Draft("lab", hosts, environment, job), gpus=gpus, torch="2.13.0")
+    text = inventory_text(Draft("lab", "exp1-7f3a", hosts, environment, job), gpus=gpus, torch="2.13.0")
     found = load_text(text.encode(), "inventory.yaml")
     assert found.names == tuple(names)
     for entry, host in zip(hosts, found.hosts, strict=True):
@@ -76,7 +76,9 @@ def test_it_is_read_back_as_what_was_meant(names: list[str], data: st.DataObject
 
 def test_hosts_are_folded_and_what_they_share_is_said_once() -> None:
     hosts = (*typed_hosts("bob@gpu[1-4]"), host_entry("spare", user="bob", port=2201))
-    lines = inventory_text(Draft("gpu", hosts), gpus=dict.fromkeys(["gpu1", "gpu2", "gpu3", "gpu4"], 8)).splitlines()
+    lines = inventory_text(
+        Draft("gpu", "exp1-7f3a", hosts), gpus=dict.fromkeys(["gpu1", "gpu2", "gpu3", "gpu4"], 8)
+    ).splitlines()
     assert "  user: bob" in lines
     assert any(line.startswith("  - gpu[1-4]") and line.endswith("# 8 GPUs each") for line in lines)
     assert lines[lines.index("  - name: spare") + 1] == "    port: 2201"
@@ -85,7 +87,7 @@ def test_hosts_are_folded_and_what_they_share_is_said_once() -> None:
 def test_a_host_without_a_gpu_runs_one_process_unless_it_is_said() -> None:
     def first(host: HostEntry, nproc: int | None = None) -> str:
         job = JobDraft("train", script="train.py", nproc=nproc)
-        text = inventory_text(Draft("lab", (host,), job=job), gpus={"a": 0})
+        text = inventory_text(Draft("lab", "exp1-7f3a", (host,), job=job), gpus={"a": 0})
         return next(line.partition("# ")[2] for line in text.splitlines() if line.startswith("  - "))
 
     assert first(host_entry("a")) == "no GPU: one process"

@@ -29,12 +29,14 @@ def shown(report: RunReport) -> str:
 
 def test_the_verdict_comes_first_then_the_metrics_then_what_ran() -> None:
     text = shown(small())
-    assert text.startswith("train  succeeded after 12 min 12 s  run 20261124T030000Z-aaaaaa  cluster lab\n")
+    assert text.startswith(
+        "train  succeeded after 12 min 12 s  run 20261124T030000Z-aaaaaa  cluster lab  project exp\n"
+    )
     order = [
         "succeeded after",
         "ATTEMPT",
         "loss",
-        "started  2026-11-24 03:00:00 UTC by anna on desk",
+        "started  2026-11-24 03:00:00 UTC from anna@desk:/home/anna/exp",
         "code     commit",
     ]
     places = [text.index(word) for word in order]

@@ -14,6 +14,7 @@ from ddpctl.render.console import make_console
 from ddpctl.render.status import (
     ago,
     attempt_line,
+    end_line,
     kill_view,
     lasted,
     plan_view,
@@ -21,15 +22,16 @@ from ddpctl.render.status import (
     saved_view,
     status_view,
     strangers_line,
+    untracked_lines,
 )
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus, Untracked
 from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
 HOSTS = [f"rack7-machine{number:03}" for number in range(64)]
 NODES = tuple(NodeStatus(host, rank, "succeeded", pid=123456, exit_code=0) for rank, host in enumerate(HOSTS))
-STATUS = RunStatus("a-job-with-quite-a-long-name", RUN, "laboratory", NODES, {"user": "somebody"})
+STATUS = RunStatus("a-job-with-quite-a-long-name", RUN, "laboratory", NODES, {"project": "exp"})
 KILLED = KillOutcome(STATUS.job, RUN, "killed", 1.0, tuple(StoppedNode(host, 2, 1) for host in HOSTS))
 
 
@@ -71,7 +73,8 @@ def of(job: str, hosts: list[str], user: str = "root", state: str = "succeeded")
         NodeStatus(host, rank, state, pid=1234567, ranks=(rank,), started=start.isoformat(), ended=end)
         for rank, host in enumerate(hosts)
     )
-    return RunStatus(job, RUN, "lab", nodes, {"user": user})
+    record = {"project": "exp", "origin": {"account": user, "machine": "desk", "folder": "/home", "inode": 1}}
+    return RunStatus(job, RUN, "lab", nodes, record)
 
 
 def printed(
@@ -93,7 +96,7 @@ def runs() -> list[RunStatus]:
 
 @pytest.mark.parametrize("columns", [20, 76, 80, 90])
 def test_ps_fits_a_terminal_and_never_shortens_a_run_id(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = printed(runs_table(runs()), columns, monkeypatch)
+    lines = printed(runs_table(runs(), "exp"), columns, monkeypatch)
     assert len(lines) == 3
     assert max(map(len, lines)) <= max(columns, 76)
     assert all(RUN in line for line in lines[1:])
@@ -104,7 +107,7 @@ def test_ps_fits_a_terminal_and_never_shortens_a_run_id(columns: int, monkeypatc
 
 
 def test_ps_leaves_out_a_user_who_started_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = printed(runs_table(runs()[:1] * 2), 76, monkeypatch)
+    lines = printed(runs_table(runs()[:1] * 2, "exp"), 76, monkeypatch)
     assert lines[0].split()[-1] == "HOSTS"
     assert lines[1].startswith("resnet_ddp  20261121T")
     assert lines[1].endswith("node[0-3]")
@@ -114,7 +117,7 @@ def test_ps_leaves_out_a_user_who_started_all_of_them(monkeypatch: pytest.Monkey
 def test_ps_shortens_nothing_in_a_pipe_or_where_there_is_room(
     stream: type[io.StringIO], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = printed(runs_table(runs()), columns, monkeypatch, stream)
+    lines = printed(runs_table(runs(), "exp"), columns, monkeypatch, stream)
     assert lines[0].split()[-2:] == ["USER", "CLUSTER"]
     assert lines[2].split()[0] == "a" * 40
     assert lines[2].endswith("rack7-machine[000-063]  a-long-user  lab")
@@ -125,7 +128,9 @@ def test_status_fits_80_columns(state: str, monkeypatch: pytest.MonkeyPatch) -> 
     lines = printed(status_view(of("resnet_ddp", ["gpu-node-001", "gpu-node-002"], state=state)), 80, monkeypatch)
     assert max(map(len, lines)) <= 80
     assert lines[0] == f"resnet_ddp  {state}  run {RUN}  world size 2"
-    assert lines[1] == "cluster lab  started 3h ago" + ("  ended 3h ago, after 20m00s" if state == "succeeded" else "")
+    assert lines[1] == "cluster lab  project exp  started 3h ago" + (
+        "  ended 3h ago, after 20m00s" if state == "succeeded" else ""
+    )
     assert lines[2].startswith("HOST ")
 
 
@@ -144,8 +149,27 @@ def test_how_long_a_run_took(seconds: float, text: str) -> None:
 def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
     out = io.StringIO()
     node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "unreachable", "note": "it is another machine"})
-    make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,))))
+    make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,), {"project": "exp"})))
     assert "a: it is another machine" in out.getvalue()
+
+
+def test_of_a_live_run_with_restarts_the_lost_hosts_are_told_and_what_uses_them_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live = of("train", ["node0", "node1", "node2"], state="running")
+    run = replace(
+        live, record={"restart": {"first": {}}}, nodes=(*live.nodes[:2], replace(live.nodes[2], state="lost"))
+    )
+    again = "takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
+    said = printed(status_view(run), 200, monkeypatch)
+    assert f"node2 is lost: it {again}" in said
+    assert not any("majority" in line for line in said)
+    fewer = replace(run, nodes=(live.nodes[0], *(replace(one, state="lost") for one in live.nodes[1:])))
+    assert any(
+        "ddpctl kill train, then ddpctl restart train" in line for line in printed(status_view(fewer), 200, monkeypatch)
+    )
+    ended = replace(run, nodes=tuple(replace(one, state="lost") for one in live.nodes))
+    assert not any(again in line for line in printed(status_view(ended), 200, monkeypatch))
 
 
 def test_a_node_that_an_elastic_run_does_without_is_shown() -> None:
@@ -154,7 +178,7 @@ def test_a_node_that_an_elastic_run_does_without_is_shown() -> None:
     told.append({"host": "c", "node_rank": 2, "state": "failed", "cause": cause})
     out = io.StringIO()
     nodes = tuple(NodeStatus.from_json(one) for one in told)
-    make_console(out).print(status_view(RunStatus("job", RUN, "lab", nodes, {"min_nodes": 2})))
+    make_console(out).print(status_view(RunStatus("job", RUN, "lab", nodes, {"project": "exp", "min_nodes": 2})))
     assert "c takes part no more: c: signaled: the launcher was killed by SIGKILL" in out.getvalue()
 
 
@@ -164,7 +188,9 @@ def test_what_else_may_have_been_the_cause_is_shown_on_request() -> None:
     node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "failed", "cause": first, "candidates": [other]})
     for candidates in (False, True):
         out = io.StringIO()
-        make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,)), candidates=candidates))
+        make_console(out).print(
+            status_view(RunStatus("job", RUN, "lab", (node,), {"project": "exp"}), candidates=candidates)
+        )
         assert "rank 1 exited with code 1" in out.getvalue()
         assert ("b rank 2: signaled: rank 2 was killed by SIGABRT" in out.getvalue()) == candidates
 
@@ -192,11 +218,21 @@ def test_a_checkpoint_with_its_step_and_hosts(step: int | None, said: str) -> No
     assert out.getvalue() == f"train  saved ckpt.pt {said} on n0,n1  4.1s\n"
 
 
-def test_an_attempt_that_ended_to_grow_says_so() -> None:
-    before = Attempt(2, ("node0", "node1"), ended="2026-01-01T00:00:00+00:00")
-    after = Attempt(3, ("node0", "node1", "node2"))
-    assert attempt_line(before, after).endswith(": stopped to continue on 3 hosts")
-    assert attempt_line(before).endswith(": ended")
+def test_an_attempt_without_a_cause_has_just_ended() -> None:
+    assert attempt_line(Attempt(2, ("node0",), ended="2026-01-01T00:00:00+00:00")).endswith(": ended")
+
+
+@pytest.mark.parametrize(("suspect", "again"), [(1, False), (0, True)])
+def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
+    """Where the cause is that same rank, it says so already."""
+    one = of("train", ["node0"], state="failed")
+    verdict = f"1 of 2 ranks waits; rank {suspect} on node0 is at train.py:3"
+    suspects = [{"host": "node0", "rank": suspect}]
+    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.started, "time": one.started}
+    cause = Cause("node0", "exited", "boom", one.started or "", rank=1)
+    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.started, cause=cause),))
+    told = "; it was stuck for 20m00s when it ended: " + verdict
+    assert end_line(run) == "node0 rank 1: exited: boom" + (told if again else "")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +244,7 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
     since = datetime.fromisoformat(one.started or "") + timedelta(minutes=15)
     diagnosis = {"verdict": "1 of 2 ranks waits", "suspects": [], "since": since.isoformat(), "time": since.isoformat()}
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
-    for view in (status_view(run), runs_table([run])):
+    for view in (status_view(run), runs_table([run], "exp")):
         assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))
 
 
@@ -223,3 +259,25 @@ def test_strangers_take_one_line() -> None:
         "they were closed, and the run is not harmed"
     )
     assert strangers_line(nodes[1:], now).startswith("210 connections by strangers from 10.0.0.9 to node1, ")
+
+
+def test_ps_shows_projects_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (90, 160):
+        lines = printed(runs_table(runs()[:1], "another"), columns, monkeypatch)
+        assert lines[0].split()[:3] == ["JOB", "PROJECT", "RUN"]
+        assert lines[1].split()[:3] == ["resnet_ddp", "exp", RUN]
+
+
+def test_untracked_files_are_a_line_a_host() -> None:
+    found = [
+        Untracked("a", "/w", 5, 99, (("best.pth", 15_000), ("log", 80)), whole=False),
+        Untracked("b", error="late"),
+    ]
+    found += [Untracked(f"c{number}", "/w", 1, 1, (("x", 1),)) for number in range(4)]
+    assert untracked_lines(found) == [
+        "a: at least 5 files that no output covers stay on the node: best.pth (15.0 kB), log (80 B) and 3 more, in /w",
+        "b: whether files that no output covers stay there is not known: late",
+        "c0: 1 file that no output covers stays on the node: x (1 B), in /w",
+        "c1: 1 file that no output covers stays on the node: x (1 B), in /w",
+        "... and such files on c2,c3",
+    ]

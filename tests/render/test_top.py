@@ -45,7 +45,7 @@ def run(*states: str, **changes: Any) -> RunStatus:
     nodes = tuple(
         NodeStatus(f"node{number}", number, state, ranks=(number,), **changes) for number, state in enumerate(states)
     )
-    return RunStatus("train", "r1", "lab", nodes, {"hosts": [node.host for node in nodes]})
+    return RunStatus("train", "r1", "lab", nodes, {"project": "exp", "hosts": [node.host for node in nodes]})
 
 
 def seen(*hosts: HostView, runs: Sequence[RunStatus] = ()) -> Overview:

@@ -82,7 +82,7 @@ def complete(hosts: Iterable[Host], job: str) -> dict[str, int]:
     """The last step that each host has a manifest of, with the file that belongs to it, whoever wrote it."""
     found: dict[str, int] = {}
     for host in hosts:
-        for path in folder(host, BASE, "checkpoints", job).glob("*/.ddpctl/step_*.pt.json"):
+        for path in folder(host, BASE, "checkpoints").glob(f"*/*/{job}/*/.ddpctl/step_*.pt.json"):
             step = re.fullmatch(r"step_(\d+)\.pt", path.name[: -len(".json")])
             with contextlib.suppress(OSError, ValueError):
                 size = json.loads(path.read_text())["files"][""]["size"]

@@ -168,7 +168,7 @@ class Bench:
 
     def check_checkpoint(self, stop: Stop) -> tuple[int, ...]:
         """Where it was saved: complete, and as its manifest says."""
-        folder = self.base / "checkpoints" / "train" / "a"
+        folder = self.base / "checkpoints" / "here" / "work" / "train" / "a"
         path = folder / self.kind.checkpoint
         try:
             manifest = json.loads((folder / ".ddpctl" / f"{self.kind.checkpoint}.json").read_text())

@@ -28,7 +28,7 @@ Play = Callable[[Pilot[None]], Awaitable[None]]
 
 def run(name: str, state: str = "running") -> RunStatus:
     nodes = tuple(NodeStatus(f"node{number}", number, state, ranks=(number,)) for number in range(2))
-    return RunStatus(name, f"run-{name}", "lab", nodes, {"hosts": ["node0", "node1"]})
+    return RunStatus(name, f"run-{name}", "lab", nodes, {"project": "exp", "hosts": ["node0", "node1"]})
 
 
 def host(number: int, use: float = 97.0, gpus: int = 8) -> HostView:

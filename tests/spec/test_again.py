@@ -11,6 +11,7 @@ from ddpctl.errors import UsageError
 from ddpctl.files.inventory import load_text
 from ddpctl.spec.again import Earlier, Seats, Settings, keys_of, seats, told, without
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
 from ddpctl.stages.launch import Launch
 
@@ -36,7 +37,7 @@ jobs:
     doctor: off
     checkpoint: {paths: [saved/, best.pt], replicas: 2}
 """
-IDENTITY = RunIdentity("r2", "me", "here", "2026-01-02T03:04:05+00:00")
+IDENTITY = RunIdentity("r2", Origin("me", "here", "/home/me", 1), "2026-01-02T03:04:05+00:00")
 
 
 def launch(**more: Any) -> Launch:

@@ -123,7 +123,7 @@ def test_a_cluster_is_called_what_its_hosts_have_in_common() -> None:
 
 
 def test_a_job_survives_the_loss_of_a_host() -> None:
-    draft = Draft("x", typed_hosts("a b c"), job=JobDraft("t", script="t.py", nodes=2, master="b"))
+    draft = Draft("x", "p", typed_hosts("a b c"), job=JobDraft("t", script="t.py", nodes=2, master="b"))
     left = draft.without(["b"])
     assert left.names == ("a", "c")
     assert left.job == JobDraft("t", script="t.py", nodes=None, master=None)

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ddpctl.errors import UsageError
-from ddpctl.spec.inventory import Inventory, InventoryFile, build, job_hosts, spare_hosts, suggestion, witness_of
+from ddpctl.spec.inventory import Inventory, InventoryFile, build, job_hosts, suggestion
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.values import Fault
 
 
 def made(document: dict[str, Any]) -> Inventory:
-    inventory, faults = build(InventoryFile.model_validate(document), "cluster.yaml")
+    inventory, faults = build(InventoryFile.model_validate(document), "cluster.yaml", "exp")
     assert inventory is not None, faults
     return inventory
 
 
 def faults_of(document: dict[str, Any]) -> list[Fault]:
-    return build(InventoryFile.model_validate(document), "cluster.yaml")[1]
+    return build(InventoryFile.model_validate(document), "cluster.yaml", "exp")[1]
 
 
 def job(**keys: Any) -> dict[str, Any]:
@@ -72,7 +72,6 @@ def test_every_default_is_the_contracts() -> None:
         "keep_runs": None,
         "restarts": 0,
         "spares": 0,
-        "witness": None,
         "doctor": {"stall": 30.0},
         "notify": (),
         "checkpoint": {"paths": (), "signal": "SIGUSR1", "timeout": 120.0, "replicas": 1, "keep": 3},
@@ -302,15 +301,3 @@ def test_a_model_cannot_be_changed() -> None:
     spec = JobSpec(name="j", script="a.py")
     with pytest.raises(ValidationError):
         spec.script = "b.py"
-
-
-def test_a_witness_is_neither_a_node_nor_a_spare() -> None:
-    keys = job(restarts=1, spares=1, witness="b")
-    inventory = made({"hosts": ["a", "b", "c", "d"], "jobs": {"train": keys}})
-    nodes = job_hosts(inventory, inventory.job())
-    spares = spare_hosts(inventory, inventory.job(), nodes)
-    assert [host.name for host in (*nodes, *spares)] == ["a", "c", "d"]
-    witness = witness_of(inventory, inventory.job(), nodes)
-    assert witness is not None
-    assert witness.name == "b"
-    assert witness_of(inventory, inventory.job(), nodes[:1]) is None, "one host needs no vote"

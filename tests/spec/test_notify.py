@@ -17,13 +17,14 @@ from ddpctl.files.inventory import load_text
 from ddpctl.render.console import make_console
 from ddpctl.render.status import plan_view
 from ddpctl.spec.notify import Notifier, shown
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Plan, RunIdentity
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.start import start_request
 
 SECRET = "T0/B1/s3cr3t"
 URL = f"https://hooks.example.org/services/{SECRET}"
-WHO = RunIdentity("r-1", "me", "here", "2026-01-02T03:04:05+00:00")
+WHO = RunIdentity("r-1", Origin("me", "here", "/home/me", 1), "2026-01-02T03:04:05+00:00")
 WHOLE = "${HOOK}"
 PART = "https://hooks.example.org/services/${TOKEN}"
 

@@ -50,7 +50,7 @@ def test_a_run_is_over_only_when_every_node_is(states: list[str]) -> None:
 
 
 def node(run: str, host: str, state: str = "running", **more: Any) -> dict[str, Any]:
-    record = {"hosts": ["a", "b"], "world_size": 2}
+    record = {"project": "exp", "hosts": ["a", "b"], "world_size": 2}
     return {
         "run": run,
         "job": "train",
@@ -73,13 +73,14 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     victim = Cause("a", "node_lost", "b went away", "2026-01-01T00:00:01Z")
     culprit = Cause("b", "exited", "ValueError: boom", "2026-01-01T00:00:02Z", rank=1, exit_code=1)
     nodes = (NodeStatus("a", 0, "failed", cause=victim), NodeStatus("b", 1, "failed", cause=culprit))
-    run = RunStatus("train", "1", "lab", nodes)
+    run = RunStatus("train", "1", "lab", nodes, {"project": "exp"})
     assert run.cause == culprit
     document = run.to_json()
     assert document["cause"]["rank"] == 1
     assert set(document) == {
-        "schema", "job", "run", "cluster", "state", "started", "ended", "world_size", "nodes", "cause", "candidates",
-        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues",
+        "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
+        "candidates",
+        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked",
     }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ MOVES: dict[str, Any] = {"diagnosis": None, "slow": []}
     ],
 )
 def test_the_node_that_decides_says_who_is_stuck_and_slow(reports: list[dict[str, Any] | None], stuck: bool) -> None:
-    record = {"hosts": ["a", "b", "c"][: len(reports)], "world_size": 3}
+    record = {"project": "exp", "hosts": ["a", "b", "c"][: len(reports)], "world_size": 3}
     answers = {
         host: [node("1", host, **report, record=record)]
         for host, report in zip("abc", reports, strict=False)
@@ -181,7 +182,9 @@ def test_statuses_survive_json() -> None:
 
 def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost() -> None:
     """Host a took part in a newer run and tells of that alone; b tells of the last one that it knows."""
-    runs = merge_runs({"a": [node("2", "a", record={"hosts": ["a"]})], "b": [node("1", "b", "succeeded")]})
+    runs = merge_runs(
+        {"a": [node("2", "a", record={"project": "exp", "hosts": ["a"]})], "b": [node("1", "b", "succeeded")]}
+    )
     assert [run.run for run in current(runs)] == ["2"]
 
 
@@ -282,12 +285,12 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
         (voters("failed", "failed", "unreachable", work="abc", ended=2), "failed"),
         (voters("failed", "unreachable"), "failed"),
         (voters("lost", "unreachable"), "stopping"),
-        (voters("failed", "lost", "unreachable", work="abc"), "starting"),  # b may take part again, with c
-        (voters("lost", "lost", "unreachable"), "starting"),
+        (voters("failed", "lost", "unreachable", work="abc"), "failed"),  # b never votes again
+        (voters("lost", "lost", "unreachable"), "lost"),
         (voters("succeeded", "succeeded", "unreachable"), "succeeded"),
-        (voters("succeeded", "lost", "unreachable", work="a"), "running"),
+        (voters("succeeded", "lost", "unreachable", work="a"), "succeeded"),
         (voters("lost", "lost", "lost"), "lost"),
-        (voters("lost", "lost", "pending"), "starting"),  # the spare has what they need to take part again
+        (voters("lost", "lost", "pending"), "starting"),  # the spare waits, and does not know that nobody comes back
         (voters("succeeded", "succeeded", "pending"), "running"),
         (voters("succeeded", "succeeded", "pending", ended=2, over="succeeded"), "succeeded"),
         (voters("failed", "failed", "stopping", ended=2), "failed"),
@@ -298,9 +301,32 @@ def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunSt
     assert run.state == whole
 
 
+@pytest.mark.parametrize(
+    ("run", "may"),
+    [
+        (voters("failed", "unreachable", "unreachable", work="abc"), True),
+        (voters("failed", "lost", "unreachable", work="abc"), False),
+        (voters("lost", "unreachable"), False),
+        (voters("failed", "failed", "unreachable", "unreachable", work="abcd"), False),
+        (voters("unreachable", "unreachable", "lost", "failed", work="ab"), True),  # half keep what runs on them
+        (voters("unreachable", "lost", "unreachable", "failed", work="ab"), False),  # b was in that attempt
+        (voters("unreachable", "failed", work="a"), True),
+    ],
+)
+def test_silent_hosts_may_go_on_where_no_other_vote_is_needed(run: RunStatus, may: bool) -> None:
+    assert run.silent_may_go_on == may
+
+
+def test_half_of_the_hosts_may_have_begun_an_attempt_of_which_the_others_have_lost_the_record() -> None:
+    run = voters("lost", "lost", "unreachable", "unreachable", work="ab")
+    assert not run.silent_may_go_on
+    wiped = replace(run, nodes=(run.nodes[0], replace(run.nodes[1], agreed=None), *run.nodes[2:]))
+    assert wiped.silent_may_go_on
+
+
 def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
     """It took part in a newer run, and tells of that alone; or its disk is new."""
-    record = {"restart": {"first": {}}, "hosts": ["a", "b", "c"]}
+    record = {"project": "exp", "restart": {"first": {}}, "hosts": ["a", "b", "c"]}
     told = node("1", "c", "failed", agreed=agreed(), record=record)
     (only,) = merge_runs({"a": [], "c": [told]})
     assert [one.state for one in only.nodes] == ["lost", "unreachable", "failed"]
@@ -330,11 +356,6 @@ def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:
         # A restart may have given a rank to another host, and the next one may give it to a third.
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {2}, ["a", "b"]),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=()), {2}, ["a", "b", "c"]),
-        (
-            ranked({"world_size": 4, "restart": {"first": {}}, "witness": "c"}, a=(0, 1), b=(2, 3), c=()),
-            {2},
-            ["a", "b"],
-        ),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {4}, []),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=(4, 5)), {5}, ["a", "b", "c"]),
         (ranked({"world_size": None, "min_nodes": 1}, a=(0, 1), b=(2, 3)), {3}, ["a", "b"]),

@@ -14,9 +14,9 @@ from ddpctl.spec.times import elapsed, lasting
 from tests.render.reports import small, worst
 
 KEYS = [
-    "schema", "job", "run", "cluster", "state", "verdict", "made", "started", "ended", "duration_s", "user",
-    "controller", "world_size", "code", "command", "settings", "nodes", "continues", "attempts", "cause",
-    "candidates", "diagnosis", "slow", "metrics", "ranks", "gpus", "network", "checkpoints", "missing",
+    "schema", "job", "run", "cluster", "project", "folder", "state", "verdict", "made", "started", "ended",
+    "duration_s", "user", "controller", "world_size", "code", "command", "settings", "nodes", "continues", "attempts",
+    "cause", "candidates", "diagnosis", "slow", "metrics", "ranks", "gpus", "network", "checkpoints", "missing",
 ]  # fmt: skip
 
 

@@ -13,11 +13,14 @@ from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, Unreachable, Usag
 from ddpctl.render.checkpoints import checkpoints_view
 from ddpctl.render.console import make_console
 from ddpctl.spec.event import Note
+from ddpctl.spec.host import Host
+from ddpctl.spec.inventory import Inventory
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints, set_aside
 from ddpctl.transport.base import Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
 DOWN = Unreachable("no route", host="c")
+OF = Inventory(cluster="lab", project="exp", hosts=(Host(name="a", address="a"),))
 
 
 def manifest(
@@ -56,7 +59,7 @@ def run_of(host: str, state: str) -> dict[str, Any]:
         "host": host,
         "node_rank": 0,
         "state": state,
-        "record": {"hosts": [host]},
+        "record": {"hosts": [host], "project": "exp"},
     }
 
 
@@ -91,15 +94,16 @@ def shown(fleet: DryFleet) -> str:
     import io
 
     out = io.StringIO()
-    make_console(out).print(checkpoints_view(list_checkpoints(fleet, "train")))
+    make_console(out).print(checkpoints_view(list_checkpoints(fleet, "train", OF)))
     return out.getvalue()
 
 
 def test_parts_of_all_hosts_are_one_checkpoint() -> None:
-    found = list_checkpoints(DryFleet([host("a", "a"), host("b", "b", "a")]), "train")
+    found = list_checkpoints(DryFleet([host("a", "a"), host("b", "b", "a")]), "train", OF)
     assert found.to_json() == {
         "schema": 1,
         "job": "train",
+        "project": "exp",
         "checkpoints": [
             {
                 "name": "step_1",
@@ -122,7 +126,11 @@ def of_two_hosts(name: str, replicas: int) -> list[dict[str, Any]]:
         {
             **one,
             "node_rank": rank,
-            "record": {"hosts": hosts, "checkpoint": {"replicas": replicas, "signal": "SIGUSR1", "timeout": 120.0}},
+            "record": {
+                "hosts": hosts,
+                "project": "exp",
+                "checkpoint": {"replicas": replicas, "signal": "SIGUSR1", "timeout": 120.0},
+            },
         }
     ]
 
@@ -141,7 +149,7 @@ def test_a_checkpoint_without_a_copy_is_named() -> None:
 
 
 def test_what_a_host_that_is_down_had_is_missing() -> None:
-    found = list_checkpoints(DryFleet([host("a", "a"), down("b")]), "train")
+    found = list_checkpoints(DryFleet([host("a", "a"), down("b")]), "train", OF)
     (one,) = found.to_json()["checkpoints"]
     assert (one["complete"], one["missing"]) == (False, ["__1_0.distcp"])
     assert list(found.errors) == ["b"]
@@ -151,7 +159,9 @@ def test_what_a_host_that_is_down_had_is_missing() -> None:
 def test_what_has_no_manifest_is_told_and_never_complete() -> None:
     torn = {"entry": "step_2", "host": "a", "step": 2, "time": "2026-01-02T11:00:00+00:00", "size": 3}
     incoming = {**torn, "entry": "step_3"}
-    found = list_checkpoints(DryFleet([host("a", "a", "b", unknown=[torn]), host("b", unknown=[incoming])]), "train")
+    found = list_checkpoints(
+        DryFleet([host("a", "a", "b", unknown=[torn]), host("b", unknown=[incoming])]), "train", OF
+    )
     rows = [(one["name"], one["complete"], one["hosts"]) for one in found.to_json()["checkpoints"]]
     assert rows == [("step_2", False, ["a"]), ("step_1", True, ["a"])], "a copy on its way is nobody's checkpoint"
     assert [one.entry for one in found.resumed] == ["step_1"]
@@ -159,8 +169,10 @@ def test_what_has_no_manifest_is_told_and_never_complete() -> None:
 
 def test_a_run_stands_for_its_job() -> None:
     hosts = [host("a", "a", runs=[run_of("a", "succeeded")]), host("b", "b")]
-    assert list_checkpoints(DryFleet(hosts), "r1").job == "train"
-    assert [asked.args["job"] for one in hosts for asked in one.calls if asked.verb == "checkpoints"] == ["train"] * 2
+    assert list_checkpoints(DryFleet(hosts), "r1", OF).job == "train"
+    assert [asked.args["job_id"] for one in hosts for asked in one.calls if asked.verb == "checkpoints"] == [
+        "lab/exp/train"
+    ] * 2
 
 
 def runs_of(*ids: str) -> list[dict[str, Any]]:
@@ -169,31 +181,31 @@ def runs_of(*ids: str) -> list[dict[str, Any]]:
 
 def test_the_beginning_of_a_runs_id_stands_for_its_job() -> None:
     hosts = [host("a", "a", runs=runs_of("20260102-aaaa")), host("b", "b")]
-    assert list_checkpoints(DryFleet(hosts), "20260102").job == "train"
+    assert list_checkpoints(DryFleet(hosts), "20260102", OF).job == "train"
 
 
 def test_the_beginning_of_several_ids_is_refused_unless_a_job_has_that_name() -> None:
     runs = runs_of("20260102-aaaa", "20260102-bbbb")
     with pytest.raises(UsageError, match="20260102-aaaa"):
-        list_checkpoints(DryFleet([host("a", runs=runs)]), "20260102")
-    assert list_checkpoints(DryFleet([host("a", "a", runs=runs)]), "20260102").job == "20260102"
+        list_checkpoints(DryFleet([host("a", runs=runs)]), "20260102", OF)
+    assert list_checkpoints(DryFleet([host("a", "a", runs=runs)]), "20260102", OF).job == "20260102"
 
 
 def test_a_run_without_checkpoints_has_none() -> None:
     fleet = DryFleet([host("a", runs=[run_of("a", "succeeded")])])
-    assert list_checkpoints(fleet, "train").to_json()["checkpoints"] == []
+    assert list_checkpoints(fleet, "train", OF).to_json()["checkpoints"] == []
     assert "train has no checkpoints" in shown(fleet)
 
 
 @pytest.mark.parametrize("name", ["train", "../x", ""])
 def test_what_nobody_knows_is_no_job(name: str) -> None:
     with pytest.raises(NoSuchJob):
-        list_checkpoints(DryFleet([host("a")]), name)
+        list_checkpoints(DryFleet([host("a")]), name, OF)
 
 
 def test_hosts_that_are_down_may_know_it() -> None:
     with pytest.raises(HostsFailed, match="no host that answered has a checkpoint of 'train', and 1 host"):
-        list_checkpoints(DryFleet([host("a"), down("b")]), "train")
+        list_checkpoints(DryFleet([host("a"), down("b")]), "train", OF)
 
 
 def test_a_person_sees_what_is_missing() -> None:
@@ -221,14 +233,14 @@ def test_a_hostile_manifest_is_that_hosts_error(change: Callable[[dict[str, Any]
     one = manifest("b", RANK_1)
     change(one)
     bad = DryTransport("b", {"status": {"runs": []}, "checkpoints": {"manifests": [one], "unknown": []}})
-    found = list_checkpoints(DryFleet([host("a", "a"), bad]), "train")
+    found = list_checkpoints(DryFleet([host("a", "a"), bad]), "train", OF)
     assert list(found.errors) == ["b"]
 
 
 def fetched(tmp_path: Path, *hosts: DryTransport) -> int:
     fleet = DryFleet(hosts)
-    (newest,) = list_checkpoints(fleet, "train").resumed
-    return fetch_checkpoint("train", newest, tmp_path / "to", fleet, lambda event: None)
+    (newest,) = list_checkpoints(fleet, "train", OF).resumed
+    return fetch_checkpoint(OF.job_id("train"), newest, tmp_path / "to", fleet, lambda event: None)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -271,21 +283,29 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_checkpoints_are_set_aside_on_every_host() -> None:
     told: list[Any] = []
     hosts = [host("a", "a"), host("b")]
-    name = set_aside("train", ["a", "b"], "20260102T030405Z", DryFleet(hosts), told.append)
+    name = set_aside(OF.job_id("train"), ["a", "b"], "20260102T030405Z", DryFleet(hosts), told.append)
     assert name == "train@20260102T030405Z"
-    assert told == [Note("earlier checkpoints of train are now in checkpoints/train@20260102T030405Z on 2 hosts")]
+    assert told == [
+        Note("earlier checkpoints of train are now in checkpoints/lab/exp/train@20260102T030405Z on 2 hosts")
+    ]
     assert [asked.args for one in hosts for asked in one.calls if asked.verb == "set_aside"] == [
-        {"job": "train", "when": "20260102T030405Z"}
+        {"job_id": "lab/exp/train", "when": "20260102T030405Z"}
     ] * 2
 
 
 def test_those_of_a_live_run_are_not_set_aside() -> None:
     one = host("a", "a", runs=[run_of("a", "running")])
     with pytest.raises(UsageError, match="its run r1 is running"):
-        set_aside("train", ["a"], "20260102T030405Z", DryFleet([one]), lambda event: None)
+        set_aside(OF.job_id("train"), ["a"], "20260102T030405Z", DryFleet([one]), lambda event: None)
     assert [asked.verb for asked in one.calls] == ["status"]
 
 
 def test_a_host_that_is_down_is_why_nothing_is_started() -> None:
     with pytest.raises(HostsFailed, match="nothing was started"):
-        set_aside("train", ["a", "b"], "20260102T030405Z", DryFleet([host("a", "a"), down("b")]), lambda event: None)
+        set_aside(
+            OF.job_id("train"),
+            ["a", "b"],
+            "20260102T030405Z",
+            DryFleet([host("a", "a"), down("b")]),
+            lambda event: None,
+        )

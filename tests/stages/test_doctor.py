@@ -24,7 +24,7 @@ def _home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def status(host: str, state: str = "running", **more: Any) -> dict[str, Any]:
     number = HOSTS.index(host)
-    record = {"hosts": HOSTS, "world_size": 4, "doctor": {"stall": 15.0}}
+    record = {"project": "exp", "hosts": HOSTS, "world_size": 4, "doctor": {"stall": 15.0}}
     names = {"run": "r1", "job": "train", "cluster": "lab", "host": host, "node_rank": number, "state": state}
     return {"runs": [{**names, "ranks": [2 * number, 2 * number + 1], "record": record, **more}]}
 

@@ -32,7 +32,12 @@ def told(*looks: dict[str, str]) -> list[str]:
         names = {"run": RUN, "job": "train", "cluster": "lab", "host": asked.host, "node_rank": HOSTS.index(asked.host)}
         return {
             "runs": [
-                {**names, "state": state.lower(), "pid": None if state.isupper() else 7, "record": {"hosts": HOSTS}}
+                {
+                    **names,
+                    "state": state.lower(),
+                    "pid": None if state.isupper() else 7,
+                    "record": {"project": "exp", "hosts": HOSTS},
+                }
             ]
         }
 

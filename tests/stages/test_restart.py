@@ -12,6 +12,7 @@ from ddpctl.code import recall
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, ProvisionError, Unreachable, UsageError
 from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.event import Event, Note
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.restart import from_a_host, launch_again
@@ -20,8 +21,10 @@ from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryFleet, DryTransport
 
 RUN = "20260102T030405Z-abcdef"
-NEXT = RunIdentity("20260102T040405Z-abcdef", "me", "here", "2026-01-02T04:04:05+00:00")
+NEXT = RunIdentity("20260102T040405Z-abcdef", Origin("me", "here", "/home/me", 1), "2026-01-02T04:04:05+00:00")
 FILE = """
+cluster: lab
+project: exp
 hosts: ['gpu[0-2]']
 jobs:
   j: {script: train.py, code: null, workdir: /w, args: [new]}
@@ -33,7 +36,7 @@ FIRST = {"hosts": ["gpu0", "gpu1"], "started": MOMENT}
 
 
 def node(host: str, state: str = "failed", **record: Any) -> dict[str, Any]:
-    full = {"hosts": ["gpu0", "gpu1"], "world_size": 2, "settings": SETTINGS, "code": None, **record}
+    full = {"project": "exp", "hosts": ["gpu0", "gpu1"], "world_size": 2, "settings": SETTINGS, "code": None, **record}
     cause = {"host": "gpu1", "reason": "node_lost", "message": "lost", "time": MOMENT} if state == "failed" else None
     names = {"run": RUN, "job": "j", "cluster": "lab", "host": host, "node_rank": int(host[-1])}
     return {**names, "state": state, "cause": cause, "ended": MOMENT, "record": full}
@@ -78,7 +81,7 @@ def test_a_live_run_is_refused(tmp_path: Path) -> None:
     live = [node(host, "running", restart={"first": FIRST}) for host in ("gpu0", "gpu1")]
     with pytest.raises(UsageError, match=r"j is running .* restart it by themselves") as refused:
         again(tmp_path, answering("gpu0", live[0]), answering("gpu1", live[1]), answering("gpu2"))
-    assert "ddpctl kill j" in str(refused.value.hint)
+    assert f"ddpctl kill {RUN}" in str(refused.value.hint)
 
 
 def test_one_that_may_be_live_where_nobody_answers_is_refused(tmp_path: Path) -> None:
@@ -98,22 +101,31 @@ def test_those_who_may_have_continued_it_elsewhere_are_waited_for(tmp_path: Path
     """gpu2 was cut off and ended its part; the others are a majority without it."""
     with pytest.raises(ConnectError, match=r"ended on gpu0,gpu1 is not known.*may have continued it") as refused:
         again(tmp_path, silent("gpu0"), silent("gpu1"), answering("gpu2", voting("gpu2")))
-    assert "ddpctl restart j" in str(refused.value.hint)
+    assert f"ddpctl restart {RUN}" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("other", ["failed", "lost"])
-def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path, other: str) -> None:
-    hosts = (answering("gpu0", voting("gpu0")), answering("gpu1", voting("gpu1", other)), silent("gpu2"))
-    found = again(tmp_path, *hosts)
+@pytest.mark.parametrize("states", [("failed", "failed"), ("failed", "lost"), ("lost", "lost")])
+def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path, states: tuple[str, str]) -> None:
+    """A host that lost power and is back takes part: its agent is gone, so the silent one has its own vote only."""
+    parts = (answering(host, voting(host, state)) for host, state in zip(("gpu0", "gpu1"), states, strict=True))
+    found = again(tmp_path, *parts, silent("gpu2"))
     assert found.names == ("gpu0", "gpu1")
 
 
-def test_a_run_of_which_only_the_witness_is_left_is_to_be_ended_first(tmp_path: Path) -> None:
-    hosts = {"hosts": ["gpu0", "gpu1", "gpu2"], "restart": {"first": FIRST}, "witness": "gpu2"}
-    parts = [node("gpu0", "lost", **hosts), node("gpu1", "lost", **hosts), node("gpu2", "pending", **hosts)]
-    with pytest.raises(UsageError, match="only the witness gpu2 is left") as refused:
+def test_one_that_may_still_run_an_attempt_alone_is_waited_for(tmp_path: Path) -> None:
+    """Of two hosts the second one is a spare: the first one needs no vote of it to go on."""
+    first = {"attempt": 1, "hosts": ["gpu0"], "started": MOMENT, "ended": None, "cause": None, "set_aside": []}
+    agreed = {"term": 1, "version": 1, "attempts": [first], "live": True, "over": None}
+    spare = node("gpu1", "failed", restart={"first": first}) | {"agreed": agreed}
+    with pytest.raises(ConnectError, match="ended on gpu0 is not known: no answer; they may have continued it"):
+        again(tmp_path, silent("gpu0"), answering("gpu1", spare), answering("gpu2"))
+
+
+def test_a_run_that_has_lost_its_majority_is_to_be_ended_first(tmp_path: Path) -> None:
+    parts = [voting("gpu0", "lost"), voting("gpu1", "lost"), voting("gpu2", "pending")]
+    with pytest.raises(UsageError, match=r"1 of the run's 3 hosts left, no majority: they start no other") as refused:
         again(tmp_path, *(answering(one["host"], one) for one in parts))
-    assert "ddpctl kill j, then ddpctl restart j" in str(refused.value.hint)
+    assert f"ddpctl kill {RUN}, then ddpctl restart {RUN}" in str(refused.value.hint)
 
 
 def test_too_few_hosts_are_named(tmp_path: Path) -> None:

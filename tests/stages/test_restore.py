@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpctl.environment.direct import Holdings
 from ddpctl.environment.spread import Addresses
-from ddpctl.errors import DdpctlError, RemoteError, Unreachable
+from ddpctl.errors import DdpctlError, RemoteError, Unreachable, UsageError
 from ddpctl.spec.event import Note, StageEnded, StageStarted
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import RunIdentity
+from ddpctl.spec.resuming import Start
 from ddpctl.stages.launch import Launch
-from ddpctl.stages.restore import ask_others, restore
+from ddpctl.stages.restore import ask_held, refuse_others, restore
+from ddpctl.transport.base import FleetOutcome
 from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.listing import summary
+from ddpctl_worker.checkpoint.starts import note_start
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
-from tests.worker.checkpoints import Disk
+from tests.worker.checkpoints import JOB, Disk
 from tests.worker.test_metadata import index
 
 BIG = bytes(range(256)) * 4000
@@ -31,8 +38,8 @@ class Site:
     """Some hosts with their disks."""
 
     def __init__(self, folder: Path, hosts: int = 3, taking_part: int | None = None) -> None:
-        inventory = local_inventory(folder, hosts)
-        identity = RunIdentity("r", "me", "here", "")
+        inventory = local_inventory(folder, hosts).model_copy(update={"cluster": "lab", "project": "exp"})
+        identity = RunIdentity("r", Origin("me", "here", "/home/me", 1), "")
         job = JobSpec(name="job", script="x.py")
         self.launch = Launch(inventory, job, inventory.hosts[: taking_part or hosts], identity=identity)
         self.disks = [Disk(folder / host, host) for host in inventory.names]
@@ -40,17 +47,24 @@ class Site:
         self.down: set[str] = set()
 
     def known(self) -> dict[str, list[list[str]]]:
-        return {disk.host: summary(str(disk.base), "job") for disk in self.disks if disk.host in self.launch.names}
+        return {disk.host: summary(str(disk.base), JOB) for disk in self.disks if disk.host in self.launch.names}
 
     def restore(self) -> Mapping[str, DdpctlError]:
         with fleet_of(self.launch.inventory) as fleet:
             for host in self.down:
                 fleet._transports[host] = DryTransport(host, unreachable=Unreachable("no route", host=host))
-            others = ask_others(self.launch, fleet)
-            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), others)
+            held = ask_held(self.launch, fleet)
+            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), held)
 
     def warnings(self) -> list[tuple[str | None, str]]:
-        return [(one.host, one.message) for one in self.heard if isinstance(one, Note)]
+        return [(one.host, one.message) for one in self._notes("warning")]
+
+    def lines(self) -> list[str]:
+        """What a person is told beside warnings."""
+        return [one.message for one in self._notes("info")]
+
+    def _notes(self, level: str) -> list[Note]:
+        return [one for one in self.heard if isinstance(one, Note) and one.level == level]
 
 
 @pytest.fixture
@@ -69,6 +83,8 @@ def no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, request: pytest.FixtureRequest) -> None:
     first, second, third = site.disks
+    for disk in (first, second):
+        note_start(str(disk.own), {"run": "r1", "origin": None}, time.time() - 60)
     first.save("step_2", {"model": BIG, "rng_0": b"0"}, age=50)
     second.save("step_2", {"rng_1": b"1"}, age=50)
     first.save("step_1", {"model": b"older"}, age=90)
@@ -80,6 +96,9 @@ def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, req
     (ended,) = [event for event in site.heard if isinstance(event, StageEnded)]
     assert ended.ok
     assert ended.note == f"step_2: {2 * len(BIG) + 4} bytes from host to host"
+    (line,) = site.lines()
+    said = r"resumes from step_2 \(step 2, saved \d+ s ago by run r1\); `ddpctl up --fresh` starts without it"
+    assert re.fullmatch(said, line), line
     request.getfixturevalue("no_call")
     assert site.restore() == {}
 
@@ -190,3 +209,25 @@ def test_a_host_outside_of_the_run_that_fails_is_left_out(tmp_path: Path, monkey
     assert site.disks[1].content("step_1") == {"model": b"older"}
     why = "its checkpoints of job were left out: the disk is full; newer ones may lie there"
     assert site.warnings() == [("n2", why)]
+
+
+def held_by(origin: Origin | None) -> FleetOutcome[Holdings]:
+    row = ("n0", "step_2.pt", "v", "2026-01-02T11:00:00+00:00")
+    start = Start("r1", "2026-01-02T10:00:00+00:00", origin)
+    return FleetOutcome({"n0": Holdings({}, {}, 0, (row,), (start,)), "n1": Holdings({}, {}, 0)})
+
+
+def test_a_checkpoint_of_a_run_from_another_folder_is_refused(site: Site) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_others(site.launch, held_by(Origin("ann", "desk", "/home/ann/exp", 9)))
+    assert refused.value.message == (
+        "job would resume from step_2.pt, which run r1 saved: it was started from ann@desk:/home/ann/exp, "
+        "not from me@here:/home/me; nothing was started"
+    )
+    assert "--any-project" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("origin", [None, Origin("me", "here", "/home/me", 1), Origin("me", "here", "/moved", 1)])
+def test_a_checkpoint_of_this_folder_or_of_nobody_known_is_taken(site: Site, origin: Origin | None) -> None:
+    refuse_others(site.launch, held_by(origin))
+    refuse_others(site.launch, FleetOutcome())

@@ -53,7 +53,11 @@ class Cluster:
     def status(self, asked: Asked) -> dict[str, Any]:
         states = self.states[asked.host]
         state = states.pop(0) if len(states) > 1 else states[0]
-        record = {"hosts": HOSTS, "checkpoint": {"signal": "SIGUSR2", "timeout": self.timeout, "replicas": 1}}
+        record = {
+            "project": "exp",
+            "hosts": HOSTS,
+            "checkpoint": {"signal": "SIGUSR2", "timeout": self.timeout, "replicas": 1},
+        }
         names = {"run": "r1", "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0, "state": state}
         return {"runs": [{**names, "record": record}]}
 

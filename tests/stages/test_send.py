@@ -20,6 +20,7 @@ from ddpctl.environment.tools import PY_SPY, own_program
 from ddpctl.errors import ProvisionError
 from ddpctl.spec.event import StageEnded
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
 from ddpctl.stages import py_spy, send
 from ddpctl.stages.launch import Launch
@@ -39,7 +40,7 @@ NONE_SAVED: dict[str, tuple[()]] = {"n0": (), "n1": ()}  # both were asked
 def launch(folder: Path, *, count: int = 2, code: bool = True, **job: Any) -> Launch:
     inventory = local_inventory(folder, count)
     spec = JobSpec(name="j", script="train.py", **job)
-    identity = RunIdentity("r", "me", "here", "")
+    identity = RunIdentity("r", Origin("me", "here", "/home/me", 1), "")
     return Launch(inventory, spec, inventory.hosts, identity=identity, archive=cast(Any, CODE if code else None))
 
 

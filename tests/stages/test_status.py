@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
-from ddpctl.stages.status import find_run, live_runs, read_run
+from ddpctl.spec.host import Host
+from ddpctl.spec.inventory import Inventory
+from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_run
 from ddpctl_worker.contract import begins
 from tests.transport.dry import Asked, DryFleet, DryTransport
 
@@ -19,7 +21,7 @@ def _home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part(run: str, host: str, state: str, hosts: list[str]) -> dict[str, Any]:
     names = {"run": run, "job": "train", "cluster": "lab", "host": host}
-    return {**names, "node_rank": 0, "state": state, "record": {"hosts": hosts}}
+    return {**names, "node_rank": 0, "state": state, "record": {"hosts": hosts, "project": "exp"}}
 
 
 def fleet(**parts: list[tuple[str, str, list[str]]]) -> DryFleet:
@@ -102,3 +104,41 @@ def test_no_record_leaves_out_a_host_that_tells_of_the_run() -> None:
     """A spoilt or forged record would hide a host from a kill."""
     run = find_run(fleet(a=[("1", "running", ["a"])], b=[("1", "running", ["a", "b"])]), "train")
     assert run.hosts == ("a", "b")
+
+
+OF = Inventory(cluster="lab", project="exp", hosts=(Host(name="a", address="a"),))
+
+
+def of_project(project: str, run: str, state: str = "running", job: str = "train") -> dict[str, Any]:
+    origin = {"account": "ann", "machine": "laptop", "folder": f"/home/ann/{project}", "inode": 1}
+    one = part(run, "a", state, ["a"])
+    return {**one, "job": job, "record": {**one["record"], "project": project, "origin": origin}}
+
+
+def test_a_name_means_a_job_of_its_own_project() -> None:
+    hosts = DryFleet([DryTransport("a", {"status": {"runs": [of_project("exp", "r1"), of_project("other", "r2")]}})])
+    assert find_run(hosts, "train", OF).run == "r1"
+    assert [run.run for run in live_runs(hosts, "train", OF)] == ["r1"]
+    assert [run.run for run in live_runs(hosts, "train")] == ["r1", "r2"]
+    live, errors = live_runs_of(hosts, OF.job_id("train"))
+    assert ([run.run for run in live], errors) == (["r1"], {})
+    with pytest.raises(UsageError, match="train is a job of several projects: run r2 of project other, started from"):
+        find_run(hosts, "train")
+
+
+def test_a_run_id_needs_no_project_and_of_a_name_of_others_it_is_said_whose_it_is() -> None:
+    hosts = DryFleet([DryTransport("a", {"status": {"runs": [of_project("other", "r2")]}})])
+    assert find_run(hosts, "r2", OF).project == "other"
+    with pytest.raises(NoSuchJob) as refused:
+        find_run(hosts, "train", OF)
+    assert refused.value.message == (
+        "project exp on cluster lab has no job 'train'; others have: "
+        "run r2 of project other, started from ann@laptop:/home/ann/other"
+    )
+    assert refused.value.hint == "name the run by its id; kill, rm and restart also take --any-project"
+
+
+def test_the_newest_run_of_each_projects_job_is_current() -> None:
+    told = [of_project("exp", "r1", "failed"), of_project("exp", "r2", "failed"), of_project("other", "r0", "failed")]
+    runs, _ = all_runs(DryFleet([DryTransport("a", {"status": {"runs": told}})]))
+    assert [run.run for run in runs] == ["r0", "r2"]

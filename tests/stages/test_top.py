@@ -46,7 +46,7 @@ def pulse(**changes: Any) -> dict[str, Any]:
 
 
 def status(host: str, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
-    record = {"hosts": list(hosts), "world_size": len(hosts)}
+    record = {"project": "exp", "hosts": list(hosts), "world_size": len(hosts)}
     where = {"host": host, "node_rank": hosts.index(host), "ranks": [hosts.index(host)]}
     return {"run": "r1", "job": "train", "cluster": "lab", "state": state, "record": record, **where}
 

@@ -9,6 +9,7 @@ import pytest
 from ddpctl.errors import PreflightFailed, Unreachable, UsageError
 from ddpctl.files.inventory import load_text
 from ddpctl.spec.event import Event, Note
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.up import FACTS_ONLY, Up
@@ -16,6 +17,7 @@ from ddpctl.transport.base import Fleet
 from tests.transport.dry import DryFleet, DryTransport
 
 FILE = """
+project: exp
 hosts: [gpu0, gpu1]
 jobs:
   j: {script: train.py, code: null, workdir: /w, master_port: 29500, nproc_per_node: 1}
@@ -25,7 +27,9 @@ KNOWN = {name: NodeFacts(fabric_address=f"10.0.0.{number}") for number, name in 
 
 def launch(text: str) -> Launch:
     inventory = load_text(text.encode(), "i.yaml")
-    return Launch(inventory, inventory.job(), inventory.hosts, identity=RunIdentity("r", "me", "here", ""))
+    return Launch(
+        inventory, inventory.job(), inventory.hosts, identity=RunIdentity("r", Origin("me", "here", "/home/me", 1), "")
+    )
 
 
 def up(text: str, facts: Facts) -> Up:
@@ -56,8 +60,11 @@ def test_nothing_starts_without_a_port_or_a_number_of_processes() -> None:
 
 def answering(host: str, **runs: str) -> DryTransport:
     """A host with these runs of the job j1: id -> state."""
-    names = {"job": "j1", "cluster": "lab", "host": host, "node_rank": 0}
-    parts = [{**names, "run": run, "state": state, "record": {"hosts": [host]}} for run, state in runs.items()]
+    names = {"job": "j1", "cluster": "default", "host": host, "node_rank": 0}
+    parts = [
+        {**names, "run": run, "state": state, "record": {"project": "exp", "hosts": [host]}}
+        for run, state in runs.items()
+    ]
     return DryTransport(host, {"status": {"runs": parts}})
 
 

@@ -21,7 +21,7 @@ from ddpctl.transport.pipe import parse
 
 TIME = "2026-01-02T03:04:05.123+00:00"
 CAUSE = {"host": "node2", "rank": 3, "reason": "exited", "message": "gone", "time": TIME}
-RECORD = {"hosts": ["node1", "node2"], "world_size": 4, "timeouts": {"stop": 10}}
+RECORD = {"project": "exp", "hosts": ["node1", "node2"], "world_size": 4, "timeouts": {"stop": 10}}
 STATUS: dict[str, Any] = {
     "run": "r1",
     "job": "train",
@@ -84,7 +84,7 @@ def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a\0", "a\n", "-x", "x" * 64, "\x1b[2J", 7, None, ["a"]])
 def test_names_are_names(name: object) -> None:
     refused("runs.0.run", run=name)
-    refused("runs.0.record.hosts", record={"hosts": ["node1", name]})
+    refused("runs.0.record.hosts", record={**RECORD, "hosts": ["node1", name]})
 
 
 @pytest.mark.parametrize(

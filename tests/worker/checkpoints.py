@@ -18,7 +18,8 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.net import listen
 from ddpctl_worker.store import relay
 
-JOB = "job"
+OF_JOB = {"cluster": "lab", "project": "exp", "job": "job"}  # what a record says of its job
+JOB = "lab/exp/job"
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker import proc
+from tests.worker.checkpoints import JOB
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here
 
@@ -113,7 +114,7 @@ def test_the_kernel_says_who_handles_a_signal(setting: str, catches: bool, tmp_p
 def test_the_keeper_looks_more_often_for_what_the_ranks_will_save(node: Node) -> None:
     run = node.start(TRAINING)
     here(node, run)
-    asked = node.base / "checkpoints" / "job" / node.host / ".ddpctl" / "asked"
+    asked = node.base / "checkpoints" / JOB / node.host / ".ddpctl" / "asked"
     asked.parents[1].mkdir(parents=True, mode=0o700)
     ask(node, run, send=False)
     assert not asked.exists(), "nobody was asked"

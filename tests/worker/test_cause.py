@@ -241,6 +241,12 @@ def test_an_exception_before_the_watchdogs_abort_is_the_cause(mark: str) -> None
 VICTIM = raised("RuntimeError: Connection closed by peer [10.9.0.11]:39583")
 
 
+def test_no_launcher_has_ended_a_script_that_is_started_by_itself() -> None:
+    found = found_in(15, deaths={0: (signal.SIGTERM, 999.0)}, plain=True)[0]
+    assert (found.message, found.victim, found.signal) == ("rank 4 was killed by SIGTERM", False, "SIGTERM")
+    assert found_in(15, deaths={0: (signal.SIGTERM, 999.0)})[0].victim
+
+
 @pytest.mark.parametrize("mark", ["", "[rank4]: "])
 def test_a_rank_that_raised_and_hangs_in_its_exit_comes_before_its_victims(mark: str) -> None:
     ranks = {0: raised("ValueError: boom", mark) + "[W1121 19:30:48.1 x.cpp:1] bye\n", 1: VICTIM}

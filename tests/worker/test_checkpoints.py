@@ -14,6 +14,7 @@ from ddpctl_worker import contract, paths
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.run import keeping
 from ddpctl_worker.run.start import _keeper
+from tests.worker.checkpoints import JOB, OF_JOB
 from tests.worker.node import WORKER, Node, eventually
 
 SETTINGS = {"paths": [], "signal": "SIGUSR1", "timeout": 120.0, "replicas": 1, "keep": 3}
@@ -37,13 +38,13 @@ def start(node: Node, script: str, *, outputs: list[str] | None = None, **settin
 
 
 def known(node: Node) -> list[str]:
-    return [one["entry"] for one in node.call("checkpoints", job="job")["manifests"]]
+    return [one["entry"] for one in node.call("checkpoints", job_id=JOB)["manifests"]]
 
 
 def test_what_is_written_right_before_the_end_is_known(node: Node) -> None:
     run = start(node, SAVE)
     assert node.wait_state(run)["state"] == "succeeded"
-    answer = node.call("checkpoints", job="job")
+    answer = node.call("checkpoints", job_id=JOB)
     assert answer["unknown"] == []
     (one,) = answer["manifests"]
     digest = hashlib.sha256(b"weights").hexdigest()
@@ -62,7 +63,7 @@ def test_a_writer_that_was_killed_leaves_nothing_that_counts(node: Node) -> None
     script = SAVE.replace('"/model.bin.tmp", "wb"', '"/model.bin", "wb"').split("    os.replace")[0]
     run = start(node, script + "        file.flush(); os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)\n")
     assert node.wait_state(run)["state"] == "failed"
-    answer = node.call("checkpoints", job="job")
+    answer = node.call("checkpoints", job_id=JOB)
     assert answer["manifests"] == []
     assert [one["entry"] for one in answer["unknown"]] == ["model.bin"]
 
@@ -194,8 +195,8 @@ def test_a_path_that_cannot_be_kept_is_why_the_run_does_not_start(node: Node) ->
 
 def test_files_are_sent_as_their_manifest_says(node: Node) -> None:
     node.wait_state(start(node, SAVE))
-    (one,) = node.call("checkpoints", job="job")["manifests"]
-    asked = {"job": "job", "writer": node.host, "entry": "model.bin", "version": one["version"], "paths": [""]}
+    (one,) = node.call("checkpoints", job_id=JOB)["manifests"]
+    asked = {"job_id": JOB, "writer": node.host, "entry": "model.bin", "version": one["version"], "paths": [""]}
     stream = node.open("fetch_checkpoint", **asked)
     stream.result()
     assert [frame["file"]["path"] for frame in stream.frames if "file" in frame] == ["model.bin"]
@@ -206,16 +207,19 @@ def test_files_are_sent_as_their_manifest_says(node: Node) -> None:
 
 def test_what_is_set_aside_is_not_deleted_and_not_listed(node: Node) -> None:
     node.wait_state(start(node, SAVE))
-    assert node.call("set_aside", job="job", when="20260102T030405Z") == {"name": "job@20260102T030405Z"}
-    assert node.call("set_aside", job="job", when="20260102T030405Z") == {"name": "job@20260102T030405Z"}, "shared"
-    assert node.call("set_aside", job="job", when="20260102T030406Z") == {"name": None}
+    assert node.call("set_aside", job_id=JOB, when="20260102T030405Z") == {"name": "job@20260102T030405Z"}
+    assert node.call("set_aside", job_id=JOB, when="20260102T030405Z") == {"name": "job@20260102T030405Z"}, "shared"
+    assert node.call("set_aside", job_id=JOB, when="20260102T030406Z") == {"name": None}
     assert known(node) == []
-    assert (node.base / "checkpoints" / "job@20260102T030405Z" / node.host / "model.bin").read_bytes() == b"weights"
+    assert (node.base / "checkpoints" / f"{JOB}@20260102T030405Z" / node.host / "model.bin").read_bytes() == b"weights"
     node.call("gc", days=0, delete=True)
-    assert (node.base / "checkpoints" / "job@20260102T030405Z" / node.host / "model.bin").exists()
+    assert (node.base / "checkpoints" / f"{JOB}@20260102T030405Z" / node.host / "model.bin").exists()
 
 
-@pytest.mark.parametrize("bad", [{"job": "../x"}, {"job": ""}, {"job": "a/b"}, {"job": "job", "when": "../x"}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"job_id": "../../x"}, {"job_id": ""}, {"job_id": "a/b"}, {"job_id": "a/b/c/d"}, {"job_id": JOB, "when": "../x"}],
+)
 def test_a_name_leads_nowhere_else(node: Node, bad: dict[str, str]) -> None:
     asked = {"when": "20260102T030405Z", **bad}
     assert node.open("set_aside", **asked).last()["error"]["kind"] == contract.BAD_REQUEST
@@ -232,9 +236,9 @@ def test_a_benchmarks_run_has_no_keeper(node: Node) -> None:
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path, replicas: int) -> None:
     """Although the hosts have what it takes: another attempt begins with it."""
-    run = {"job": "job", "run": "r", "host": "a", "hosts": ["a", "b"], "gang": {"port": 1}}
+    run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"], "gang": {"port": 1}}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}
-    folder = paths.checkpoint_dir(str(tmp_path), "job", "a")
+    folder = paths.checkpoint_dir(str(tmp_path), JOB, "a")
     pem = {"certificate": "c", "key": "k"}
     order, refused = _keeper(run, str(tmp_path), folder, str(tmp_path), False, pem)
     assert refused is None
@@ -260,7 +264,7 @@ def unseen(node: Node) -> tuple[str, Path, bytes]:
     """A run that was killed, its newest snapshot, which its keeper did not live to see, and the content of that."""
     code = node.scratch / "code"
     code.mkdir()
-    own = node.base / "checkpoints" / "job" / node.host
+    own = node.base / "checkpoints" / JOB / node.host
     own.mkdir(parents=True, mode=0o700)
     (own / "snapshot.pt").write_bytes(b"older")
     os.utime(own / "snapshot.pt", (1e9, 1e9))
@@ -283,7 +287,7 @@ def test_what_an_ended_run_left_in_a_links_place_is_the_jobs(
 ) -> None:
     run, snapshot, newest = unseen
     if how == "start":
-        found = node.call("store_has", hashes=[], job="job")["checkpoints"]
+        found = node.call("store_has", hashes=[], job_id=JOB)["checkpoints"]
         assert [(row[1], row[2]) for row in found] == [("snapshot.pt", "")], "it is hashed by the restore"
     elif how == "remove":
         assert node.call("remove", run=run)["removed"]
@@ -296,8 +300,8 @@ def test_what_an_ended_run_left_in_a_links_place_is_the_jobs(
 
 def test_it_does_not_come_back_once_it_was_set_aside(node: Node, unseen: tuple[str, Path, bytes]) -> None:
     _, snapshot, newest = unseen
-    name = node.call("set_aside", job="job", when="20260102T030405Z")["name"]
-    assert (node.base / "checkpoints" / name / node.host / "snapshot.pt").read_bytes() == newest
+    name = node.call("set_aside", job_id=JOB, when="20260102T030405Z")["name"]
+    assert (node.base / "checkpoints" / "lab" / "exp" / name / node.host / "snapshot.pt").read_bytes() == newest
     snapshot.parent.mkdir(parents=True, mode=0o700)
-    node.call("store_has", hashes=[], job="job")
+    node.call("store_has", hashes=[], job_id=JOB)
     assert not snapshot.exists()

@@ -66,7 +66,15 @@ def add_run(node: Node, name: str, *, over: bool, code: str | None = None, ago: 
     folder = node.base / "runs" / name / host
     folder.mkdir(parents=True, mode=0o700)
     created = datetime.datetime.fromtimestamp(time.time() - ago, datetime.timezone.utc).isoformat()
-    record = {"run": name, "job": "j", "cluster": "c", "host": host, "node_rank": 0, "created": created}
+    record = {
+        "run": name,
+        "job": "j",
+        "cluster": "c",
+        "project": "exp",
+        "host": host,
+        "node_rank": 0,
+        "created": created,
+    }
     (folder / "run.json").write_text(json.dumps({**record, "code": {"hash": code} if code else None}))
     (folder / "log").write_bytes(os.urandom(20_000))
     if over:

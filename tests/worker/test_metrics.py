@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.output.metrics import CALL_BYTES, read_from
 from ddpctl_worker.run import status
+from tests.worker.checkpoints import JOB
 from tests.worker.node import Node
 
 WRITES = """
@@ -77,7 +78,7 @@ def test_checkpoints_have_a_folder_that_outlives_the_run(node: Node) -> None:
     }
     for _ in range(2):
         assert node.wait_state(node.start(program, **tokens))["state"] == "succeeded"
-    folder = node.base / "checkpoints" / "job" / node.host
+    folder = node.base / "checkpoints" / JOB / node.host
     assert sorted(path.name for path in folder.iterdir()) == ["0", "1"]
     assert folder.stat().st_mode & 0o777 == 0o700
 

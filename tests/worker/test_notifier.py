@@ -20,7 +20,7 @@ from tests.worker.node import eventually, processes_of
 
 pytestmark = pytest.mark.slow  # it starts processes
 
-RUN = {"job": "train", "run": "r-1", "cluster": "lab", "host": "node0", "hosts": ["node0", "node1"]}
+RUN = {"job": "train", "run": "r-1", "cluster": "lab", "project": "exp", "host": "node0", "hosts": ["node0", "node1"]}
 EVENT = {
     "event": "ended",
     "state": "failed",

@@ -17,7 +17,7 @@ from ddpctl_worker.run.notifying import message, speaker, variables
 HOSTS = ["node0", "node1", "node2"]
 GONE = [contract.NODE_LOST, contract.NODE_REBOOTED, contract.SUPERVISOR_LOST]
 REASONS = [*GONE, contract.EXITED, contract.OOM, contract.KILLED_BY_USER, contract.DISK_FULL, contract.SPAWN_FAILED]
-RUN = {"job": "train", "run": "r-1", "cluster": "lab", "host": "node0", "hosts": HOSTS}
+RUN = {"job": "train", "run": "r-1", "cluster": "lab", "project": "exp", "host": "node0", "hosts": HOSTS}
 ended = st.fixed_dictionaries(
     {
         "event": st.sampled_from(["ended", "restart"]),
@@ -101,10 +101,3 @@ def test_an_environment_can_hold_the_variables(event: dict[str, Any]) -> None:
     assert contract.ENV_COOKIE not in found  # with it, a kill would take a notifier for a process of the job
     rank = (event["cause"] or {}).get("rank")
     assert found["DDPCTL_CAUSE_RANK"] == ("" if rank is None else str(rank))
-
-
-def test_a_restart_on_more_hosts_says_so_and_leaves_the_witness_out() -> None:
-    event = {"event": "restart", "state": "running", "attempt": 3, "cause": None, "grew": 2}
-    said = message(dict(RUN, witness="node2"), event)
-    assert said["hosts"] == ["node0", "node1"]
-    assert said["text"] == "train restarts on lab: it continues on 2 hosts (run r-1)"

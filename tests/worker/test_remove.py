@@ -14,6 +14,7 @@ from ddpctl_worker import proc
 from ddpctl_worker.contract import ENV_COOKIE
 from ddpctl_worker.store.gc import Finder
 from ddpctl_worker.store.remove import prune
+from tests.worker.checkpoints import JOB
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here
@@ -28,7 +29,16 @@ def put(base: Path, run: str, *, job: str = "job", host: str = HOST, over: bool 
     (folder / "output").mkdir(parents=True)
     for path in (base, folder.parent.parent, folder.parent, folder):
         path.chmod(0o700)
-    made = {"run": run, "job": job, "cluster": "lab", "host": host, "node_rank": 0, "created": run[:16], **record}
+    made = {
+        "run": run,
+        "job": job,
+        "cluster": "lab",
+        "project": "exp",
+        "host": host,
+        "node_rank": 0,
+        "created": run[:16],
+        **record,
+    }
     (folder / "run.json").write_text(json.dumps(made))
     (folder / "output" / "model.pt").write_bytes(bytes(1000))
     if over:
@@ -42,7 +52,7 @@ def runs(base: Path) -> list[str]:
 
 def test_a_run_goes_with_all_its_files_but_the_checkpoints_stay(node: Node) -> None:
     put(node.base, RUN)
-    checkpoint = node.base / "checkpoints" / "job" / HOST / "step-1"
+    checkpoint = node.base / "checkpoints" / JOB / HOST / "step-1"
     checkpoint.mkdir(parents=True)
     assert node.call("remove", run=RUN) == {"removed": True}
     assert runs(node.base) == []
@@ -86,7 +96,7 @@ def test_what_outlived_a_run_can_still_be_found_by_its_record(node: Node, place:
         error = node.open("remove", run=RUN).last()["error"]
         assert error["kind"] == "live"
         assert f"pid {left.pid}" in error["message"]
-        prune(str(node.base), HOST, "job", 0)
+        prune(str(node.base), HOST, JOB, 0)
         assert runs(node.base) == [RUN]
         assert collectable(node.base) == []
     finally:
@@ -110,10 +120,10 @@ def test_of_the_ended_runs_of_a_name_the_newest_stay(tmp_path: Path) -> None:
     put(tmp_path, "20250101T000000Z-live00", over=False)
     put(tmp_path, "20250101T000000Z-others", job="other")
     put(tmp_path, "20250101T000000Z-theirs", host="node1")
-    prune(str(tmp_path), HOST, "job", 2)
+    prune(str(tmp_path), HOST, JOB, 2)
     stay = ["20250101T000000Z-live00", "20250101T000000Z-others", "20250101T000000Z-theirs"]
     assert runs(tmp_path) == [*stay, *names[-2:]]
-    prune(str(tmp_path), HOST, "job", 0)
+    prune(str(tmp_path), HOST, JOB, 0)
     assert runs(tmp_path) == stay
 
 

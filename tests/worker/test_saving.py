@@ -12,6 +12,7 @@ import pytest
 
 from ddpctl_worker.checkpoint import fresh
 from ddpctl_worker.checkpoint.fresh import Fresh
+from tests.worker.checkpoints import JOB
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here, nothing_left
 from tests.worker.test_gang import Trio, trio  # noqa: F401
@@ -51,7 +52,7 @@ while True:
 
 
 def kept(node: Node) -> Path:
-    return node.base / "checkpoints" / "job" / node.host
+    return node.base / "checkpoints" / JOB / node.host
 
 
 def train(trio: Trio, script: str) -> None:  # noqa: F811

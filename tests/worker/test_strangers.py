@@ -133,7 +133,7 @@ class Flood:
 @pytest.fixture
 def asked() -> Iterator[tuple[AnswerDesk, PeerLine]]:
     desk = AnswerDesk(KEY, "run", "a", ["a", "b"], HERE)
-    desk.start(lambda host, question: {"n": question["n"] + 1}, PeerLine(KEY, "run", "a", {}))
+    desk.start(lambda host, question: {"n": question["n"] + 1})
     line = PeerLine(KEY, "run", "b", {"a": (HERE, desk.port)})
     yield desk, line
     line.close()
@@ -161,7 +161,7 @@ def test_the_next_question_needs_no_new_connection(
     def refused(*_: object) -> None:
         raise AssertionError("a new connection")
 
-    monkeypatch.setattr(line._sockets, "connect", refused)
+    monkeypatch.setattr(socket, "create_connection", refused)
     assert [line.ask("a", {"n": number})["n"] for number in range(5)] == [1, 2, 3, 4, 5]
 
 
@@ -299,7 +299,7 @@ def test_a_lack_of_threads_ends_no_listener(echo: tuple[Acceptor, int], monkeypa
 def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "HELLO_S", 0.2)
     desk = AnswerDesk(KEY, "run", "a", ["a", "b"], HERE)
-    desk.start(lambda host, question: {}, PeerLine(KEY, "run", "a", {}))
+    desk.start(lambda host, question: {})
     try:
         with socket.create_connection((HERE, desk.port), 20) as caller:
             assert caller.recv(10) == b""

@@ -109,7 +109,7 @@ def ordered(base: Path, monkeypatch: pytest.MonkeyPatch, **request: Any) -> dict
         return {"refused": None}
 
     monkeypatch.setattr(guardian, "launch", launch)
-    run = {"run": "r1", "job": "j", "host": "n", "nproc": 1, "ranks": [0], "code": None}
+    run = {"run": "r1", "cluster": "c", "project": "p", "job": "j", "host": "n", "nproc": 1, "ranks": [0], "code": None}
     channel: Any = SimpleNamespace(login_umask=0o022)
     start(
         {"host": "n", "base_dir": str(base), "run": run, "argv": ["/bin/true"], "cwd": "/", "env": {}, **request},

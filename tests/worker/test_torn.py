@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl.spec.checkpoints import JobCheckpoints
+from ddpctl.spec.origin import JobId
 from ddpctl_worker.checkpoint.choice import newest
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
@@ -100,7 +101,9 @@ def resumed(node: Node) -> list[str]:
     """What a start resumes from, which is what the list calls complete."""
     manifests, _ = held(str(node.folder.parent))
     found = [one.entry for one in newest(manifests)]
-    assert [one.entry for one in JobCheckpoints("train", tuple(unite({"a": manifests}))).resumed] == found
+    assert [
+        one.entry for one in JobCheckpoints(JobId("lab", "exp", "train"), tuple(unite({"a": manifests}))).resumed
+    ] == found
     return found
 
 

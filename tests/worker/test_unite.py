@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddpctl.spec.checkpoints import JobCheckpoints
+from ddpctl.spec.origin import JobId
 from ddpctl_worker.checkpoint.choice import newest
 from ddpctl_worker.checkpoint.complete import SAME_SAVE_S, Manifest
 from ddpctl_worker.checkpoint.entries import series_of
@@ -174,7 +175,7 @@ def test_what_is_complete_has_every_file_that_is_referred_to(held: dict[str, lis
 @pytest.mark.slow
 @given(held)
 def test_what_is_listed_as_complete_is_what_a_restart_resumes_from(held: dict[str, list[Manifest]]) -> None:
-    listed = JobCheckpoints("train", tuple(unite(held)))
+    listed = JobCheckpoints(JobId("lab", "exp", "train"), tuple(unite(held)))
     chosen = newest(one for ones in held.values() for one in ones)
     assert [(one.entry, one.time, one.files) for one in listed.resumed] == [
         (one.entry, one.time, one.files) for one in chosen

@@ -131,6 +131,7 @@ VICTIM_WORDS = (
 
 # --- environment of a job's process -----------------------------------------------------------------------------------
 ENV_JOB = "DDPCTL_JOB"
+ENV_JOB_ID = "DDPCTL_JOB_ID"  # CLUSTER/PROJECT/JOB: its name alone may be that of other projects' jobs, too
 ENV_RUN = "DDPCTL_RUN"
 ENV_RUN_DIR = "DDPCTL_RUN_DIR"
 ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"
@@ -140,6 +141,10 @@ ENV_ATTEMPT = "DDPCTL_ATTEMPT"
 ENV_CHECKPOINT_DIR = "DDPCTL_CHECKPOINT_DIR"
 ENV_METRICS = "DDPCTL_METRICS"
 ENV_COOKIE = "DDPCTL_COOKIE"
+
+# The launcher of a script that starts its own processes: no launcher of torch's, the interpreter itself is started once
+# on each host, and counts as a rank: that of its node.
+PLAIN = "python"
 
 # In a NodePlan's argv, env or cwd these stand for the node's own folders, which only the node can spell (``~``).
 RUN_DIR_TOKEN = "{run_dir}"

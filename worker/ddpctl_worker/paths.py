@@ -21,18 +21,18 @@
         last_look.json  where each rank stood before the run's end
         attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
                         to all attempts, everything else of the Nth attempt is in its own folder
-        peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on,
+        peers.json      ... where the agents of the other hosts are; agreed.json what they have agreed on,
                         with agreed.reserve for its next change
-        launch.json     ... what it takes to start the agent again, without secrets; agent.lock is held by an agent that
-                        was; agent.sock is the agent's, for questions on this machine
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
         strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper that proved nothing
         adopted.json    what the ended run left in the place of a link of checkpoint.paths is with the job's checkpoints
         notify.log      what became of each notifier
     <base_dir>/.names.lock             held by a start that may be the only one of its name
-    <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. That
-                        of another host holds copies of what that host wrote
-        .ddpctl/        a manifest for each checkpoint (checkpoint/manifest.py)
+    <base_dir>/checkpoints/<cluster>/<project>/<job>/<host>/
+                        DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. That of another host
+                        holds copies of what that host wrote
+        .ddpctl/        a manifest for each checkpoint (checkpoint/manifest.py), and the last runs that were started
+                        with this folder (checkpoint/starts.py)
 
 Everything is 0700 / 0600; symlinks and foreign owners below base_dir are refused (UNSAFE_PATH).
 """
@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.contract import BAD_REQUEST
@@ -86,9 +86,6 @@ class RunPaths:
         self.peers = os.path.join(top, "peers.json")
         self.agreed = os.path.join(top, "agreed.json")
         self.agreed_reserve = os.path.join(top, "agreed.reserve")
-        self.launch = os.path.join(top, "launch.json")
-        self.agent_lock = os.path.join(top, "agent.lock")
-        self.agent_socket = os.path.join(top, "agent.sock")
 
     def of_attempt(self, number: int) -> RunPaths:
         """The files of an attempt, the first one being 1."""
@@ -143,13 +140,22 @@ def run_paths(base: str, run: str, host: str) -> RunPaths:
     return RunPaths(os.path.join(runs_dir(base), name(run, "run id"), name(host, "host name")))
 
 
+def job_id(run: Mapping[str, Any]) -> str:
+    """The identity of a run's job, ``CLUSTER/PROJECT/JOB``: many projects have a job ``train``."""
+    return "/".join(str(run.get(key) or "") for key in ("cluster", "project", "job"))
+
+
 def checkpoints_dir(base: str, job: str) -> str:
-    """The folder for all checkpoints of ``job`` on this machine: one folder in it for each host that wrote some."""
-    return os.path.join(base, "checkpoints", name(job, "job name"))
+    """The folder for all checkpoints of ``job`` (a ``job_id``) on this machine: one folder in it for each host that
+    wrote some."""
+    parts = str(job).split("/")
+    if len(parts) != 3:
+        raise WorkerError(BAD_REQUEST, "%r is not CLUSTER/PROJECT/JOB" % (job,))
+    return os.path.join(base, "checkpoints", *(name(part, "name of a job, project or cluster") for part in parts))
 
 
 def checkpoint_dir(base: str, job: str, host: str) -> str:
-    """The folder for the checkpoints of ``job`` that ``host`` wrote; nothing is created."""
+    """The folder for the checkpoints of ``job`` (a ``job_id``) that ``host`` wrote; nothing is created."""
     return os.path.join(checkpoints_dir(base, job), name(host, "host name"))
 
 

@@ -9,6 +9,7 @@ from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
 from ddpctl.spec.values import plural
@@ -46,8 +47,15 @@ def _judge_script(view: View) -> Iterable[Finding]:
         fix="copy one version to all of them, or let ddpctl send the code (`code: .`)",
         show=lambda value: str(value)[:12],
     )
+    yield from _processes(view)
     if there:
         yield from _style(next(iter(there.values())))
+
+
+def _processes(view: View) -> Iterable[Finding]:
+    """How the job's processes begin, where it is not torch's launcher that starts them."""
+    if view.want.processes is not None:
+        yield report.info(None, view.want.processes)
 
 
 def _style(value: dict[str, Any]) -> Iterable[Finding]:
@@ -129,9 +137,9 @@ LEFTOVERS = Question("leftovers", deadline=8.0)
 def _judge_leftovers(view: View) -> Iterable[Finding]:
     for host, value in view.values(LEFTOVERS).items():
         whole = len(value["processes"]) >= value.get("total", 0)
-        groups = by(lambda pair: (pair[1], pair[0]["variables"].get("DDPCTL_JOB", "")), _kinds(value["processes"]))
-        for (kind, job), pairs in groups.items():
-            yield _present(host, kind, job, [process for process, _ in pairs], view.want.job, whole)
+        groups = by(lambda pair: (pair[1], _job_of(pair[0])), _kinds(value["processes"]))
+        for (kind, _), pairs in groups.items():
+            yield _present(host, kind, [process for process, _ in pairs], view.want.job, whole)
 
 
 def _kinds(processes: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], str]]:
@@ -145,6 +153,11 @@ def _kinds(processes: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], st
         yield process, own or alive.get(_run(process), "left")
 
 
+def _job_of(process: dict[str, Any]) -> str:
+    """CLUSTER/PROJECT/JOB of a process of ours."""
+    return str(process["variables"].get("DDPCTL_JOB_ID", ""))
+
+
 def _run(process: dict[str, Any]) -> tuple[str | None, ...]:
     """What the processes of one run on one host have in common; torchrun's id alone is often "none"."""
     variables = process["variables"]
@@ -154,9 +167,11 @@ def _run(process: dict[str, Any]) -> tuple[str | None, ...]:
     return (process["user"], *(variables.get(name) for name in names))
 
 
-def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], own: str | None, whole: bool) -> Finding:
+def _present(host: str, kind: str, processes: list[dict[str, Any]], own: JobId | None, whole: bool) -> Finding:
     pids = [process["pid"] for process in processes]
     first = processes[0]
+    job, run = (first["variables"].get(name, "") for name in ("DDPCTL_JOB", "DDPCTL_RUN"))
+    project = _job_of(first).rpartition("/")[0].rpartition("/")[2]
     listed = f"pid {', '.join(map(str, pids[:6]))}{', ...' if len(pids) > 6 else ''}"
     who = f"{listed}: {first['command'][:80]}, user {first['user']}"
     evidence = {"processes": processes[:20]}
@@ -173,7 +188,7 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
             command=f"kill -9 {' '.join(map(str, pids))}" if whole else ps,
             evidence=evidence,
         )
-    if kind == "ours" and job and job == own:
+    if kind == "ours" and job and own is not None and _job_of(first) == str(own):
         # Started twice, the name would mean the newer run only, and the older one be forgotten.
         message = f"the job {job} is running here already ({who})"
         fix = (
@@ -181,11 +196,11 @@ def _present(host: str, kind: str, job: str, processes: list[dict[str, Any]], ow
             "or start a second one under another name: `ddpctl up --name NAME`"
         )
         return report.error(host, message, fix=fix, evidence=evidence)
-    what = f"the ddpctl job {job}" if kind == "ours" else "a job of torchrun"
+    what = f"the ddpctl job {job} of project {project}" if kind == "ours" else "a job of torchrun"
     return report.info(
         host,
         f"{what} is running here too ({who}); slower for both, not wrong",
-        fix=f"end it with `ddpctl kill {job}`" if kind == "ours" else None,
+        fix=f"end it with `ddpctl kill {run}`" if kind == "ours" else None,
         evidence=evidence,
     )
 

@@ -54,8 +54,8 @@ def owners_text(owners: list[dict[str, Any]]) -> str:
 
 
 def _fix(owners: list[dict[str, Any]]) -> str:
-    job = next((one["job"] for one in owners if one.get("job")), None)
-    return f"{f'`ddpctl kill {job}`, or ' if job else ''}{_AUTO}"
+    run = next((one["run"] for one in owners if one.get("run")), None)
+    return f"{f'`ddpctl kill {run}`, or ' if run else ''}{_AUTO}"
 
 
 def _command(owners: list[dict[str, Any]]) -> str | None:

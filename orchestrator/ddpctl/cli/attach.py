@@ -21,7 +21,7 @@ def attach(
     inventory = session.load(None, option, job=job)
     with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
-            run = session.find_run(fleet, job)
+            run = session.find_run(fleet, job, inventory)
             end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None

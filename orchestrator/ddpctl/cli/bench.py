@@ -60,7 +60,7 @@ def scaling(
     if compare not in (None, "dp"):
         raise UsageError(f"--compare takes dp, not {compare!r}")
     counts = _counts(nodes, len(job_hosts(where, spec, "all")))
-    _refuse_without_metrics(launch_of(where, spec, session.new_identity()))
+    _refuse_without_metrics(launch_of(where, spec, session.new_identity(where)))
     with _measuring(where) as (fleet, tell):
         trial = _Trials(where, spec, fleet, tell, seconds)
         rows = [trial.run(count) for count in reversed(counts)]
@@ -84,7 +84,7 @@ def network(
     """Time all_reduce between every two nodes and across all of them, in the job's environment, and name slow nodes."""
     where = session.load(inventory, option, job=job)
     spec = _network_job(where, job)
-    launch = launch_of(where, spec, session.new_identity(), nproc=1)
+    launch = launch_of(where, spec, session.new_identity(where), nproc=1)
     if len(launch.hosts) < 2:
         raise UsageError(
             "bench network needs two nodes or more, but there is only one", hint="add hosts to the inventory"
@@ -108,7 +108,7 @@ class _Trials:
         job = self._job.model_copy(update={"name": _bench_name(self._job.name)})
         if parallel == "dp":
             job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
-        launch = launch_of(self._inventory, job, session.new_identity(), nodes=nodes, nproc=nproc)
+        launch = launch_of(self._inventory, job, session.new_identity(self._inventory), nodes=nodes, nproc=nproc)
         stage = plural(nodes, "node") if nproc is None else "1 process"
         stage = "DataParallel" if parallel == "dp" else stage
         self._tell(StageStarted(stage, None))

@@ -19,7 +19,7 @@ def checkpoints(
     """List the checkpoints of a job on its hosts, newest first. They outlive the job's runs."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        found = list_checkpoints(fleet, job)
+        found = list_checkpoints(fleet, job, inventory)
     session.show(found, checkpoints_view, as_json=as_json)
     if found.errors:
         message = f"{len(found.errors)} of {plural(len(fleet.hosts), 'host')} did not answer: more may lie there"

@@ -119,7 +119,7 @@ def _values(kind: Any, begun: str, known: Words, file: str | None, environ: Mapp
         yield from _inventory(file, environ).jobs
     elif kind == "run":
         yield from _inventory(file, environ).jobs
-        yield from _recorded("last", ".json")
+        yield from dict.fromkeys(name.partition("@")[0] for name in _recorded("last", ".json"))
         yield from sorted(_recorded("runs", ""), reverse=True)[:MOST_RUNS] if begun else ()
     elif kind in ("hosts", "checks"):
         before = begun[: begun.rfind(",") + 1]

@@ -22,6 +22,6 @@ def doctor(
     """Say why a run is stuck or slow: where every rank is, and which one the others wait for."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        found = consult(fleet, job)
+        found = consult(fleet, job, inventory)
     session.show(found, lambda one: consultation_view(one, stacks=stacks), as_json=as_json)
     return 0

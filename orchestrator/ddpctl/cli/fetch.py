@@ -12,6 +12,7 @@ from ddpctl.cli import session
 from ddpctl.cli.tail import chosen_hosts, parse_ranks
 from ddpctl.code import RUNS_FOLDER
 from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
+from ddpctl.render.status import untracked_lines
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
@@ -19,6 +20,7 @@ from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import Brought, fetch_run, nowhere
 from ddpctl.stages.fetch import watch as watch_outputs
+from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 
 LIST = "`ddpctl checkpoints JOB` says what is there, and what is missing"
@@ -54,7 +56,7 @@ def fetch(
     if checkpoints:
         return _fetch_newest(inventory, job, dest)
     with session.at_work(inventory) as (fleet, tell):
-        run = session.find_run(fleet, job)
+        run = session.find_run(fleet, job, inventory)
         hosts = chosen_hosts(run, host, ranks)
         folder = dest if dest is not None else Path(RUNS_FOLDER, run.job, run.run)
         kept: dict[str, Brought] | None = {} if watch else None
@@ -63,10 +65,13 @@ def fetch(
         outcome = fetch_run(
             run.run, hosts, folder, fleet, tell, ranks=sorted(ranks) if ranks is not None else None, kept=kept
         )
+        run = with_untracked(fleet, run)
     for name, fetched in outcome.results.items():
         typer.echo(f"{folder / name}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
     for output in nowhere(outcome):
         session.warn(f"warning: declared output {output} was not found on any node that answered")
+    for line in untracked_lines(run.untracked):
+        session.warn(line)
     if outcome.errors:
         raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(hosts)} hosts", outcome.errors)
     return 0
@@ -97,12 +102,12 @@ def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
             have is here.
     """
     with session.at_work(inventory) as (fleet, tell):
-        found = list_checkpoints(fleet, job)
+        found = list_checkpoints(fleet, job, inventory)
         total = plural(len(fleet.hosts), "host")
         if not found.resumed and not found.errors:
             raise NoSuchJob(f"no complete checkpoint of {found.job} on {total}", hint=LIST)
         folder = (dest if dest is not None else Path(RUNS_FOLDER, found.job)) / "checkpoints"
-        counts = [(one, fetch_checkpoint(found.job, one, folder, fleet, tell)) for one in found.resumed]
+        counts = [(one, fetch_checkpoint(found.job_id, one, folder, fleet, tell)) for one in found.resumed]
     for one, files in counts:
         typer.echo(f"{folder / one.entry}: {plural(files, 'file')}, {one.size} bytes, hashes verified")
     if found.errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,7 @@ from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, PythonMissing, 
 from ddpctl.files.drafts import code_of, write_inventory
 from ddpctl.files.foreign.launcher_line import read_line
 from ddpctl.files.foreign.read import read_foreign, with_hostfile
-from ddpctl.files.inventory import DEFAULT_FILE, VARIABLE, load_text
-from ddpctl.files.program import job_name
+from ddpctl.files.inventory import DEFAULT_FILE, VARIABLE, home_of, load_text
 from ddpctl.files.scripts import find_scripts
 from ddpctl.render.clean import clean
 from ddpctl.render.inventory import inventory_text
@@ -38,6 +38,7 @@ from ddpctl.spec.fold import by_value
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.interpreters import choices, own_paths
 from ddpctl.spec.inventory import Environment, Inventory
+from ddpctl.spec.origin import as_name
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.values import NAME_RULE, is_name, plural
@@ -48,6 +49,7 @@ from ddpctl.stages.up import refusal
 from ddpctl.transport.fleet import config_names
 
 SPEED = "fabric.speed"
+MOST_FOLDER = 58  # letters of its name: a project has 63 at most
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,14 @@ def _draft(wishes: Wishes, source: Imported) -> Draft:
     named = wishes.cluster or cluster_name([one.name for one in hosts])
     if wishes.python is not None:
         hosts = tuple(one.model_copy(update={"python": wishes.python}) for one in hosts)
-    draft = Draft(named, hosts, job=job)
+    draft = Draft(named, _new_project(wishes.target), hosts, job=job)
     _inventory(draft, wishes)  # what is wrong with it is said before a host is contacted
     return draft
+
+
+def _new_project(target: Path) -> str:
+    """``exp1-7f3a``: the folder's name, and what keeps it apart from other folders of that name."""
+    return f"{as_name(home_of(str(target)).name, 'project')[:MOST_FOLDER]}-{secrets.token_hex(2)}"
 
 
 def _hosts(wishes: Wishes, source: Imported) -> tuple[HostEntry, ...]:
@@ -238,7 +245,7 @@ def _job(wishes: Wishes, source: Imported, hosts: tuple[HostEntry, ...]) -> JobD
     code, script = code_of(script, wishes.target)
     master = next((one.name for one in hosts[1:] if source.master and source.master in (one.name, one.address)), None)
     return JobDraft(
-        name=wishes.job or job_name(module or Path(str(script)).stem),
+        name=wishes.job or as_name(module or Path(str(script)).stem, "job"),
         script=script,
         module=module,
         args=source.args,

@@ -34,13 +34,17 @@ def kill(
     ),
     save: bool = typer.Option(False, "--save", help="Ask the ranks for a checkpoint first, and wait for it."),
     every: bool = typer.Option(False, "--all", help="Kill every live run of that name."),
+    any_project: bool = session.AnyProjectOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
     """End a run on every node and prove that nothing of it is left. Safe to repeat."""
     inventory = session.load(None, option, job=job)
     with session.at_work(inventory) as (fleet, tell):
-        runs = live_runs(fleet, job)
+        runs = live_runs(fleet, job, None if any_project else inventory)
+        if not any_project:
+            for run in runs:
+                session.refuse_other_folder(run, job, inventory)
         if len(runs) > 1 and not every:
             raise _which(job, runs)
         outcomes = []
@@ -76,7 +80,11 @@ def _saved(fleet: Fleet, run: RunStatus, tell: Tell) -> str | None:
 
 
 def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
-    found = "; ".join(f"{run.run} on {fold(run.hosts)}, started {run.started or '-'}" for run in runs)
+    several = len({run.job_id for run in runs}) > 1
+    found = "; ".join(
+        f"{run.run}{f' of project {run.project}' if several else ''} on {fold(run.hosts)}, started {run.started or '-'}"
+        for run in runs
+    )
     return UsageError(
         f"{len(runs)} runs of {job} are live: {found}",
         hint=f"name one by its id (ddpctl kill {runs[-1].run}), or kill them all: ddpctl kill {job} --all",

@@ -31,16 +31,17 @@ def ps(
                 "job": run.job,
                 "run": run.run,
                 "cluster": run.cluster,
+                "project": run.project,
                 "state": run.state,
                 "hosts": list(run.hosts),
                 "started": run.started,
-                "user": run.record.get("user"),
+                "user": run.user,
             }
             for run in runs
         ]
         session.print_json({"schema": contract.SCHEMA, "jobs": rows})
     else:
-        session.print_view(runs_table(runs))
+        session.print_view(runs_table(runs, where.project))
     for host, answer in outcome.results.items():
         if answer.get("left_out"):
             session.warn(f"warning: {host} has {answer['left_out']} more old runs; ddpctl gc removes them")

@@ -25,7 +25,7 @@ def push(
     where = session.load(inventory, option)
     launch = Launch(where, None, where.hosts)
     if job is not None or where.jobs:
-        launch = launch_of(where, where.job(job), session.new_identity())
+        launch = launch_of(where, where.job(job), session.new_identity(where))
     with session.at_work(where, launch.names) as (fleet, tell):
         outcome = push_stage(launch, fleet, tell, locked=locked)
     session.show(outcome, push_view, as_json=as_json)

@@ -23,7 +23,7 @@ def report(
     """One page about a run, live or ended: how it went, its attempts and metrics, and what ran."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        made = make_report(fleet, job)
+        made = make_report(fleet, job, inventory)
     if html is not None:
         session.write_page(html, report_html(made))
     session.show(made, report_view, as_json=as_json)

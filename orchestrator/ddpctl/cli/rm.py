@@ -9,6 +9,7 @@ import typer
 from ddpctl.cli import session
 from ddpctl.errors import DdpctlError
 from ddpctl.render.status import removal_view
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.removal import RemovedRun, removal_document
 from ddpctl.stages.remove import remove_run
@@ -22,6 +23,7 @@ RunsArgument = typer.Argument(
 
 def rm(
     runs: list[str] = RunsArgument,
+    any_project: bool = session.AnyProjectOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -30,7 +32,7 @@ def rm(
     removed: list[RemovedRun] = []
     errors: list[DdpctlError] = []
     with session.fleet_of(inventory) as fleet:
-        for run in _found(fleet, runs, errors):
+        for run in _found(fleet, runs, None if any_project else inventory, errors):
             try:
                 removed.append(remove_run(run, fleet))
                 removed[-1].raise_for_errors()
@@ -44,12 +46,15 @@ def rm(
     return 0
 
 
-def _found(fleet: Fleet, words: list[str], errors: list[DdpctlError]) -> list[RunStatus]:
-    """The runs that are meant, each once. All are looked up first: with its newest run gone a name means another."""
+def _found(fleet: Fleet, words: list[str], of: Inventory | None, errors: list[DdpctlError]) -> list[RunStatus]:
+    """The runs that are meant, each once. All are looked up first: with its newest run gone a name means another.
+    ``of``: a name means a job of this project, started from this folder."""
     found: dict[str, RunStatus] = {}
     for word in words:
         try:
-            run = find_run(fleet, word)
+            run = find_run(fleet, word, of)
+            if of is not None:
+                session.refuse_other_folder(run, word, of)
             found.setdefault(run.run, run)
         except DdpctlError as error:
             errors.append(error)

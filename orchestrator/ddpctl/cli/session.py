@@ -19,11 +19,12 @@ from rich.console import RenderableType
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, UsageError
-from ddpctl.files.inventory import find_inventory, load_inventory
+from ddpctl.files.inventory import find_inventory, home_of, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, fold, split
@@ -50,6 +51,11 @@ JobArgument = typer.Argument(
     metavar="JOB",
     help="A job's or run's name (its newest run), a run id, or the beginning of one.",
     show_default=False,
+)
+
+
+AnyProjectOption = typer.Option(
+    False, "--any-project", help="Take it whichever project it is of, and from whichever folder it was started."
 )
 
 
@@ -114,9 +120,10 @@ def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterato
         yield fleet, view.tell
 
 
-def find_run(fleet: Fleet, job: str) -> RunStatus:
-    """The run that ``job`` means, and a warning where another one may be meant. Raises as ``stages.find_run``."""
-    run = stage.find_run(fleet, job)
+def find_run(fleet: Fleet, job: str, of: Inventory | None) -> RunStatus:
+    """The run that ``job`` means, and a warning where another one may be meant; ``of`` and what it raises: as
+    ``stages.find_run``."""
+    run = stage.find_run(fleet, job, of)
     tell_unheard(run)
     return run
 
@@ -130,6 +137,17 @@ def tell_unheard(run: RunStatus) -> None:
 def unheard(run: RunStatus) -> str:
     """``node[2-4] did not answer``."""
     return f"{fold(run.unheard)} did not answer"
+
+
+def refuse_other_folder(run: RunStatus, word: str, inventory: Inventory) -> None:
+    """Raises UsageError: ``word`` is a job's name, and this run of it was started from another folder."""
+    here = origin_of(inventory)
+    if word == run.run or word != run.job or run.origin is None or run.origin.is_same_folder(here):
+        return
+    raise UsageError(
+        f"run {run.run} of {run.job} was started from {run.origin}, not from {here}; nothing was done",
+        hint=f"if you mean it: ddpctl {GLOBAL.command} {run.run}, or --any-project",
+    )
 
 
 def prompter() -> TerminalPrompter | None:
@@ -222,11 +240,17 @@ def me() -> str:
     return f"{user_name()}@{socket.gethostname()}"
 
 
-def new_identity() -> RunIdentity:
+def new_identity(inventory: Inventory) -> RunIdentity:
     """A fresh run: its id sorts by time and is unique without asking anybody."""
     now = datetime.now(timezone.utc)
     run = f"{now:%Y%m%dT%H%M%S}Z-{secrets.token_hex(3)}"
-    return RunIdentity(run, user_name(), socket.gethostname(), now.isoformat(timespec="seconds"))
+    return RunIdentity(run, origin_of(inventory), now.isoformat(timespec="seconds"))
+
+
+def origin_of(inventory: Inventory) -> Origin:
+    """Where a run is started from that is started with this inventory now."""
+    folder = home_of(inventory.file)
+    return Origin(user_name(), socket.gethostname(), str(folder), folder.stat().st_ino if folder.exists() else 0)
 
 
 def user_name() -> str:

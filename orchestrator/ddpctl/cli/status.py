@@ -9,6 +9,7 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.render.status import status_view
+from ddpctl.stages.untracked import with_untracked
 
 
 def status(
@@ -20,7 +21,7 @@ def status(
     """Show the state of a run on every node."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        run = session.find_run(fleet, job)
+        run = with_untracked(fleet, session.find_run(fleet, job, inventory))
     session.show(run, partial(status_view, candidates=causes), as_json=as_json)
     for node in run.nodes:
         if as_json and node.note:  # the view has it

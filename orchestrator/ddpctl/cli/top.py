@@ -15,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import hosts_with_output
 from ddpctl.cli.kill import require_proof
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain
@@ -53,10 +52,10 @@ def top(
     inventory = session.load(None, option, job=job)
     if is_plain(sys.stdout) or not (sys.stdin.isatty() and sys.stderr.isatty()):  # textual draws on stderr
         with session.fleet_of(inventory) as fleet:
-            _once(fleet, job)
+            _once(fleet, job, inventory)
         return 0
     with _fleet(inventory) as (fleet, hush):
-        run = session.find_run(fleet, job).run if job is not None else None
+        run = session.find_run(fleet, job, inventory).run if job is not None else None
         _connect(fleet)
         hush()
         with screen(fleet, run, readonly=readonly) as app:
@@ -64,13 +63,13 @@ def top(
     return 0
 
 
-def _once(fleet: Fleet, job: str | None) -> None:
+def _once(fleet: Fleet, job: str | None, inventory: Inventory) -> None:
     """One page.
 
     Raises:
         HostsFailed: a host did not answer; the others are printed.
     """
-    found = session.find_run(fleet, job) if job is not None else None
+    found = session.find_run(fleet, job, inventory) if job is not None else None
     seen, outcome = look(fleet)
     page = overview_view(seen) if found is None else run_view(seen, seen.run(found.run) or found)
     session.print_view(page)
@@ -116,7 +115,7 @@ def _log(
     """What `ddpctl tail -f` prints."""
     follow(
         run.run,
-        [host for host in hosts_with_output(run) if host in fleet.hosts],
+        [host for host in run.hosts if host in fleet.hosts],
         fleet,
         tell,
         show,

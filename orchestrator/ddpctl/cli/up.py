@@ -77,6 +77,9 @@ def up(
         "--fresh",
         help="Start without the checkpoints of earlier runs: they are renamed on every node, not deleted.",
     ),
+    any_project: bool = typer.Option(
+        False, "--any-project", help="Resume from the job's checkpoint although another folder's run saved it."
+    ),
     on_interrupt: OnInterrupt = OnInterruptOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
@@ -94,6 +97,8 @@ def up(
     launch = _launch(session.inventory_file(inventory, option, job=job), job, name, nodes, nproc, sets)
     for note in launch.notes:
         session.warn(f"warning: {note}")
+    if launch.processes is not None:
+        session.warn(launch.processes)
     if dry_run:
         session.show(launch.plan(), plan_view, as_json=as_json)
         return 0
@@ -101,7 +106,7 @@ def up(
     with Interrupts() as interrupts, session.fleet_of(launch.inventory) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
-        run = bring_up(launch, fleet, options, fresh=fresh, as_json=as_json)
+        run = bring_up(launch, fleet, options, fresh=fresh, any_project=any_project, as_json=as_json)
         if detach:
             return show_detached(run, as_json=as_json)
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
@@ -119,17 +124,19 @@ def _launch(
         inventory, spec = load_script(file, words, sets=sets, job=job)
     if name is not None:
         check_run_name(name, spec.name, inventory.jobs)
-    launch = launch_of(inventory, spec, session.new_identity(), nodes=nodes, nproc=nproc)
+    launch = launch_of(inventory, spec, session.new_identity(inventory), nodes=nodes, nproc=nproc)
     return launch if name is None else launch.named(name)
 
 
-def bring_up(launch: Launch, fleet: Fleet, options: Options, *, fresh: bool = False, as_json: bool) -> RunStatus:
+def bring_up(
+    launch: Launch, fleet: Fleet, options: Options, *, fresh: bool = False, any_project: bool = False, as_json: bool
+) -> RunStatus:
     """Everything up to the last confirmed start. Whatever ends it before that, nothing is left running.
 
     Where preflight refuses, its report is the one document that ``as_json`` promises.
     """
     view = ProgressView(stderr_console())
-    up = Up(launch, fleet, view.tell, options, fresh=fresh)
+    up = Up(launch, fleet, view.tell, options, fresh=fresh, any_project=any_project)
     try:
         with view:
             run = up.run()

@@ -13,7 +13,9 @@ from typing import Protocol
 
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.push import Delivery, Traffic
+from ddpctl.spec.resuming import Start
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 
@@ -67,21 +69,25 @@ class Holdings:
     partial: dict[str, int]
     free: int
     checkpoints: tuple[tuple[str, str, str, str], ...] = ()  # of a job, where that was asked: in short, for choice.py
+    starts: tuple[Start, ...] = ()  # of that job, the last ones
 
     def missing(self, sources: Sequence[Source]) -> list[Source]:
         return [source for source in sources if source.sha256 not in self.have]
 
 
-def holdings(transport: Transport, hashes: Iterable[str], *, verify: bool = False, job: str | None = None) -> Holdings:
+def holdings(
+    transport: Transport, hashes: Iterable[str], *, verify: bool = False, job: JobId | None = None
+) -> Holdings:
     """Ask a node by hash, and for the checkpoints of a job; with ``verify`` it reads each file again. Raises
     ProvisionError or ConnectError."""
-    request = {"hashes": sorted(set(hashes)), "verify": verify, "job": job}
+    request = {"hashes": sorted(set(hashes)), "verify": verify, "job_id": str(job) if job is not None else None}
     try:
         answer = transport.call("store_has", request, timeout=VERIFY_S if verify else ASK_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())
-    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]), checkpoints)
+    starts = tuple(Start.from_json(one) for one in answer.get("starts") or ())
+    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]), checkpoints, starts)
 
 
 def send_missing(

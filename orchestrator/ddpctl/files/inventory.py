@@ -65,10 +65,16 @@ def _recorded_inventory(job: str) -> Path | None:
     """The file of the runs that ``job`` may mean. The nodes say which of them it does; here only the file counts.
 
     Raises:
-        UsageError: they came from different files.
+        UsageError: they came from different files: a job of that name is in several folders.
     """
     runs = [run for run in recorded(job) if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()]
     files = {run["inventory"] for run in runs}
+    if len(files) > 1 and all(run["job"] == job for run in runs):
+        places = ", ".join(sorted(str(home_of(file)) for file in files))
+        raise UsageError(
+            f"there is no ./inventory.yaml, and {job} was started from {len(files)} folders: {places}",
+            hint="go to one of them, name its inventory with -i, or give a run id",
+        )
     if len(files) > 1:
         raise ambiguous(job, [run["run"] for run in runs])
     return Path(files.pop()) if files else None
@@ -132,12 +138,17 @@ def _root(data: bytes, file: str) -> Node:
 def _finish(root: Node, file: str) -> Inventory:
     """The document as an inventory."""
     document = _validate(root)
-    inventory, faults = build(document, os.path.abspath(file))  # noqa: PTH100 (resolve() would follow links)
+    inventory, faults = build(document, os.path.abspath(file), home_of(file).name)  # noqa: PTH100 (resolve() would follow links)
     if inventory is not None:
         inventory, faults = resolve(inventory, _sources(document))
     if inventory is None:
         raise _report(root, faults)
     return inventory
+
+
+def home_of(file: str) -> Path:
+    """The folder in which an inventory file lies, by its own name: however somebody came there, it is the same one."""
+    return Path(file).absolute().parent.resolve()
 
 
 def _read(path: Path, file: str) -> bytes:

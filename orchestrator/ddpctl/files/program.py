@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import ddpctl
@@ -13,6 +11,7 @@ from ddpctl.files.extends import inherited, jobs_of
 from ddpctl.files.tree import Node
 from ddpctl.spec.inventory import nearest, suggestion
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import as_name
 from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
 from ddpctl.spec.values import NAME_RULE, is_name, plural
 
@@ -57,28 +56,36 @@ def script_file(job: JobSpec) -> Path | None:
 
 
 def inspect_script(job: JobSpec) -> ScriptFacts | None:
-    """What the job's script says about how it wants to be launched; None when it does not lie here.
+    """What the job's program says about how it wants to be launched; None when it does not lie here.
 
-    That it joins the process group may also stand in a module beside it that it imports.
+    Some of it may also stand in a module beside it that it imports.
 
     Raises:
         InventoryError: the code folder or the script is not there or cannot be read.
     """
-    path = script_file(job)
+    path = script_file(job) or _module_file(job)
     if path is None:
         return None
     try:
         text = _read(path)
-        beside = [path.with_name(f"{name}.py") for name in imported_modules(text)]
-        helpers = [read_script(_read(module)) for module in beside if module.is_file()]
+        beside = [path.with_name(f"{name}.py") for name in sorted(imported_modules(text))]
+        helpers = [_facts(module, _read(module)) for module in beside if module.is_file()]
     except OSError as error:
         raise InventoryError(f"the script cannot be read: {error.strerror}", file=str(path)) from None
-    facts = read_script(text)
-    return replace(
-        facts,
-        initialises=facts.initialises or any(helper.initialises for helper in helpers),
-        reads_local_rank=facts.reads_local_rank or any(helper.reads_local_rank for helper in helpers),
-    )
+    return _facts(path, text).with_modules(helpers)
+
+
+def _module_file(job: JobSpec) -> Path | None:
+    """The file of a job's module in its code folder; None where it lies elsewhere."""
+    if job.code is None or job.module is None:
+        return None
+    place = Path(job.code, *job.module.split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__main__.py") if path.is_file()), None)
+
+
+def _facts(path: Path, text: str) -> ScriptFacts:
+    """What ``text`` says, with the name of its file."""
+    return read_script(text).named(path.name)
 
 
 def _read(path: Path) -> str:
@@ -112,7 +119,7 @@ def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path
         old.value.pop("args_extra", None)
         _put(old, {"script": None if module else script, "module": program if module else None, "args": args})
         return str(job)
-    name = job if job is not None else job_name(program if module else Path(program).stem)
+    name = job if job is not None else as_name(program if module else Path(program).stem, "job")
     if not is_name(name):
         raise UsageError(f"{name!r} is not a valid name for a job", hint=NAME_RULE)
     node = _node({})
@@ -170,12 +177,6 @@ def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
     typed = (here / Path(program).expanduser()).resolve()
     folder = (base / Path(text).expanduser()).resolve()
     return str(typed.relative_to(folder)) if typed.is_file() and typed.is_relative_to(folder) else program
-
-
-def job_name(text: str) -> str:
-    """``text`` with everything that a name cannot hold replaced."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63]
-    return name if is_name(name) else "job"
 
 
 def _jobs(root: Node) -> dict[str, Node]:

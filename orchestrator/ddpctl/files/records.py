@@ -8,6 +8,7 @@ preflight is remembered here too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -33,51 +34,51 @@ def state_dir() -> Path:
 
 
 def save_run(job: str, run: str, data: Mapping[str, Any]) -> None:
-    """Remember that ``run`` is the last one of ``job`` that was started here; ``data`` is JSON-able.
+    """Remember that ``run`` is the last one of ``job`` that was started here with the inventory file that ``data``
+    (JSON-able) names: many folders have a job ``train``.
 
     Raises:
         OSError: the folder cannot be written.
     """
     record = {**data, "job": job, "run": run}
     write(_run_file(run), record)
-    write(_job_file(job), record)
+    write(_job_file(job, record), record)
     _forget_old()
 
 
-def last_run(name: str) -> dict[str, Any] | None:
-    """What was saved of the last run of job ``name``, or of the run ``name``; None when nothing readable was."""
-    if not is_name(name):
-        return None
-    return read(_job_file(name)) or read(_run_file(name))
-
-
 def recorded(word: str) -> list[dict[str, Any]]:
-    """What was saved of the runs that ``word`` may mean: ``last_run``, or all those whose id begins with it."""
-    exact = last_run(word)
-    if exact is not None:
-        return [exact]
-    found = (read(_run_file(run)) for run in _runs() if begins(run, word))
-    return [record for record in found if record is not None]
+    """What was saved of the runs that ``word`` may mean, newest first: the last run of the job of that name, from each
+    inventory file; else the run of that id, or all those whose id begins with it."""
+    if not is_name(word):
+        return []
+    paths = _job_files(word) or [_run_file(word)]
+    found = [record for record in map(read, paths) if record is not None]
+    if not found:
+        begun = (read(_run_file(run)) for run in _runs() if begins(run, word))
+        found = [record for record in begun if record is not None]
+    return sorted(found, key=lambda one: str(one.get("run")), reverse=True)  # run ids sort by time
 
 
 def forget(run: str) -> None:
-    """Keep nothing of ``run``; its job's last run is then the newest one of the others.
+    """Keep nothing of ``run``; the last run of its job is then the newest one of the others from the same file.
 
     Raises:
         OSError: the folder cannot be changed.
     """
     if not is_name(run):
         raise ValueError(f"not the name of a run: {run!r}")
-    record = read(_run_file(run))
+    record = read(_run_file(run)) or {}
     _remove(run_dir(run))
-    job = str((record or {}).get("job", ""))
-    if is_name(job) and (read(_job_file(job)) or {}).get("run") == run:
-        others = (read(_run_file(other)) for other in sorted(_runs(), reverse=True))  # run ids sort by time
-        newest = next((other for other in others if other is not None and other.get("job") == job), None)
-        if newest is not None:
-            write(_job_file(job), newest)
-        else:
-            _job_file(job).unlink(missing_ok=True)
+    job = str(record.get("job", ""))
+    if not is_name(job) or (read(_job_file(job, record)) or {}).get("run") != run:
+        return
+    others = (read(_run_file(other)) for other in sorted(_runs(), reverse=True))
+    alike = (one for one in others if one is not None and _key(one) == _key(record) and one.get("job") == job)
+    newest = next(alike, None)
+    if newest is not None:
+        write(_job_file(job, record), newest)
+    else:
+        _job_file(job, record).unlink(missing_ok=True)
 
 
 def save_end(run: str, end: Mapping[str, Any]) -> None:
@@ -124,8 +125,17 @@ def _end_file(run: str) -> Path:
     return run_dir(run) / "end.json"
 
 
-def _job_file(job: str) -> Path:
-    return state_dir() / "last" / f"{job}.json"
+def _key(record: Mapping[str, Any]) -> str:
+    """Of the inventory file of a run."""
+    return hashlib.sha256(str(record.get("inventory", "")).encode()).hexdigest()[:12]
+
+
+def _job_file(job: str, record: Mapping[str, Any]) -> Path:
+    return state_dir() / "last" / f"{job}@{_key(record)}.json"  # no name has an @
+
+
+def _job_files(job: str) -> list[Path]:
+    return sorted((state_dir() / "last").glob(f"{job}@*.json"))
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -201,14 +211,17 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
                 old.unlink()
 
 
-def recent_preflight(key: str, seconds: float) -> dict[str, Any] | None:
-    """What was saved under ``key`` less than ``seconds`` ago; a file from the future (a clock set back) is not it."""
+def recent_preflight(key: str, seconds: float) -> tuple[dict[str, Any], float] | None:
+    """What was saved under ``key`` less than ``seconds`` ago, and its age in seconds.
+
+    A file from the future (a clock set back) is not it.
+    """
     found = read(_preflight_file(key))
     if found is None or not isinstance(found.get("saved"), float) or not isinstance(found.get("report"), dict):
         return None
     age = time.time() - found["saved"]
     report: dict[str, Any] = found["report"]
-    return report if 0 <= age < seconds else None
+    return (report, age) if 0 <= age < seconds else None
 
 
 def _preflight_file(key: str) -> Path:

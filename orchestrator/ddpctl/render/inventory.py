@@ -27,6 +27,7 @@ _HEAD = (
 def inventory_text(draft: Draft, *, gpus: Mapping[str, int] | None = None, torch: str | None = None) -> str:
     """The file. ``gpus`` of the hosts and the ``torch`` of their Python are for comments alone."""
     lines = [*(f"# {line}" for line in _HEAD), "", f"cluster: {scalar(draft.cluster)}"]
+    lines += _commented(f"project: {scalar(draft.project)}", "keeps its jobs apart from those of others", "")
     shared = _common(draft.hosts)
     if shared:
         lines += ["", "defaults:", *_keys(shared, "  ", {"python": f"has torch {torch}"} if torch else {})]

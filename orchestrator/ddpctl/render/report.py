@@ -32,7 +32,7 @@ def report_view(report: RunReport) -> RenderableType:
     """What became of the run, its attempts, its metrics, and what ran."""
     run = report.run
     head = Text.assemble(f"{run.job}  ", state_text(run.state), report.headline.removeprefix(run.state))
-    head.append(f"  run {run.run}  cluster {run.cluster}")
+    head.append(f"  run {run.run}  cluster {run.cluster}  project {run.project}")
     parts: list[RenderableType] = [head]
     if run.diagnosis:
         parts.append(Text(stuck_line(run, report.made), style="bold yellow"))
@@ -61,9 +61,10 @@ def _attempts(report: RunReport) -> Table:
 
 def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
     """Each attempt with how it ended; the last one as the run."""
-    attempts = report.run.attempts
-    for one, after in zip(attempts, [*attempts[1:], None], strict=True):
-        yield one, attempt_end(one, after) if after is not None else report.run.state
+    *earlier, last = report.run.attempts
+    for one in earlier:
+        yield one, attempt_end(one)
+    yield last, report.run.state
 
 
 def attempt_took(attempt: Attempt, report: RunReport) -> str:
@@ -147,11 +148,9 @@ def network_text(report: RunReport) -> str:
 
 
 def who_and_when(report: RunReport) -> str:
-    """``2026-11-24 03:10:25 UTC by anna on desk``."""
-    controller = next((one["controller"] for one in report.launches.values() if one.get("controller")), None)
-    user = report.run.record.get("user")
-    who = f" by {user}" if user else ""
-    return f"{clock(report.run.started)}{who}{f' on {controller}' if controller else ''}"
+    """``2026-11-24 03:10:25 UTC from anna@desk:/home/anna/exp1``."""
+    origin = report.run.origin
+    return f"{clock(report.run.started)}{f' from {origin}' if origin else ''}"
 
 
 def clock(time: str | None) -> str:

@@ -136,7 +136,7 @@ def _head(report: RunReport) -> str:
         f'<header><p class="what">ddpctl report</p><h1>{escape(run.job)}</h1>'
         f'<div class="verdict"><span class="{kind_of(run.state)} badge">{escape(run.state)}</span>'
         f"<span>{escape(report.headline.removeprefix(run.state).strip())}</span></div>"
-        f'<p class="soft">run {escape(run.run)} · cluster {escape(run.cluster)} · '
+        f'<p class="soft">run {escape(run.run)} · cluster {escape(run.cluster)} · project {escape(run.project)} · '
         f"started {escape(who_and_when(report))}</p></header>"
     )
 

@@ -15,7 +15,16 @@ from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
+from ddpctl.spec.outcome import (
+    LOST_FOR_RUN,
+    Attempt,
+    Cause,
+    NodeStatus,
+    RunStatus,
+    Untracked,
+    end_and_continue,
+    no_majority,
+)
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
@@ -35,16 +44,18 @@ _STYLE = {
 }
 
 
-_PS = ("JOB", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
-# For a narrow terminal: not the cluster, which is the same in every row of nearly every inventory; nor the user if so.
-_NARROW = _PS[:-1]
+_PS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
+# A project is shown unless all runs are of the inventory's own. A narrow terminal has neither the cluster, which is the
+# same in every row of nearly every inventory, nor the user if so.
 _LEAST = 76
+MOST_UNTRACKED = 4  # hosts with a line of their own
 _LONG_USER = 8
 
 
 def plan_view(plan: Plan) -> RenderableType:
     """The whole plan; nothing was contacted to make it."""
-    head = Text(f"{plan.job}  run {plan.run}  cluster {plan.cluster}  master {plan.master} ({plan.master_addr})")
+    head = Text(f"{plan.job}  run {plan.run}  cluster {plan.cluster}  project {plan.project}")
+    head.append(f"  master {plan.master} ({plan.master_addr})")
     if plan.world_size is not None:
         head.append(f"  world size {plan.world_size}")
     parts: list[RenderableType] = [head]
@@ -56,8 +67,6 @@ def plan_view(plan: Plan) -> RenderableType:
     parts += [_node_view(node) for node in plan.active]
     spares = plan.nodes[len(plan.active) :]
     parts += [Text(f"\n{node.host}  spare: it takes the place of a host that is lost", style="bold") for node in spares]
-    if plan.witness is not None:
-        parts.append(Text(f"\n{plan.witness.host}  witness: it only votes on restarts", style="bold"))
     if plan.open_questions:
         parts.append(Text("found on the nodes at launch:", style="yellow"))
         parts += [Text(f"  {question}") for question in plan.open_questions]
@@ -86,7 +95,7 @@ def state_text(state: str) -> Text:
 def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     """One run, with a row a node and, where it failed, the cause; ``candidates``: also what else it may have been."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  world size {run.world_size}")
-    head.append(f"\ncluster {run.cluster}")
+    head.append(f"\ncluster {run.cluster}  project {run.project}")
     if run.started:
         head.append(f"  started {ago(run.started)}")
     if run.ended:
@@ -105,13 +114,10 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts: list[RenderableType] = [head, Whole(table)]
     if run.continues:
         parts.append(Text(f"continues run {run.continues}"))
-    pairs = zip(run.attempts, run.attempts[1:], strict=False)
-    parts += [Text(attempt_line(one, after), style="yellow") for one, after in pairs]
-    witness = run.record.get("witness")
-    spares = [host for host in run.hosts if host not in (*run.attempts[-1].hosts, witness)]
+    parts += [Text(attempt_line(one), style="yellow") for one in run.attempts[:-1]]
+    spares = [host for host in run.hosts if host not in run.attempts[-1].hosts]
     if spares:
         parts.append(Text(f"not in use: {fold(spares)}"))
-    parts += [Text(witness_line(node)) for node in run.nodes if node.host == witness]
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.diagnosis:
@@ -124,38 +130,36 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
     parts += [Text(left_line(node), style="yellow") for node in run.left]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
+    if run.record.get("restart") and not run.terminal:
+        lost = [node.host for node in run.nodes if node.state == contract.LOST]
+        parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
+        if run.lacks_majority:
+            words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
+            parts.append(Text(f"{words}; {end_and_continue(run.job)}", style="yellow"))
     if bothered := [node for node in run.nodes if node.strangers]:
         parts.append(Text(strangers_line(bothered), style="yellow"))
+    parts += [Text(line, style="yellow") for line in untracked_lines(run.untracked)]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
     return Group(*parts)
 
 
-def attempt_line(attempt: Attempt, after: Attempt | None = None) -> str:
+def attempt_line(attempt: Attempt) -> str:
     """``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: node1 (...)``."""
-    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt, after)}"
+    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt)}"
     aside = aside_text(attempt)
     return f"{line}; set aside: {aside}" if aside else line
 
 
-def attempt_end(attempt: Attempt, after: Attempt | None) -> str:
+def attempt_end(attempt: Attempt) -> str:
     """Why an attempt that another one followed has ended."""
-    if attempt.cause:
-        return cause_line(attempt.cause)
-    grew = after is not None and len(after.hosts) > len(attempt.hosts)
-    return f"stopped to continue on {plural(len(after.hosts), 'host')}" if after and grew else "ended"
+    return cause_line(attempt.cause) if attempt.cause else "ended"
 
 
 def aside_text(attempt: Attempt) -> str:
     """``node1 (nothing was heard from it)``: the hosts that the next attempt does without."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
-
-
-def witness_line(node: NodeStatus) -> str:
-    """``witness: node2``, and where there is no vote of it to be had, how it stands."""
-    absent = node.state in (contract.UNREACHABLE, contract.LOST, contract.STALE)
-    return f"witness: {node.host} ({node.state})" if absent else f"witness: {node.host}"
 
 
 def cause_view(cause: Cause) -> RenderableType:
@@ -164,6 +168,24 @@ def cause_view(cause: Cause) -> RenderableType:
     if cause.traceback:
         lines.append(Text(cause.traceback.rstrip()))
     return Group(*lines)
+
+
+def untracked_lines(found: Sequence[Untracked]) -> list[str]:
+    """``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), in /home/...``."""
+    lines = [_untracked_line(one) for one in found[:MOST_UNTRACKED]]
+    if len(found) > MOST_UNTRACKED:
+        lines.append(f"... and such files on {fold([one.host for one in found[MOST_UNTRACKED:]])}")
+    return lines
+
+
+def _untracked_line(one: Untracked) -> str:
+    if one.error is not None:
+        return f"{one.host}: whether files that no output covers stay there is not known: {one.error}"
+    named = ", ".join(f"{name} ({size(length)})" for name, length in one.largest)
+    more = f" and {one.files - len(one.largest)} more" if one.files > len(one.largest) else ""
+    count = f"{'' if one.whole else 'at least '}{plural(one.files, 'file')}"
+    verb = "stays" if one.files == 1 else "stay"
+    return f"{one.host}: {count} that no output covers {verb} on the node: {named}{more}, in {one.folder}"
 
 
 def left_line(node: NodeStatus) -> str:
@@ -196,6 +218,14 @@ def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> 
     total, last = sum(one["count"] for one in told), max(one["last"] for one in told)
     line = f"{total:,} connections by strangers from {source} to {fold([node.host for node in nodes])}"
     return f"{line}, the last {ago(last, now)}: they were closed, and the run is not harmed"
+
+
+def end_line(run: RunStatus) -> str:
+    """The cause of a run's end, and what it was stuck in, where the cause does not name the same rank."""
+    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    suspects = [(one["host"], one["rank"]) for one in (run.diagnosis or {}).get("suspects", ())]
+    told = run.cause is not None and (run.cause.host, run.cause.rank) in suspects
+    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.terminal and not told else why
 
 
 def slow_line(slow: Mapping[str, Any]) -> str:
@@ -253,15 +283,19 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of ours
 
 
-def runs_table(runs: Sequence[RunStatus]) -> RenderableType:
-    """``ddpctl ps``: newest first. A narrow terminal gets shorter names of jobs and hosts, and all of a run id."""
+def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
+    """``ddpctl ps``: newest first. A narrow terminal gets shorter names of jobs and hosts, and all of a run id.
+    ``project``: the inventory's."""
     rows = [(run, _cells(run)) for run in sorted(runs, key=lambda one: one.run, reverse=True)]
     several = len({row["USER"].plain for _, row in rows}) > 1
-    wide, narrow = columns(*_PS), columns(*(name for name in _NARROW if name != "USER" or several))
+    apart = {run.project for run in runs} - {project}
+    names = [name for name in _PS if name != "PROJECT" or apart]
+    wide = columns(*names)
+    narrow = columns(*(name for name in names if name != "CLUSTER" and (name != "USER" or several)))
     for column in narrow.columns:
-        column.no_wrap = column.header != "JOB"  # rich takes room from the others first
+        column.no_wrap = column.header not in ("JOB", "PROJECT")  # rich takes room from the others first
     for run, row in rows:
-        wide.add_row(*row.values())
+        wide.add_row(*(row[name] for name in names))
         short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
         narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
     stuck = [Text(f"{run.job}: {stuck_line(run)}", style="bold yellow") for run in runs if run.diagnosis]
@@ -272,12 +306,13 @@ def _cells(run: RunStatus) -> dict[str, Text]:
     """A run's row, by column."""
     return {
         "JOB": Text(run.job),
+        "PROJECT": Text(run.project),
         "RUN": Text(run.run),
         "STATE": state_text(run.state),
         "STARTED": Text(ago(run.started)),
         "TIME": Text(lasted(run.started, run.ended, live=not run.terminal)),
         "HOSTS": Text(fold(run.hosts)),
-        "USER": Text(str(run.record.get("user", "-"))),
+        "USER": Text(run.user or "-"),
         "CLUSTER": Text(run.cluster),
     }
 
@@ -285,12 +320,13 @@ def _cells(run: RunStatus) -> dict[str, Text]:
 def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Text]:
     """The row for a narrow terminal: the job's name is cut off where its column ends, and a list of hosts of more than
     ``few`` letters becomes their number."""
-    job, hosts, user = (row[name].copy() for name in ("JOB", "HOSTS", "USER"))
-    job.no_wrap, job.overflow = True, "ellipsis"
+    job, project, hosts, user = (row[name].copy() for name in ("JOB", "PROJECT", "HOSTS", "USER"))
+    for one in (job, project):
+        one.no_wrap, one.overflow = True, "ellipsis"
     if len(hosts.plain) > few:
         hosts = Text(count)
     user.truncate(_LONG_USER, overflow="ellipsis")
-    return {**row, "JOB": job, "HOSTS": hosts, "USER": user}
+    return {**row, "JOB": job, "PROJECT": project, "HOSTS": hosts, "USER": user}
 
 
 def kill_view(outcome: KillOutcome) -> RenderableType:

@@ -84,7 +84,7 @@ def _uses(gpus: Sequence[GpuPulse]) -> str:
 
 def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
     """The live runs here, others who hold GPUs, then what is wrong with the host."""
-    here = {run.run: run.job for run in seen.runs if run.run in pulse.runs and not run.terminal}
+    here = {run.run: _job_text(seen, run) for run in seen.runs if run.run in pulse.runs and not run.terminal}
     yield from here.values()
     holders = [holder for gpu in pulse.gpus or () for holder in gpu.holders if holder.run not in here]
     yield from dict.fromkeys(_who(holder, ranks=False) for holder in holders)
@@ -126,11 +126,16 @@ def run_rows(seen: Overview) -> list[TopRow]:
     return [_run_row(seen, run) for run in seen.runs]
 
 
+def _job_text(seen: Overview, run: RunStatus) -> str:
+    """``train``, or ``train (exp1-7f3a)`` where there are runs of several projects."""
+    return f"{run.job} ({run.project})" if len({one.project for one in seen.runs}) > 1 else run.job
+
+
 def _run_row(seen: Overview, run: RunStatus) -> TopRow:
     values = of_job(seen.metrics(run.run))
     return _row(
         run.run,
-        run.job,
+        _job_text(seen, run),
         state_text(run.state),
         joined(run),
         _number(values.get("step"), "{:.0f}"),
@@ -156,8 +161,7 @@ def notes(run: RunStatus) -> list[str]:
     if not run.terminal:
         found += [slow_line(one) for one in run.slow]
         found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_WORD]
-        pairs = zip(run.attempts, run.attempts[1:], strict=False)
-        found += [attempt_line(one, after) for one, after in pairs][-1:]
+        found += [attempt_line(one) for one in run.attempts[-2:-1]]
     return found
 
 
@@ -166,7 +170,7 @@ _NO_WORD = (contract.UNREACHABLE, contract.STALE)
 
 def run_head(seen: Overview, run: RunStatus) -> Text:
     """The lines above the ranks of a run."""
-    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  ")
+    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  project {run.project}  ")
     head.append(f"{plural(len(run.nodes_at_work), 'node')}  world size {run.world_size}")
     if run.state in (contract.PENDING, contract.STARTING):
         head.append(f"  {joined(run)} nodes have joined")

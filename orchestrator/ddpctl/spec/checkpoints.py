@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.origin import JobId
 from ddpctl_worker import contract
 from ddpctl_worker.checkpoint.choice import latest, partial
 from ddpctl_worker.checkpoint.complete import moment
@@ -19,11 +20,15 @@ UNKNOWN = "it is being written, or its writer was killed"
 class JobCheckpoints:
     """What the hosts that answered have, newest first; ``errors`` are the others'."""
 
-    job: str
+    job_id: JobId
     saved: tuple[Saved, ...]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     unsettled: tuple[tuple[str, str, str], ...] = ()  # what a host has no manifest of yet: name, host, time
     uncopied: tuple[str, ...] = ()  # names of those that should have a copy on another host by now, and have none
+
+    @property
+    def job(self) -> str:
+        return self.job_id.job
 
     @property
     def resumed(self) -> tuple[Saved, ...]:
@@ -39,6 +44,7 @@ class JobCheckpoints:
         return {
             "schema": contract.SCHEMA,
             "job": self.job,
+            "project": self.job_id.project,
             "checkpoints": [
                 {
                     "name": one.entry,
@@ -55,7 +61,7 @@ class JobCheckpoints:
 
 
 def job_checkpoints(
-    job: str, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, DdpctlError]
+    job: JobId, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, DdpctlError]
 ) -> JobCheckpoints:
     """``answers``: host -> its manifests and what it has none of.
 

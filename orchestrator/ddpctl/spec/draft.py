@@ -83,6 +83,7 @@ class Draft:
     """An inventory as far as it is known. Each host has a name of its own: no ranges."""
 
     cluster: str
+    project: str
     hosts: tuple[HostEntry, ...]
     environment: Environment = field(default_factory=Environment)
     job: JobDraft | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import NodeStatus, RunStatus
 from ddpctl_worker import contract
 
@@ -47,7 +48,7 @@ def _most_told(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """The part whose job and hosts most others confirm: one damaged record decides nothing."""
 
     def told(part: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (part["job"], part["cluster"], *(part["record"].get("hosts") or ()))
+        return (part["job"], part["cluster"], part["record"]["project"], *(part["record"].get("hosts") or ()))
 
     count = Counter(map(told, parts.values()))
     return max(parts.values(), key=lambda part: count[told(part)])
@@ -58,5 +59,7 @@ def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
 
     Of the others a host tells only when it took part in no newer run of the job: what was merged of those is in parts.
     """
-    last = {run.job: max(one.run for one in runs if one.job == run.job) for run in runs}
-    return [run for run in runs if not run.terminal or run.run == last[run.job]]
+    last: dict[JobId, str] = {}
+    for run in runs:
+        last[run.job_id] = max(run.run, last.get(run.job_id, ""))
+    return [run for run in runs if not run.terminal or run.run == last[run.job_id]]

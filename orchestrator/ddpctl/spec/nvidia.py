@@ -78,6 +78,7 @@ class App:
     user: str | None = None
     command: str | None = None
     job: str | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _apps(value: Mapping[str, Any]) -> tuple[App, ...]:
         if len(row) >= 4 and row[1].strip().isdigit():
             pid = int(row[1])
             who = known.get(pid) or {}
-            found.append(App(row[0], pid, row[2], cell(row[3]), who.get("user"), who.get("command"), who.get("job")))
+            owner = (who.get(key) for key in ("user", "command", "job", "run"))
+            found.append(App(row[0], pid, row[2], cell(row[3]), *owner))
     return tuple(found)
 
 

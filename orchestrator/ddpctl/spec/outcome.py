@@ -9,9 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpctl.spec.metrics import Values, of_job
+from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
+LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
 SAVE_SIGNAL, SAVE_TIMEOUT_S = "SIGUSR1", 120.0  # of a run that was started by a ddpctl without the key checkpoint
 
 
@@ -154,10 +156,25 @@ _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
 
 
 @dataclass(frozen=True)
+class Untracked:
+    """Files that the script wrote into its working folder on a host and that no declared output covers. ``files``: how
+    many, at least if not ``whole``; ``largest``: names below ``folder``, with bytes. ``error``: why it is not known."""
+
+    host: str
+    folder: str = ""
+    files: int = 0
+    bytes: int = 0
+    largest: tuple[tuple[str, int], ...] = ()
+    whole: bool = True
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before.
 
-    ``unheard``: other hosts that were asked which run a name means, and did not answer.
+    ``unheard``: other hosts that were asked which run a name means, and did not answer. ``untracked``: as far as
+    anybody asked.
     """
 
     job: str
@@ -167,6 +184,26 @@ class RunStatus:
     record: Mapping[str, Any] = field(default_factory=dict)
     seen: End | None = None
     unheard: tuple[str, ...] = ()
+    untracked: tuple[Untracked, ...] = ()
+
+    @property
+    def project(self) -> str:
+        return str(self.record["project"])
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.cluster, self.project, self.job)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where it was started; None where a damaged record does not say."""
+        told = self.record.get("origin")
+        return Origin.from_json(told) if told else None
+
+    @property
+    def user(self) -> str | None:
+        """The account that started it."""
+        return self.origin.account if self.origin else None
 
     @property
     def state(self) -> str:
@@ -181,23 +218,32 @@ class RunStatus:
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether its hosts may still start another attempt, or have done that. Its end is not known to be agreed on,
-        and one of them lives, be it a spare or the witness, or a majority may take part where nobody answers. One that
-        was power-cycled may do so again, with the help of a living one.
-        """
+        """Whether its hosts may still start another attempt, or have done that: its end is not known to be agreed on,
+        and one of them lives, be it a spare, or those that do not answer may go on."""
         if not self.record.get("restart") or self._agreed_over:
             return False
-        states = [node.state for node in self.nodes]
-        if any(state not in _OUT for state in states):
-            return True
-        silent = states.count(contract.UNREACHABLE)
-        lost = sum(node.state == contract.LOST and node.agreed is not None for node in self.nodes)  # with its record
-        return silent > 0 and silent + lost >= self.majority
+        return any(node.state not in _OUT for node in self.nodes) or self.silent_may_go_on
 
     @property
-    def majority(self) -> int:
-        """How many hosts of a run with restarts decide what follows, spares and witness included."""
-        return len(self.nodes) // 2 + 1
+    def silent_may_go_on(self) -> bool:
+        """Whether the hosts that do not answer may have gone on without the others, of a run with restarts.
+
+        A host that has ended its part, or whose agent is gone, never votes again. So the silent hosts need a majority
+        to start another attempt. Half of an even number can keep an attempt that runs on silent hosts alone.
+        """
+        silent = [node for node in self.nodes if node.state == contract.UNREACHABLE]
+        others = [node for node in self.nodes if node.state != contract.UNREACHABLE]
+        if len(silent) >= majority_of(len(self.nodes)):
+            return True
+        known = all(node.agreed for node in others)  # else an attempt may have begun that they do not tell of
+        apart = all(node in silent for node in self.nodes_at_work)
+        return 2 * len(silent) >= len(self.nodes) and (apart or not known)
+
+    @property
+    def lacks_majority(self) -> bool:
+        """Whether too many hosts of a run with restarts are lost for its hosts to start another attempt."""
+        lost = sum(node.state == contract.LOST for node in self.nodes)
+        return bool(self.record.get("restart")) and len(self.nodes) - lost < majority_of(len(self.nodes))
 
     @property
     def taking_part(self) -> Sequence[NodeStatus]:
@@ -309,7 +355,7 @@ class RunStatus:
         """How it ended, by the word of a majority: one host may have written what the others never heard of."""
         agreed = self._agreed
         marks = [(one["term"], one["version"]) for node in self.nodes if (one := node.agreed)]
-        if agreed is None or marks.count((agreed["term"], agreed["version"])) < self.majority:
+        if agreed is None or marks.count((agreed["term"], agreed["version"])) < majority_of(len(self.nodes)):
             return None
         over: Mapping[str, Any] | None = agreed["over"]
         return over
@@ -419,7 +465,7 @@ class RunStatus:
         most = self.record.get("world_size")  # None: torch's elastic agent decides
         wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | found.intersection(ranks)
         if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
-            return [host for host in self.hosts if host != self.record.get("witness")]
+            return list(self.hosts)
         unsaid = not wanted <= found
         return [node.host for node in self.nodes if wanted & set(node.ranks) or (unsaid and not node.ranks)]
 
@@ -431,6 +477,7 @@ class RunStatus:
             "job": self.job,
             "run": self.run,
             "cluster": self.cluster,
+            "project": self.project,
             "state": self.state,
             "started": self.started,
             "ended": self.ended,
@@ -444,7 +491,23 @@ class RunStatus:
             "attempt": self.attempts[-1].number,
             "attempts": [one.to_json() for one in self.attempts],
             "continues": self.continues,
+            "untracked": [asdict(one) for one in self.untracked],
         }
+
+
+def majority_of(hosts: int) -> int:
+    """How many hosts of a run with restarts decide what follows, spares included."""
+    return hosts // 2 + 1
+
+
+def no_majority(left: int, hosts: int) -> str:
+    """Why the hosts that are left of a run with restarts start no attempt any more."""
+    return f"{left} of the run's {hosts} hosts left, no majority: they start no other attempt"
+
+
+def end_and_continue(run: str) -> str:
+    """What to do then; ``run``: its id or name."""
+    return f"end it, then continue it on the hosts that are there: ddpctl kill {run}, then ddpctl restart {run}"
 
 
 def run_state(states: Sequence[str]) -> str:

@@ -16,10 +16,12 @@ from typing import Any
 from ddpctl.errors import DdpctlError, FileDamaged, HostsFailed, NoSuchJob, UsageError
 from ddpctl.spec.checkpoints import JobCheckpoints, job_checkpoints
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.names import ambiguous
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.values import is_name, plural
 from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
-from ddpctl.stages.status import ask_runs, live_runs_named, merged
+from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
 from ddpctl_worker.checkpoint.complete import METADATA, moment
@@ -30,9 +32,9 @@ COPIED_S = 300.0  # after a save: longer than a host waits before it tries again
 _BLOCK = 1 << 20
 
 
-def list_checkpoints(fleet: Fleet, name: str) -> JobCheckpoints:
-    """Those of the job that ``name`` means: a run's, also by the beginning of its id, or a job's, of which no run need
-    be left.
+def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
+    """Those of the job that ``name`` means: a run's, also by the beginning of its id, or a job's of the project ``of``
+    an inventory, of which no run need be left.
 
     Raises:
         UsageError: it is the beginning of several ids, and no such job has checkpoints.
@@ -41,9 +43,11 @@ def list_checkpoints(fleet: Fleet, name: str) -> JobCheckpoints:
     """
     known = merged(ask_runs(fleet, name))
     begun = [run for run in known if contract.begins(run.run, name)]
-    runs = [run for run in known if name in (run.run, run.job)] or (begun if len(begun) == 1 else [])
-    job = runs[-1].job if runs else name
-    found = read_checkpoints(fleet, job) if is_name(job) else JobCheckpoints(job, ())
+    alike = [run for run in known if run.job == name]
+    named = [run for run in known if run.run == name] or [run for run in alike if run.job_id == of.job_id(name)]
+    runs = named or (begun if len(begun) == 1 else [])
+    job = runs[-1].job_id if runs else of.job_id(name)
+    found = read_checkpoints(fleet, job) if is_name(job.job) else JobCheckpoints(job, ())
     if runs and runs[-1].copies and not found.errors:
         found = replace(found, uncopied=_uncopied(found))
     if runs or found.saved:
@@ -51,10 +55,14 @@ def list_checkpoints(fleet: Fleet, name: str) -> JobCheckpoints:
     if begun:
         raise ambiguous(name, [run.run for run in begun])
     if found.errors:
-        message = f"no host that answered has a checkpoint of {job!r}, and {plural(len(found.errors), 'host')} did not"
+        message = (
+            f"no host that answered has a checkpoint of {job.job!r}, and {plural(len(found.errors), 'host')} did not"
+        )
         raise HostsFailed(f"{message} answer", found.errors)
+    if alike:
+        raise others_alone(name, of, alike)
     raise NoSuchJob(
-        f"no job, run or checkpoint of {job!r} on {plural(len(fleet.hosts), 'host')}",
+        f"no job, run or checkpoint of {job.job!r} on {plural(len(fleet.hosts), 'host')}",
         hint="`ddpctl ps --all` lists every run",
     )
 
@@ -64,17 +72,17 @@ def _uncopied(found: JobCheckpoints) -> tuple[str, ...]:
     return tuple(one.entry for one in found.resumed if one.held < 2 and moment(one.time) < late)
 
 
-def read_checkpoints(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> JobCheckpoints:
+def read_checkpoints(fleet: Fleet, job: JobId, hosts: Collection[str] | None = None) -> JobCheckpoints:
     """What the hosts have of a job; ``hosts``: ask only these."""
 
     def ask(transport: Transport) -> dict[str, Any]:
-        return transport.call("checkpoints", {"job": job}, timeout=TIMEOUT_S)
+        return transport.call("checkpoints", {"job_id": str(job)}, timeout=TIMEOUT_S)
 
     outcome = fleet.map(ask, hosts)
     return job_checkpoints(job, outcome.results, outcome.errors)
 
 
-def fetch_checkpoint(job: str, saved: Saved, dest: Path, fleet: Fleet, tell: Tell) -> int:
+def fetch_checkpoint(job: JobId, saved: Saved, dest: Path, fleet: Fleet, tell: Tell) -> int:
     """Bring a complete checkpoint to ``dest/<its name>``; how many files it has.
 
     Each file comes from a host that has it, and from the next one where its hash is wrong. Nothing appears under its
@@ -102,28 +110,29 @@ def fetch_checkpoint(job: str, saved: Saved, dest: Path, fleet: Fleet, tell: Tel
     return len(names)
 
 
-def set_aside(job: str, hosts: Collection[str], when: str, fleet: Fleet, tell: Tell) -> str | None:
+def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell: Tell) -> str | None:
     """Rename the folder of the job's checkpoints on all hosts; its new name, or None where no host has one.
 
     Raises:
         UsageError: a run of the job is live, and uses it. HostsFailed: a host could not do it.
     """
-    live, _ = live_runs_named(fleet, job)
+    live, _ = live_runs_of(fleet, job)
     if live:
         raise UsageError(
-            f"the checkpoints of {job} cannot be set aside: its run {live[0].run} is {live[0].state}",
+            f"the checkpoints of {job.job} cannot be set aside: its run {live[0].run} is {live[0].state}",
             hint=f"ddpctl kill {live[0].run}, or start without --fresh",
         )
 
     def rename(transport: Transport) -> str | None:
-        name: str | None = transport.call("set_aside", {"job": job, "when": when}, timeout=TIMEOUT_S)["name"]
+        name: str | None = transport.call("set_aside", {"job_id": str(job), "when": when}, timeout=TIMEOUT_S)["name"]
         return name
 
     outcome = fleet.map(rename, hosts)
     if outcome.errors:
-        raise HostsFailed(f"the checkpoints of {job} could not be set aside; nothing was started", outcome.errors)
+        raise HostsFailed(f"the checkpoints of {job.job} could not be set aside; nothing was started", outcome.errors)
     name = next((name for name in outcome.results.values() if name is not None), None)
-    what = f"earlier checkpoints of {job} are now in checkpoints/{name}" if name else f"{job} had no checkpoints"
+    where = "/".join(("checkpoints", job.cluster, job.project, str(name)))
+    what = f"earlier checkpoints of {job.job} are now in {where}" if name else f"{job.job} had no checkpoints"
     tell(Note(f"{what} on {plural(len(outcome.results), 'host')}"))
     return name
 
@@ -143,7 +152,7 @@ def _has(part: SavedPart, name: str, sha256: str) -> bool:
     return name in part.manifest["files"] and part.manifest["files"][name]["sha256"] == sha256
 
 
-def _bring(job: str, saved: Saved, aside: Path, fleet: Fleet, tell: Tell) -> None:
+def _bring(job: JobId, saved: Saved, aside: Path, fleet: Fleet, tell: Tell) -> None:
     """Every file of the checkpoint, verified, below ``aside``."""
     left = _sources(saved)
     errors: dict[str, DdpctlError] = {}
@@ -167,14 +176,18 @@ def _bring(job: str, saved: Saved, aside: Path, fleet: Fleet, tell: Tell) -> Non
             tell(Progress("fetch", done, None, host))
 
 
-def _from(transport: Transport, *, job: str, wanted: Mapping[str, Mapping[str, SavedPart]], aside: Path) -> list[str]:
+def _from(transport: Transport, *, job: JobId, wanted: Mapping[str, Mapping[str, SavedPart]], aside: Path) -> list[str]:
     """Ask one host for its share; the names of the files that came as their hashes say."""
     mine = wanted[transport.host]
     for part in {id(part): part for part in mine.values()}.values():
         names = [name for name, one in mine.items() if one is part]
         receiver = Receiver(aside, lambda done: None)
         manifest = part.manifest
-        request = {"job": job, "writer": manifest["host"], "entry": manifest["entry"], "version": manifest["version"]}
+        request = {
+            "job_id": str(job),
+            **{key: manifest[key] for key in ("entry", "version")},
+            "writer": manifest["host"],
+        }
         try:
             transport.call(
                 "fetch_checkpoint", {**request, "paths": names}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S

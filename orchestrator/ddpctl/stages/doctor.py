@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.doctor import Consultation
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
@@ -17,13 +18,14 @@ from ddpctl_worker.doctor.verdict import Diagnosis
 LOOK_TIMEOUT_S = 15.0  # a look takes a second; an overloaded node may need longer to begin
 
 
-def consult(fleet: Fleet, job: str) -> Consultation:
+def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation:
     """Where every rank of ``job`` stands, and what that says. A host that does not answer is named in ``missing``.
+    ``of``: as for ``find_run``.
 
     Raises:
         NoSuchJob, HostsFailed: as ``find_run``.
     """
-    run = find_run(fleet, job)
+    run = find_run(fleet, job, of)
 
     def look(transport: Transport) -> dict[str, Any]:
         return transport.call("doctor", {"run": run.run}, timeout=LOOK_TIMEOUT_S)

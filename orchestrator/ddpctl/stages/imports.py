@@ -29,7 +29,7 @@ def try_imports(launch: Launch, environment: EnvironmentOutcome, fleet: Fleet, t
     """The verdict on the script's imports in a managed environment which stands on all hosts of ``launch``."""
     hosts, job = launch.hosts, launch.job
     targets = tuple(replace(target, environment=environment.python(target.name)) for target in Target.all(hosts, job))
-    want = Want.of(launch.inventory.environment, job, hosts, launch.imports)
+    want = Want.of(launch.inventory, job, hosts, launch.imports)
     view = View(targets, want, {host.name: {} for host in hosts})
     return judge.verdicts((IMPORTS,), _asked(view, (IMPORTS,), fleet, tell))
 

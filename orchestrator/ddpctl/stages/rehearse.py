@@ -10,6 +10,7 @@ from ddpctl.errors import DdpctlError
 from ddpctl.files.program import shipped_jobs
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodePlan, Plan, RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet, Transport
@@ -70,7 +71,7 @@ def _rehearsal_of(launch: Launch) -> Launch:
     keys["env"] = {**(job.env if job is not None else {}), **TALKATIVE}
     if job is not None:
         keys |= {"nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
-    identity = RunIdentity("rehearsal", "", "", "")
+    identity = RunIdentity("rehearsal", Origin("", "", "", 0), "")
     return Launch(launch.inventory, JobSpec(**keys), launch.hosts, nproc=launch.nproc, identity=identity)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ddpctl.spec.checkpoints import job_checkpoints
 from ddpctl.spec.curves import curves
 from ddpctl.spec.gpuuse import gpu_use
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.report import RunReport
@@ -21,16 +22,16 @@ TIMEOUT_S = 240.0  # a node reads its files of metrics, which may be long
 CLOCKS_S = 5.0  # that the clocks of two hosts may be apart
 
 
-def make_report(fleet: Fleet, job: str) -> RunReport:
-    """A report about the run that ``job`` means, without the hosts in ``missing``.
+def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunReport:
+    """A report about the run that ``job`` means in the project ``of`` an inventory, without the hosts in ``missing``.
 
     Raises:
         UsageError, NoSuchJob, HostsFailed: as ``find_run``.
     """
-    run = find_run(fleet, job)
+    run = find_run(fleet, job, of)
 
     def ask(transport: Transport) -> dict[str, Any]:
-        held = transport.call("checkpoints", {"job": run.job}, timeout=TIMEOUT_S)
+        held = transport.call("checkpoints", {"job_id": str(run.job_id)}, timeout=TIMEOUT_S)
         return {"held": held, **transport.call("history", {"run": run.run}, timeout=TIMEOUT_S)}
 
     nodes = [node for node in run.nodes if node.state == contract.UNREACHABLE]
@@ -39,6 +40,7 @@ def make_report(fleet: Fleet, job: str) -> RunReport:
     told = {host: outcome.results[host] for host in run.hosts if host in outcome.results}
     errors = {host: " ".join(error.message.split()) for host, error in outcome.errors.items()}
     networks = [one["network"] for one in told.values() if one["network"] is not None]
+    held = job_checkpoints(run.job_id, {host: one["held"] for host, one in told.items()}, {})
     return RunReport(
         run,
         datetime.now(timezone.utc),
@@ -46,7 +48,7 @@ def make_report(fleet: Fleet, job: str) -> RunReport:
         curves=curves([one["attempts"] for one in told.values()]),
         gpus=gpu_use({host: one["gpus"] for host, one in told.items()}),
         network=Network.from_json(networks[0]) if networks else None,
-        checkpoints=_of_run(run, job_checkpoints(run.job, {host: one["held"] for host, one in told.items()}, {}).saved),
+        checkpoints=_of_run(run, held.saved),
         missing={**silent, **errors},
     )
 

@@ -10,32 +10,56 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
 from ddpctl.environment.direct import Holdings, holdings
 from ddpctl.environment.spread import Addresses, Feed, new_credentials
-from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
+from ddpctl.errors import DdpctlError, ProvisionError, RemoteError, UsageError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.ranges import fold
+from ddpctl.spec.resuming import Resumed, Start, newest
 from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 from ddpctl_worker import contract
 from ddpctl_worker.checkpoint.choice import Kept, Restore, all_have, restoring
+from ddpctl_worker.checkpoint.choice import newest as newest_complete
+from ddpctl_worker.checkpoint.complete import Chosen
 
 STAGE = "checkpoints"
 MOST_MANIFESTS = 10_000
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
-def ask_others(launch: Launch, fleet: Fleet) -> FleetOutcome[Holdings]:
-    """What the hosts that take no part in the launch have of the job, in short."""
+def ask_held(launch: Launch, fleet: Fleet) -> FleetOutcome[Holdings]:
+    """What all hosts of the fleet have of the job, in short; those that take no part in the launch, too."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
-    job = launch.job.name
-    others = [host for host in fleet.hosts if host not in launch.names]
-    return fleet.map(lambda transport: holdings(transport, [], job=job), others)
+    return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id))
+
+
+def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
+    """Raises UsageError: a run that was started from another folder saved the checkpoint that this one would resume
+    from."""
+    found = newest({host: one.checkpoints for host, one in held.results.items()}, _starts(held))
+    assert launch.identity is not None or found is None
+    if found is None or found.start is None or found.start.origin is None or launch.identity is None:
+        return
+    here, there = launch.identity.origin, found.start.origin
+    if not there.is_same_folder(here):
+        raise UsageError(
+            f"{launch.job_id.job} would resume from {found.entry}, which run {found.start.run} saved: it was started "
+            f"from {there}, not from {here}; nothing was started",
+            hint=f"give this folder a project of its own (`project: NAME` in {launch.inventory.file}), or take the "
+            "checkpoint all the same: --any-project",
+        )
+
+
+def _starts(held: FleetOutcome[Holdings]) -> dict[str, Sequence[Start]]:
+    return {host: one.starts for host, one in held.results.items()}
 
 
 def restore(
@@ -44,25 +68,39 @@ def restore(
     fleet: Fleet,
     tell: Tell,
     addresses: Addresses,
-    others: FleetOutcome[Holdings] | None = None,
+    held: FleetOutcome[Holdings],
 ) -> Mapping[str, DdpctlError]:
-    """Every host that could not get what the others have, with its error.
+    """Every host that could not get what the others have, with its error. One line says what the start resumes from.
 
-    ``known``: what the hosts have said already, in short, and ``others`` what ``ask_others`` found. Where that is
-    enough to see that nothing is missing, nobody is asked.
+    ``known``: what the hosts of the launch have said last, in short, and ``held`` what ``ask_held`` found. Where that
+    is enough to see that nothing is missing, nobody is asked.
     """
     if launch.job is None or launch.own_checkpoints:
         return {}
-    if others is not None and others.errors:
-        text = (
-            f"{fold(others.errors)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
-        )
+    silent = [host for host in held.errors if host not in launch.names]
+    if silent:
+        text = f"{fold(silent)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
         tell(Note(text, "warning"))
-    having = {host: found.checkpoints for host, found in others.results.items() if found.checkpoints} if others else {}
+    others = {host: one.checkpoints for host, one in held.results.items() if host not in launch.names}
+    having = {host: rows for host, rows in others.items() if rows}
     foreign = [("", *row[1:]) for rows in having.values() for row in rows]  # by nobody who takes part
     if known.keys() >= set(launch.names) and all_have({host: [*known[host], *foreign] for host in launch.names}):
+        _tell_resumed(newest(known, _starts(held)), tell)
         return {}
-    return Restoring(launch.job.name, launch.names, tell, addresses, tuple(having)).run(fleet)
+    restoring = Restoring(launch.job_id, launch.names, tell, addresses, tuple(having))
+    errors = restoring.run(fleet)
+    if not errors:
+        _tell_resumed(restoring.resumed(_starts(held)), tell)
+    return errors
+
+
+def _tell_resumed(found: Resumed | None, tell: Tell) -> None:
+    if found is not None:
+        tell(Note(found.line(datetime.now(timezone.utc))))
+
+
+def _is_of(manifest: Mapping[str, Any], entry: str, time: str) -> bool:
+    return bool(manifest["entry"] == entry and manifest["time"] == time)
 
 
 @dataclass
@@ -77,7 +115,7 @@ class Restoring:
     """One restore on all ``hosts`` of a job; ``sources`` are other hosts, which only serve. Used once."""
 
     def __init__(
-        self, job: str, hosts: Sequence[str], tell: Tell, addresses: Addresses, sources: Sequence[str] = ()
+        self, job: JobId, hosts: Sequence[str], tell: Tell, addresses: Addresses, sources: Sequence[str] = ()
     ) -> None:
         self._job, self._tell, self._addresses = job, tell, addresses
         self._hosts = tuple(hosts)
@@ -85,6 +123,7 @@ class Restoring:
         self._credentials = new_credentials()
         self._lock = threading.Lock()
         self._plan: list[Restore] = []
+        self._chosen: Chosen | None = None  # the newest checkpoint that all of the hosts get
         self._ordered = self._given_up = False
         self._stopped: set[str] = set()  # because of another host
 
@@ -101,6 +140,17 @@ class Restoring:
         causes = {host: error for host, error in errors.items() if host not in self._stopped}
         return causes or errors
 
+    def resumed(self, starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
+        """After ``run``: what the hosts resume from. ``starts``: by host."""
+        if self._chosen is None:
+            return None
+        entry, time = self._chosen.entry, self._chosen.time
+        rows = {
+            host: [(one["host"], entry, one["version"], time) for one in node.manifests if _is_of(one, entry, time)]
+            for host, node in self._nodes.items()
+        }
+        return newest(rows, starts)
+
     def _tell_rest(self, outcome: FleetOutcome[dict[str, Any]]) -> None:
         """What a person is to know although it ended nothing."""
         for host, result in outcome.results.items():
@@ -109,13 +159,13 @@ class Restoring:
                 self._tell(Note(text, "warning", host))
         for host, error in outcome.errors.items():
             if host not in self._hosts and host not in self._stopped:
-                text = f"its checkpoints of {self._job} were left out: {error.message}; newer ones may lie there"
+                text = f"its checkpoints of {self._job.job} were left out: {error.message}; newer ones may lie there"
                 self._tell(Note(text, "warning", host))
 
     def _work(self, transport: Transport) -> dict[str, Any]:
         node = self._nodes[transport.host]
         request = {
-            "job": self._job,
+            "job_id": str(self._job),
             "certificate": self._credentials.certificate,
             "key": self._credentials.key,
             "ports": list(self._addresses.ports.get(transport.host, ())),
@@ -175,6 +225,7 @@ class Restoring:
         """All have said what they have: tell each what it lacks."""
         held = [Kept(host, dict(one)) for host, node in self._nodes.items() for one in node.manifests]
         self._plan = restoring(held, self._hosts)
+        self._chosen = next(iter(newest_complete(one.manifest for one in held)), None)
         for host, node in self._nodes.items():
             orders = [one.order() for one in self._plan if host in one.hosts] if host in self._hosts else None
             node.feed.order(

@@ -50,7 +50,7 @@ def save_run(fleet: Fleet, run: RunStatus, tell: Tell, *, last: bool = False) ->
     if run.terminal:
         raise NotSaved(f"{run.run} is over ({run.state}): no rank is left that could save")
     begun = time.monotonic()
-    usual = _usual(read_checkpoints(fleet, run.job, run.hosts))
+    usual = _usual(read_checkpoints(fleet, run.job_id, run.hosts))
     _require_handlers(run, _ask(fleet, run, send=False))
     answers = _ask(fleet, run, send=True)
     _require_handlers(run, answers)
@@ -158,7 +158,7 @@ def _wait(fleet: Fleet, run: RunStatus, awaited: _Awaited, until: float) -> tupl
     """The newest checkpoint of the save, and what of it is not there, in words."""
     status_at = time.monotonic() + STATUS_S
     while True:
-        found = read_checkpoints(fleet, run.job, run.hosts)
+        found = read_checkpoints(fleet, run.job_id, run.hosts)
         now = time.monotonic()
         if awaited.look(found) or (now >= until and awaited.new):
             return awaited.new[0], awaited.left
@@ -170,7 +170,7 @@ def _wait(fleet: Fleet, run: RunStatus, awaited: _Awaited, until: float) -> tupl
             raise NotSaved(
                 f"{run.run}: no new complete checkpoint within {run.save_timeout:g} s ({why})",
                 hint="a longer wait is `checkpoint: {timeout: SECONDS}` in the job; `ddpctl checkpoints "
-                f"{run.job}` lists what there is",
+                f"{run.run}` lists what there is",
             )
         time.sleep(min(LOOK_S, max(0.0, until - now)))
 
@@ -183,7 +183,7 @@ def _await_copies(fleet: Fleet, run: RunStatus, saved: Sequence[Saved], until: f
             tell(Note(f"{run.run}: not all of the save has a copy on another host yet: {where}", level="warning"))
             return
         time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
-        found = {one.entry: one for one in read_checkpoints(fleet, run.job, run.hosts).saved if one.complete}
+        found = {one.entry: one for one in read_checkpoints(fleet, run.job_id, run.hosts).saved if one.complete}
         saved = [found.get(one.entry, one) for one in saved]
 
 

@@ -62,7 +62,7 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
 
 def _known(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
     """What the hosts have of these files, and of the job's checkpoints: one question, so that these cost no time."""
-    job = launch.job.name if launch.job is not None else None
+    job = launch.job_id if launch.job is not None else None
     hashes = [source.sha256 for source in sources]
     return fleet.map(lambda transport: holdings(transport, hashes, job=job), hosts)
 

@@ -11,16 +11,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable
+from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable, UsageError
 from ddpctl.files.records import last_end, save_end
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.merge import current, merge_runs
 from ddpctl.spec.names import ambiguous
+from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End, RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker import contract
 
 STATUS_TIMEOUT_S = 20.0
+MOST_OWNERS = 3  # that an error names
 
 
 def ask_runs(
@@ -54,30 +57,47 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     return runs if everything else current(runs), outcome
 
 
-def find_run(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> RunStatus:
-    """The run that ``job`` means: the newest run of that name, a run id, or the beginning of just one. ``hosts``: as
+def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Collection[str] | None = None) -> RunStatus:
+    """The run that ``job`` means: the newest run of that name, a run id, or the beginning of just one.
+
+    A name means a job of the project ``of`` an inventory; None: of any project. A run id needs none. ``hosts``: as
     these few know it.
 
     Raises:
-        UsageError: it is the beginning of several ids.
-        NoSuchJob: every host answered and none knows it.
+        UsageError: it is the beginning of several ids, or the name of jobs of several projects.
+        NoSuchJob: every host answered and none knows it; or only other projects have a job of that name.
         HostsFailed: no reachable host knows it, and some could not be asked.
     """
-    return settled(max(_named(fleet, job, hosts), key=lambda run: run.run))  # run ids sort by time
+    found = _named(fleet, job, of, hosts)
+    if len({run.job_id for run in found}) > 1:
+        raise UsageError(f"{job} is a job of several projects: {owners(found)}", hint="name the run by its id")
+    return settled(max(found, key=lambda run: run.run))  # run ids sort by time
 
 
-def live_runs(fleet: Fleet, job: str) -> list[RunStatus]:
+def live_runs(fleet: Fleet, job: str, of: Inventory | None = None) -> list[RunStatus]:
     """Every run that ``job`` may mean and that may still run on a host of the fleet, oldest first; where there is none,
-    the newest. Raises as ``find_run``."""
-    runs = [settled(run) for run in _named(fleet, job)]
+    the newest. ``of`` and what it raises: as ``find_run``, but several projects may be meant."""
+    runs = [settled(run) for run in _named(fleet, job, of)]
     return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
 
 
-def live_runs_named(fleet: Fleet, name: str) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
-    """The runs of this very name that are live on hosts that answered, and the hosts that did not."""
-    outcome = ask_runs(fleet, name)
-    runs = [settled(run) for run in merged(outcome) if run.job == name]
+def live_runs_of(fleet: Fleet, job: JobId) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
+    """The runs of this very job that are live on hosts that answered, and the hosts that did not."""
+    outcome = ask_runs(fleet, job.job)
+    runs = [settled(run) for run in merged(outcome) if run.job_id == job]
     return [run for run in runs if _lives(run, outcome.results)], outcome.errors
+
+
+def owners(runs: Collection[RunStatus]) -> str:
+    """``run R of project exp1, started from ann@laptop:/home/ann/exp1``: the newest run of each job."""
+    newest = {run.job_id: run for run in sorted(runs, key=lambda run: run.run)}
+    clusters = len({job.cluster for job in newest}) > 1
+    texts = [
+        f"run {run.run} of project {run.project}{f' on cluster {run.cluster}' if clusters else ''}, started from "
+        f"{run.origin or 'an unknown folder'}"
+        for run in list(newest.values())[-MOST_OWNERS:]
+    ]
+    return "; ".join([*texts[::-1], *([f"and {len(newest) - MOST_OWNERS} more"] if len(newest) > MOST_OWNERS else [])])
 
 
 def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
@@ -85,13 +105,14 @@ def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
     return not run.terminal and any(node.state not in contract.TERMINAL and node.host in hosts for node in run.nodes)
 
 
-def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list[RunStatus]:
+def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] | None = None) -> list[RunStatus]:
     outcome = ask_runs(fleet, job, hosts=hosts)
     found = merged(outcome)
     if runs := [run for run in found if run.run == job]:
         return runs
     found = [replace(run, unheard=tuple(host for host in outcome.errors if host not in run.hosts)) for run in found]
-    if runs := [run for run in found if run.job == job]:
+    alike = [run for run in found if run.job == job]
+    if runs := [run for run in alike if of is None or run.job_id == of.job_id(job)]:
         return runs
     begun = [run for run in found if contract.begins(run.run, job)]
     if len(begun) > 1:
@@ -103,15 +124,26 @@ def _named(fleet: Fleet, job: str, hosts: Collection[str] | None = None) -> list
             f"no host that answered knows {job!r}, and {plural(len(outcome.errors), 'host')} did not answer",
             outcome.errors,
         )
+    if alike:
+        assert of is not None
+        raise others_alone(job, of, alike)
     raise NoSuchJob(
         f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists every run"
+    )
+
+
+def others_alone(job: str, of: Inventory, alike: Collection[RunStatus]) -> NoSuchJob:
+    """Only other projects have a job of that name."""
+    return NoSuchJob(
+        f"project {of.project} on cluster {of.cluster} has no job {job!r}; others have: {owners(alike)}",
+        hint="name the run by its id; kill, rm and restart also take --any-project",
     )
 
 
 def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
     """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
     asked = [host for host in run.hosts if host in fleet.hosts]
-    return find_run(fleet, run.run, [host for host in asked if host not in gone] or asked)
+    return find_run(fleet, run.run, hosts=[host for host in asked if host not in gone] or asked)
 
 
 def not_listed(host: str) -> Unreachable:

@@ -30,10 +30,10 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
-from ddpctl.stages.restore import ask_others, restore
+from ddpctl.stages.restore import ask_held, refuse_others, restore
 from ddpctl.stages.send import Sent, send
 from ddpctl.stages.start import start
-from ddpctl.stages.status import live_runs_named
+from ddpctl.stages.status import live_runs_of
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Fleet, FleetOutcome
 
@@ -52,13 +52,21 @@ class Up:
     """
 
     def __init__(
-        self, launch: Launch, fleet: Fleet, tell: Tell, options: Options | None = None, *, fresh: bool = False
+        self,
+        launch: Launch,
+        fleet: Fleet,
+        tell: Tell,
+        options: Options | None = None,
+        *,
+        fresh: bool = False,
+        any_project: bool = False,
     ) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
         self._fresh = fresh  # checkpoints of earlier runs are set aside
+        self._any_project = any_project  # a checkpoint is taken whoever saved it
         self._options = options or Options()
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
-        self._others: Background[FleetOutcome[Holdings]] | None = None  # who takes no part: a silent one takes its time
+        self._held: Background[FleetOutcome[Holdings]] | None = None  # by all hosts: a silent one takes its time
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
         self._checkpoints: Mapping[str, Sequence[Sequence[str]]] = {}
         self.facts = Facts()
@@ -70,34 +78,36 @@ class Up:
         """All steps in order; the run as every node has confirmed its start.
 
         Raises:
-            UsageError: a run of the name that was given is live.
+            UsageError: a run of the name that was given is live, or the checkpoint is that of another folder.
             PreflightFailed, HostsFailed: a step failed.
         """
         if self._launch.alone:
             self._refuse_taken()
         if not self._fresh:
-            self._others = Background(lambda tell: ask_others(self._launch, self._fleet))
+            self._held = Background(lambda tell: ask_held(self._launch, self._fleet))
         report = self._check()
+        if self._held is not None and not self._any_project:
+            refuse_others(self._launch, self._held.result(self._tell))
         environment = self._provide_environment(report)
         if self._launch.managed:  # what had to wait for the environment
             report = self._try_imports(report, environment)
             self._rehearse(report)
         self._provide_code()
-        if not self._fresh:
-            self._restore(report)
+        if self._held is not None:
+            self._restore(report, self._held.result(self._tell))
         return self.start()
 
     def undo(self, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
         """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
         if self.plan is None:
             return None
-        return stop_run(self.plan.job, self.plan.run, _members(self.plan), self._fleet, grace=grace, by=by)
+        return stop_run(self.plan.job, self.plan.run, self.plan.hosts, self._fleet, grace=grace, by=by)
 
     def _refuse_taken(self) -> None:
         """Raises UsageError: a run of this name is live on some host of the fleet."""
         assert self._launch.job is not None
         name = self._launch.job.name
-        live, errors = live_runs_named(self._fleet, name)
+        live, errors = live_runs_of(self._fleet, self._launch.job_id)
         if live:
             raise name_taken(name, "; ".join(f"run {run.run} on {fold(run.hosts)}" for run in live))
         for host in (host for host in errors if host not in self._launch.names):  # of its own preflight says more
@@ -154,12 +164,11 @@ class Up:
         self._py_spy = sent.py_spy
         self._checkpoints = sent.checkpoints
 
-    def _restore(self, report: PreflightReport) -> None:
+    def _restore(self, report: PreflightReport, held: FleetOutcome[Holdings]) -> None:
         """What earlier runs of the job have saved, on every host alike."""
         preferred = {host: (node.fabric_address,) for host, node in self.facts.nodes.items() if node.fabric_address}
         addresses = Addresses(preferred, report.open_ports)
-        others = self._others.result(self._tell) if self._others is not None else None
-        errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses, others)
+        errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses, held)
         self._raise_for(errors, "could not get the checkpoints of earlier runs")
 
     def start(self) -> RunStatus:
@@ -176,7 +185,7 @@ class Up:
             )
         if self._fresh:
             created = datetime.fromisoformat(plan.created).astimezone(timezone.utc)
-            set_aside(plan.job, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)
+            set_aside(plan.job_id, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)
         self.plan = plan
         launch = self._launch
         return start(
@@ -194,10 +203,6 @@ class Up:
         if errors:
             total = len(self._launch.hosts)
             raise HostsFailed(f"{len(errors)} of {total} hosts {what}; nothing was started", errors)
-
-
-def _members(plan: Plan) -> tuple[str, ...]:
-    return tuple(member.host for member in plan.members)
 
 
 def refusal(report: PreflightReport, what: str = "nothing was started") -> PreflightFailed:

@@ -35,6 +35,7 @@ _NOTHING_STAYS = frozenset({"stop", "rehearse"})
 _LAST = _NOTHING_STAYS | {"tail"}
 _READS = frozenset(
     {"echo", "probe", "status", "metrics", "history", "tail", "fetch", "store_has", "free_port", "firewall"}
+    | {"untracked"}
 )
 
 

@@ -13,15 +13,16 @@ import hmac
 import random
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ddpctl_worker import net
 from ddpctl_worker.acceptor import BACKLOG, IDLE_S, Acceptor, Session
 from ddpctl_worker.contract import AGENT_PORTS
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.strangers import Stranger
-from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
 
 ASK_S = 2.0
 SERVE_S = 5.0  # for an answer to be taken
@@ -43,16 +44,12 @@ def key_of(run_key: str) -> bytes:
 class _Connection:
     """To another agent that has answered on it."""
 
-    def __init__(self, sock: socket.socket, wire: MemberWire, place: Tuple[str, int]) -> None:
-        self.sock, self.wire, self.place, self.used = sock, wire, place, 0.0
+    def __init__(self, sock: socket.socket, wire: MemberWire) -> None:
+        self.sock, self.wire, self.used = sock, wire, 0.0
 
 
 class PeerLine:
-    """How to reach the others; ``peers``: address and port by host.
-
-    An agent that was started again has another port. It says so, and everybody passes it on with every question and
-    answer: ``moved`` counts the starts, so that old word never replaces newer.
-    """
+    """How to reach the others; ``peers``: address and port by host."""
 
     def __init__(
         self,
@@ -60,34 +57,18 @@ class PeerLine:
         run: str,
         host: str,
         peers: Mapping[str, Tuple[str, int]],
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
-        self.clock, self._sockets = clock, sockets
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
-        self.moved: Dict[str, Tuple[int, int]] = {}  # how often, and the port; replaced as a whole
         self._open: Dict[str, _Connection] = {}  # for the next question, by host
         self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
-        self._learning = threading.Lock()
-
-    def learn(self, moved: Mapping[str, Any]) -> None:
-        """Where an agent is now, as another one says, or this one of itself."""
-        with self._learning:
-            for host, (count, port) in moved.items():
-                if host in self.peers and int(count) > self.moved.get(host, (0, 0))[0]:
-                    self.moved = {**self.moved, host: (int(count), int(port))}
-                    self.peers[host] = (self.peers[host][0], int(port))
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Nothing more is asked."""
-        with self._learning:
+        with self._lock:
             kept, self._open = list(self._open.values()), {}
         for one in kept:
             one.sock.close()
-
-    def with_moved(self, message: Dict[str, Any]) -> Dict[str, Any]:
-        """A message as it goes out."""
-        return dict(message, moved=self.moved) if self.moved else message
 
     def ask(self, host: str, question: Dict[str, Any], seconds: float = ASK_S) -> Dict[str, Any]:
         """The answer of the agent on ``host``, on the connection of the last question if there is one.
@@ -95,24 +76,22 @@ class PeerLine:
         Raises:
             Unanswered: there is none within ``seconds``.
         """
-        until = self.clock.now() + seconds
+        until = time.monotonic() + seconds
         try:
             answer = self._ask_again(host, question, until) or self._ask_anew(host, question, until)
         except (OSError, Stranger) as error:
             raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
         if answer.get("from") != host:
             raise Unanswered("%s answers at the address of %s" % (answer.get("from"), host))
-        self.learn(answer.pop("moved", {}))
         return answer
 
     def _ask_again(self, host: str, question: Dict[str, Any], until: float) -> Optional[Dict[str, Any]]:
-        """The same on an open connection; None where there is none, or the other side has closed it: an agent that was
-        started again listens at another port, and a host that was off knows nothing of it."""
-        with self._learning:
+        """The same on an open connection; None where there is none, or the other side has closed it."""
+        with self._lock:
             kept = self._open.pop(host, None)
         if kept is None:
             return None
-        if kept.place != self.peers[host] or self.clock.now() - kept.used > KEPT_S:
+        if time.monotonic() - kept.used > KEPT_S:
             kept.sock.close()
             return None
         try:
@@ -124,14 +103,14 @@ class PeerLine:
 
     def _ask_anew(self, host: str, question: Dict[str, Any], until: float) -> Dict[str, Any]:
         wire = MemberWire(self._key, self._run, self._host, host)
-        place = name, port = self.peers[host]
-        sock = self._sockets.connect((self._found.get(name, name), port), max(0.001, until - self.clock.now()))
-        kept = _Connection(sock, wire, place)
+        name, port = self.peers[host]
+        sock = socket.create_connection((self._found.get(name, name), port), max(0.001, until - time.monotonic()))
+        kept = _Connection(sock, wire)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(wire.hello())
             while not wire.open:
-                wire.feed(_some(sock, until - self.clock.now()))
+                wire.feed(_some(sock, until - time.monotonic()))
             self._found[name] = sock.getpeername()[0]
         except BaseException:
             sock.close()
@@ -141,14 +120,14 @@ class PeerLine:
     def _exchange(self, host: str, kept: _Connection, question: Dict[str, Any], until: float) -> Dict[str, Any]:
         """Question and answer. The connection is kept for the next question; one of several at the same time is."""
         try:
-            kept.sock.settimeout(max(0.001, until - self.clock.now()))
-            kept.sock.sendall(kept.wire.pack(self.with_moved(question)))
-            answer = _message(kept.wire, kept.sock, until, self.clock)
+            kept.sock.settimeout(max(0.001, until - time.monotonic()))
+            kept.sock.sendall(kept.wire.pack(question))
+            answer = _message(kept.wire, kept.sock, until)
         except BaseException:
             kept.sock.close()
             raise
-        kept.used = self.clock.now()
-        with self._learning:
+        kept.used = time.monotonic()
+        with self._lock:
             closing = self._open.pop(host, None)
             self._open[host] = kept
             if closing is None and len(self._open) > MOST_KEPT:
@@ -169,43 +148,37 @@ class AnswerDesk:
         host: str,
         hosts: Sequence[str],
         bind: str,
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
-        self._clock = clock
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
-        self._line: PeerLine
         self._others = [one for one in hosts if one != host]
-        self._socket = _bound(bind, sockets)
-        self._acceptor = Acceptor(self._socket, self._meet, "agent", clock=clock, sockets=sockets)
+        self._socket = _bound(bind)
+        self._acceptor = Acceptor(self._socket, self._meet, "agent")
 
     @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
-    def start(self, answer: Answer, line: PeerLine) -> None:
-        """``line``: that of the same agent, for who has moved."""
-        self._answer, self._line = answer, line
+    def start(self, answer: Answer) -> None:
+        self._answer = answer
         self._acceptor.start()
 
     def close(self) -> None:
         self._acceptor.close()
 
     def _meet(self, sock: socket.socket) -> Session:
-        return _Asked(sock, HubWire(self._key, self._run, self._others), self._reply, self._clock)
+        return _Asked(sock, HubWire(self._key, self._run, self._others), self._reply)
 
     def _reply(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
-        self._line.learn(question.pop("moved", {}))
-        return self._line.with_moved(dict(self._answer(host, question), **{"from": self._host}))
+        return dict(self._answer(host, question), **{"from": self._host})
 
 
 class _Asked(Session):
     """A connection of another agent, for one question after the other."""
 
-    def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer, clock: HostClock) -> None:
+    def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer) -> None:
         super().__init__(sock)
-        self._wire, self._reply, self._clock = wire, reply, clock
+        self._wire, self._reply = wire, reply
         self._questions: List[Dict[str, Any]] = []
 
     def read(self) -> bool:
@@ -238,25 +211,25 @@ class _Asked(Session):
         return True
 
 
-def _bound(address: str, sockets: Sockets) -> socket.socket:
+def _bound(address: str) -> socket.socket:
     """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
     addresses where the node does not have this one (NAT)."""
     first, last = AGENT_PORTS
     usual = random.sample(range(first, last + 1), 50)
     for port in (*usual, 0):
         try:
-            return sockets.listen_at(address or "::", port, BACKLOG)
+            return net.listen_at(address or "::", port, BACKLOG)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 break
             if error.errno != errno.EADDRINUSE:
                 raise
-    return sockets.listen(0, BACKLOG)
+    return net.listen(0, BACKLOG)
 
 
-def _message(wire: Wire, sock: socket.socket, until: float, clock: HostClock) -> Dict[str, Any]:
+def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:
     while True:
-        found = wire.feed(_some(sock, until - clock.now()))
+        found = wire.feed(_some(sock, until - time.monotonic()))
         if found:
             return found[0]
 
@@ -275,7 +248,6 @@ def at_once(
     hosts: Sequence[str],
     seconds: float,
     enough: Optional[threading.Event] = None,
-    clock: HostClock = CLOCK,
 ) -> None:
     """``work`` for every host, in threads. Waits until all have done it, or ``enough`` is set, or for ``seconds``; who
     takes longer continues."""
@@ -300,10 +272,10 @@ def at_once(
     started = 0
     with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
         for _ in range(min(len(waiting), AT_ONCE)):
-            clock.thread(some, "at-once").start()
+            threading.Thread(target=some, name="at-once", daemon=True).start()
             started += 1
     if started:
-        clock.wait(enough, seconds)
+        enough.wait(seconds)
     elif hosts:
         some()
 
@@ -319,5 +291,5 @@ def reachable(line: PeerLine, hosts: Sequence[str], seconds: float = ASK_S) -> D
         except Unanswered as error:
             found[host] = str(error)
 
-    at_once(look, hosts, seconds + 1.0, clock=line.clock)
+    at_once(look, hosts, seconds + 1.0)
     return dict(found)

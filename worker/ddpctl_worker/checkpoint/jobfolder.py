@@ -19,7 +19,8 @@ MOST_REMOVED = 200
 
 
 class JobFolder:
-    """``host`` is the one whose disk this is: what it wrote itself lies in the folder of its name."""
+    """``job`` is a ``paths.job_id``. ``host`` is the one whose disk this is: what it wrote itself lies in the folder of
+    its name."""
 
     def __init__(self, base: str, job: str, host: str) -> None:
         self.base, self.job, self.host = base, job, host

@@ -23,18 +23,18 @@ def checkpoints(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"manifests": those whose files are here as they say, of this host's own and of copies, "unknown": what
     has none: it is being written, or its writer was killed}."""
     base = paths.base_of(request)
-    manifests, unknown = held(paths.checkpoints_dir(base, str(request.get("job") or "")))
+    manifests, unknown = held(paths.checkpoints_dir(base, str(request.get("job_id") or "")))
     return {"manifests": manifests, "unknown": unknown}
 
 
 def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: the folder of the job's checkpoints gets a name that no job can have, and {"name": that one, or null
     where there is no folder}. ``when`` is the same on every host, so hosts that share a base_dir ask for one rename."""
-    top = paths.checkpoints_dir(paths.base_of(request), str(request.get("job") or ""))
+    top = paths.checkpoints_dir(paths.base_of(request), str(request.get("job_id") or ""))
     when = str(request.get("when") or "")
     if not _WHEN.match(when):
         raise WorkerError(BAD_REQUEST, "%r is no time" % when)
-    adopt_all(paths.base_of(request), request["host"], request["job"])  # it must not come back with the next start
+    adopt_all(paths.base_of(request), request["host"], request["job_id"])  # it must not come back with the next start
     aside = "%s@%s" % (top, when)
     try:
         os.rename(top, aside)

@@ -40,10 +40,10 @@ Order = Mapping[str, Any]  # of Restore.order
 
 
 def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``{"job", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts, "aside": [{"entry",
-    "name"}]}``: what was set aside, and its name now."""
+    """The verb: ``{"job_id", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts, "aside":
+    [{"entry", "name"}]}``: what was set aside, and its name now."""
     base = paths.base_of(request)
-    folder = JobFolder(base, request["job"], request["host"])
+    folder = JobFolder(base, request["job_id"], request["host"])
     adopt_all(base, folder.host, folder.job)
     # What was saved right before a power cut has no manifest yet.
     told = _Told(channel)

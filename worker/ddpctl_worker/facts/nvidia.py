@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import proc, tool
-from ddpctl_worker.contract import ENV_JOB
+from ddpctl_worker.contract import ENV_JOB, ENV_RUN
 from ddpctl_worker.facts.processes import SHOWN, owner
 from ddpctl_worker.fs import read_text
 
@@ -160,11 +160,13 @@ def _pids(text: str) -> List[int]:
 
 def describe(pid: int) -> Dict[str, Any]:
     """Who a process on a GPU is, as far as we may see; in a container the numbers are the host's and mean nothing."""
+    marks = proc.variables(pid)
     return {
         "pid": pid,
         "user": owner(pid),
         "command": proc.command_line(pid, SHOWN) if owner(pid) else None,
-        "job": proc.variables(pid).get(ENV_JOB),
+        "job": marks.get(ENV_JOB),
+        "run": marks.get(ENV_RUN),
     }
 
 

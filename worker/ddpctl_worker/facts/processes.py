@@ -8,14 +8,14 @@ import socket
 from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker import net, proc
-from ddpctl_worker.contract import ENV_JOB
+from ddpctl_worker.contract import ENV_JOB, ENV_JOB_ID, ENV_RUN
 from ddpctl_worker.facts import user_name
 from ddpctl_worker.fs import read_number
 from ddpctl_worker.notes import boottime
 
 _MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")
-_SHOWN = ("DDPCTL_JOB", "DDPCTL_RUN", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_SHOWN = (ENV_JOB, ENV_JOB_ID, ENV_RUN, "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 # How the worker shows in a command line: started by the bootstrap, or as a module.
 _SUPERVISOR = (b"ddpctl=json.loads", b"ddpctl_worker")
 _STATES = {"01": "established", "02": "syn-sent", "06": "time-wait", "08": "close-wait", "0A": "listening"}
@@ -85,10 +85,12 @@ def holders(inodes: Set[int]) -> Dict[int, Dict[str, Any]]:
         except OSError:  # it ended meanwhile, or it is not ours to see
             continue
         for inode in held:
+            marks = proc.variables(pid)
             found[inode] = {
                 "pid": pid,
                 "command": proc.command_line(pid, SHOWN),
-                "job": proc.variables(pid).get(ENV_JOB),
+                "job": marks.get(ENV_JOB),
+                "run": marks.get(ENV_RUN),
             }
     return found
 

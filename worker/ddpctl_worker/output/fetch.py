@@ -66,7 +66,7 @@ def _send_record(paths: RunPaths, sender: _Sender, folder: str) -> None:
 def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"file"} and {"chunk"} frames for the files named in ``paths`` of what ``writer`` wrote of an entry, as
     long as it is still that ``version``; then nothing more."""
-    folder = checkpoint_dir(base_of(request), str(request.get("job") or ""), str(request.get("writer") or ""))
+    folder = checkpoint_dir(base_of(request), str(request.get("job_id") or ""), str(request.get("writer") or ""))
     entry = str(request.get("entry") or "")
     known = manifest.read(folder, entry)
     if known is None or known["version"] != request.get("version"):
@@ -100,7 +100,7 @@ class _Sender:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return
-            known = self._have.get(_printable(name))
+            known = self._have.get(printable(name))
             if known and known[:2] == [found.st_size, found.st_mtime_ns]:
                 self._sent.add(name)
                 return
@@ -114,7 +114,7 @@ class _Sender:
         """Exactly ``size`` bytes, or those from ``offset`` on, where the file is: one that grows is cut there, one that
         shrinks is filled with zeros."""
         self._sent.add(name)
-        info = {"path": _printable(name), "size": size, "mode": mode, "offset": offset, "mtime_ns": mtime_ns}
+        info = {"path": printable(name), "size": size, "mode": mode, "offset": offset, "mtime_ns": mtime_ns}
         self._channel.send({"file": info})
         left = size - offset
         while left and not self._channel.closed.is_set():
@@ -137,7 +137,7 @@ def _begins(file: IO[bytes], known: List[Any]) -> bool:
     return bool(sha.hexdigest() == known[2])
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """A name that is no UTF-8 as one that is: the receiving side may be another system."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 

@@ -22,7 +22,7 @@ READ_BYTES = 128 << 20  # of all files together, two million lines or so: of mor
 LINE_BYTES = 1 << 20  # of a longer line nothing is read
 EXACT = 1 << 53  # below it every whole number is a float
 PARTS = 64  # of a file that is not read as a whole
-LAUNCH = ("argv", "cwd", "torch", "environment", "controller", "created", "launcher")  # of run.json
+LAUNCH = ("argv", "cwd", "torch", "environment", "created", "launcher")  # of run.json
 AXES = ("step", "epoch")  # what says how far a rank was; the first one that its first line has
 
 

@@ -14,7 +14,7 @@ from ddpctl_worker import fs, notes, proc
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint.fresh import newest
 from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.paths import base_of, checkpoint_dir
+from ddpctl_worker.paths import base_of, checkpoint_dir, job_id
 from ddpctl_worker.run import processes, ranks
 from ddpctl_worker.run.keeping import hurry
 from ddpctl_worker.run.ranks import RankProcess
@@ -32,10 +32,10 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     number = number_of(request.get("signal"))
     refuse_elsewhere(paths)
     launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
-    found = ranks.find(launcher.pid, {}) if launcher is not None and processes.is_alive(launcher) else []
+    found = ranks.of_run(run, launcher.pid, {}) if launcher is not None and processes.is_alive(launcher) else []
     absent = max(0, int(run["nproc"]) - len(found))
     deaf = deaf_of(found, number)
-    folder = checkpoint_dir(base_of(request), run["job"], run["host"])
+    folder = checkpoint_dir(base_of(request), job_id(run), run["host"])
     before = newest(folder)
     sent = bool(request.get("send")) and not absent and not deaf
     if sent:

@@ -18,6 +18,7 @@ from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import links
+from ddpctl_worker.checkpoint.starts import note_start
 from ddpctl_worker.contract import (
     BAD_REQUEST,
     CORRUPT,
@@ -25,13 +26,15 @@ from ddpctl_worker.contract import (
     LIVE,
     NO_SPACE,
     OS_ERROR,
+    PLAIN,
     SPAWN_FAILED,
     STARTING,
     TERMINAL,
 )
 from ddpctl_worker.doctor import dumps
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.paths import RunPaths, job_id
 from ddpctl_worker.run import detached, guardian, launcher, processes, record
+from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.status import node_status, unfinished
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
@@ -43,7 +46,6 @@ OTHER_START_S = 60.0  # how long to wait for a start of the same run that is und
 CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
 PY_SPY_S = 5.0  # py-spy says its version in milliseconds
 STOP_BYTES = 4 << 10  # room for the word of a stop
-KEPT = ("argv", "cwd", "env", "token_env", "python_exec", "py_spy")  # of the request for a run with restarts
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -93,8 +95,8 @@ def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
 
 
 def _beside(base: str, run: Dict[str, Any]) -> List[str]:
-    """The other runs of that name that are live here, by their ids."""
-    found = (one for one in unfinished(base, run["host"]) if one["job"] == run["job"])
+    """The other runs of that job that are live here, by their ids."""
+    found = (one for one in unfinished(base, run["host"]) if job_id(one["record"]) == job_id(run))
     return sorted(str(one["run"]) for one in found if one["run"] != run["run"])
 
 
@@ -140,16 +142,7 @@ def _check(request: Dict[str, Any]) -> None:
 def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> bool:
     run = request["run"]
     fs.own_folder(base, "runs", run["run"])
-    more = {found.network: request.get("network")}
-    if run.get("restart"):
-        more[found.launch] = _for_a_comeback(request)
-    return _claim(found, run, more)
-
-
-def _for_a_comeback(request: Dict[str, Any]) -> Dict[str, Any]:
-    """What it takes to start the agent again (agent/rejoin.py), but for what must be on no disk."""
-    kept = {name: request.get(name) for name in KEPT}
-    return dict(kept, secret_names=sorted(request.get("secrets") or ()), code_path=code_path())
+    return _claim(found, run, {found.network: request.get("network")})
 
 
 def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
@@ -218,11 +211,15 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         fs.discard(found.adopted)  # of an attempt before
-    if refused is None and request.get("python_exec"):
+    refused = refused or make_output_folders(run.get("outputs") or (), cwd)
+    if refused is None:
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
-        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number)
-        if shim:
+        rank = int(run["node_rank"]) if run.get("launcher") == PLAIN else None
+        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number, rank=rank)
+        if shim and rank is not None:
+            argv = [found.shim, *argv[1:]]
+        elif shim:
             env["PYTHON_EXEC"] = found.shim
     return {
         "top": found.top,
@@ -269,13 +266,13 @@ def _keeper(
         tied = links.tie(cwd, folder, settings.get("paths") or (), again)
     except (WorkerError, OSError) as error:
         return None, "a path of checkpoint.paths cannot be kept: %s" % error
-    if folder != paths.checkpoint_dir(base, run["job"], run["host"]):
+    if folder != paths.checkpoint_dir(base, job_id(run), run["host"]):
         return None, None
     outputs = list(run.get("outputs") or ())
     order = {"folder": folder, "host": run["host"], "tied": tied, "outputs": outputs}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
-        of_run = {"base": base, "job": run["job"], "hosts": run["hosts"], "replicas": settings["replicas"]}
+        of_run = {"base": base, "job": job_id(run), "hosts": run["hosts"], "replicas": settings["replicas"]}
         order["copying"] = {**of_run, **credentials}
     return order, None
 
@@ -298,7 +295,7 @@ def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
 
 
 def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: str) -> Dict[str, str]:
-    checkpoints = paths.checkpoint_dir(base, request["run"]["job"], request["run"]["host"])
+    checkpoints = paths.checkpoint_dir(base, job_id(request["run"]), request["run"]["host"])
     return launcher.environment(request, launcher.login_environment(), found, checkpoints, cookie)
 
 
@@ -307,7 +304,9 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
     try:
         what = "the folder for checkpoints could not be made"
         if ENV_CHECKPOINT_DIR in env:
-            fs.own_folder(base, *os.path.relpath(env[ENV_CHECKPOINT_DIR], base).split(os.sep))
+            folder = fs.own_folder(base, *os.path.relpath(env[ENV_CHECKPOINT_DIR], base).split(os.sep))
+            if folder == paths.checkpoint_dir(base, job_id(run), run["host"]):
+                note_start(folder, run, time.time())
         what = "the code could not be unpacked"
         _unpack_code(run, base, found)
     except (WorkerError, OSError) as error:

@@ -13,10 +13,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.agent.document import Document, Proposal
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.metrics import last_values
-from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
+from ddpctl_worker.paths import RunPaths, base_of, job_id, known_runs, run_paths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
 
@@ -46,8 +47,8 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: every run of this host that was asked for, newest first. ``run`` is an id; ``job`` a name or an id, or
     the beginning of ids where it is neither.
 
-    The newest comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how many old
-    runs one message had no room for.
+    The newest of each job comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how
+    many old runs one message had no room for.
     """
     base, host = base_of(request), request["host"]
     run, job = request.get("run"), request.get("job")
@@ -62,7 +63,7 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     states: List[Dict[str, Any]] = []
     jobs: Set[str] = set()
     for made, paths in listed:
-        name, one = str(made.get("job")), status_or_fault(paths)
+        name, one = job_id(made), status_or_fault(paths)
         if one is None:
             continue
         # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
@@ -107,12 +108,16 @@ def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
 
 
 def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Dict[str, Any]]:
-    """Only the newest run is worth reading files of a job's own: that is the one that is shown."""
-    if states:
-        paths = run_paths(base, str(states[0]["run"]), host)
+    """Only the newest run of a job is worth reading files of its own: that is the one that is shown."""
+    jobs: Set[str] = set()
+    for one in states:
+        if job_id(one["record"]) in jobs:
+            continue
+        jobs.add(job_id(one["record"]))
+        paths = run_paths(base, str(one["run"]), host)
         if paths.attempts():  # a host that is in the newest one no more has nothing to say of it
-            paths = paths.of_attempt(int(states[0]["attempt"]))
-        states[0]["metrics"] = last_values(paths)
+            paths = paths.of_attempt(int(one.get("attempt") or 1))
+        one["metrics"] = last_values(paths)
     return states
 
 
@@ -128,17 +133,11 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
 
 def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     """That of a run with restarts: how the newest attempt that this host took part in stands, and what the agents have
-    ``agreed`` on (a Paper of quorum.py). Between two attempts it is starting."""
+    ``agreed`` on (a Proposal of agent/document.py). Between two attempts it is starting."""
     own = _status(paths, run)
-    first = {
-        "attempts": [run["restart"]["first"]],
-        "live": True,
-        "go": record.attempt_of(run),
-        "aside": {},
-        "over": None,
-    }
-    paper: List[Any] = fs.read_optional(paths.agreed).get("paper") or [1, 1, first]
-    term, version, value = paper
+    told = fs.read_optional(paths.agreed).get("proposal")
+    proposal = Proposal.from_json(told) if told else Proposal(1, 1, Document.first(run["restart"]["first"]))
+    value = proposal.document.to_json()
     last = value["attempts"][-1]
     numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
     part = _readable_status(paths.of_attempt(numbers[-1])) if numbers else None
@@ -153,7 +152,9 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     said = fs.read_optional(paths.state).get("note")  # by the agent: whom it waits for
     if said and own["state"] in (contract.STARTING, contract.RUNNING):
         part.update(note=said)
-    return dict(part, attempt=last["attempt"], record=run, agreed=dict(value, term=term, version=version))
+    return dict(
+        part, attempt=last["attempt"], record=run, agreed=dict(value, term=proposal.term, version=proposal.version)
+    )
 
 
 def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:

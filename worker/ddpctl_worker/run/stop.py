@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Optional
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BUSY, NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
+from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths, base_of, checkpoint_dir, run_paths
 from ddpctl_worker.run import processes, record
@@ -41,7 +41,6 @@ LOOK_S = 0.02
 TELL_S = 2.0  # how often a stop looks for files that grow, and whether another stop gives more time
 WORD_S = 2.0  # for the disk to take the word of a stop
 FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
-LEASE_S = 40.0  # a lease ends within 17 s, and the ranks with it
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
@@ -130,29 +129,6 @@ def stop_here(
         "survivors": own.survivors,
         "status": status,
     }
-
-
-def let_go(attempt: RunPaths) -> None:
-    """What an agent that is gone has left of an attempt has ended when this returns. Its supervisor ends it when the
-    lease does, and records that; where none is left to do that, what there is is ended here.
-
-    Raises:
-        WorkerError: some of it is still there.
-    """
-    if os.path.exists(attempt.exit) and not _has_something(attempt):
-        return
-    refuse_elsewhere(attempt)
-    until = time.monotonic() + LEASE_S
-    while watchers(holders(attempt)):
-        if time.monotonic() > until:
-            text = "the last attempt has not ended within %d s after its agent" % LEASE_S
-            raise WorkerError(BUSY, text, "end the run, or wait and try again")
-        time.sleep(LOOK_S)
-    left = _sweep(attempt, 0.0).survivors
-    if left:
-        pids = ", ".join(str(one["pid"]) for one in left)
-        raise WorkerError(BUSY, "processes of the last attempt cannot be killed (pid %s)" % pids, "restart the host")
-    settle(attempt)
 
 
 def _forestall(paths: RunPaths, host: str, by: str) -> bool:

@@ -18,7 +18,7 @@ from ddpctl_worker import fs, notes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint.left import adopt_left, tied
 from ddpctl_worker.contract import LIVE, OS_ERROR, TERMINAL
-from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
+from ddpctl_worker.paths import RunPaths, base_of, job_id, known_runs, run_paths
 from ddpctl_worker.run.status import HERE, holders, node_status, refuse_elsewhere, remains, whereabouts
 
 _CODE = (
@@ -89,11 +89,11 @@ def take(folder: str) -> bool:
 
 
 def adopt_all(base: str, host: str, job: str) -> None:
-    """What the ended runs of this name have left here that belongs to the job's checkpoints gets there. Where that is
-    impossible it stays, and the next start tries again."""
+    """What the ended runs of ``job`` (a ``job_id``) have left here that belongs to its checkpoints gets there. Where
+    that is impossible it stays, and the next start tries again."""
     for paths in known_runs(base, host):
         try:
-            if fs.read_optional(paths.run).get("job") == job and tied(paths) and is_over(paths, host):
+            if job_id(fs.read_optional(paths.run)) == job and tied(paths) and is_over(paths, host):
                 adopt_left(paths)
         except OSError as error:
             notes.note("a checkpoint in %s does not get to those of the job: %s" % (paths.top, error))
@@ -111,7 +111,7 @@ def prune_later(base: str, run: Dict[str, Any], log: str) -> None:
     """Have ``prune`` done by a process of its own, so that nobody waits for it; what goes wrong is in ``log``. The run
     has begun, and never fails for want of this."""
     code = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
-    argv = [sys.executable, "-I", "-c", _CODE, code, base, run["host"], run["job"], str(run["keep_runs"])]
+    argv = [sys.executable, "-I", "-c", _CODE, code, base, run["host"], job_id(run), str(run["keep_runs"])]
     null = subprocess.DEVNULL
     try:
         with open(log, "ab") as told:
@@ -121,11 +121,11 @@ def prune_later(base: str, run: Dict[str, Any], log: str) -> None:
 
 
 def prune(base: str, host: str, job: str, keep: int) -> None:
-    """Remove the runs of this name that have ended on ``host``, beyond the ``keep`` newest."""
+    """Remove the runs of ``job`` (a ``job_id``) that have ended on ``host``, beyond the ``keep`` newest."""
     ended: List[Tuple[str, str, RunPaths]] = []
     for paths in known_runs(base, host):
         run = fs.read_optional(paths.run)
-        if run.get("job") == job and run.get("host") == host and is_over(paths, host):
+        if job_id(run) == job and run.get("host") == host and is_over(paths, host):
             ended.append((str(run.get("created")), str(run.get("run")), paths))
     ended.sort(key=lambda one: one[:2], reverse=True)
     for _, _, paths in ended[keep:]:

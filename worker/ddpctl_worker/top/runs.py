@@ -17,7 +17,7 @@ from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.doctor.process import STATES
 from ddpctl_worker.output.logs import segments
 from ddpctl_worker.output.metrics import LAST_BYTES, Values, files_of, read_from
-from ddpctl_worker.paths import RunPaths, run_paths, runs_dir
+from ddpctl_worker.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.run.status import status_or_fault
 
 MOST = 100  # runs; the newest ones
@@ -86,7 +86,7 @@ class Runs:
         made = fs.read_optional(paths.run)
         if not made:
             return False
-        job, over = str(made.get("job")), os.path.exists(paths.exit)
+        job, over = job_id(made), os.path.exists(paths.exit)
         newest = max(run, self._jobs.get(job, run))
         before = self._jobs.get(job)
         self._jobs[job] = newest

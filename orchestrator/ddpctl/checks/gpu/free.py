@@ -44,12 +44,12 @@ def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
     parts = [_uses(who, job, group, used) for (who, job), group in owners.items()]
     if parts:
         more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-        jobs = sorted({app.job for app in apps if app.job})
+        runs = sorted({app.run for app in apps if app.run})
         pids = ",".join(str(app.pid) for app in apps if app.user)
         yield report.warning(
             host,
             "; ".join(parts[:SHOWN]) + more,
-            fix=_free(jobs, [app for app in apps if not app.job]),
+            fix=_free(runs, [app for app in apps if not app.run]),
             command=f"ps -o pid,user,lstart,args -p {pids}" if pids else None,
             evidence={"apps": [{"pid": a.pid, "user": a.user, "memory": a.memory, "gpu": a.uuid} for a in apps]},
         )
@@ -81,8 +81,8 @@ def _uses(who: str, job: str | None, apps: list[App], used: dict[str, Gpu]) -> s
     return f"{gpus}: {len(apps)} processes {whose} use up to {most} each, the first is pid {apps[0].pid}"
 
 
-def _free(jobs: list[str], others: list[App]) -> str:
-    kills = ", ".join(f"`ddpctl kill {job}`" for job in jobs)
+def _free(runs: list[str], others: list[App]) -> str:
+    kills = ", ".join(f"`ddpctl kill {run}`" for run in runs)
     ask = "ask the owner to end it" if others else ""
     return "; ".join(part for part in (kills, ask) if part)
 

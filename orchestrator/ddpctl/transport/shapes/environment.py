@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
+from ddpctl.transport.shapes.runs import OriginDict
 from ddpctl.transport.shapes.words import IP, Count, File, Hash, Moment, Name, Number, Place, Port, Short, as_tuple
 
 Version = Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]  # none: nobody knows whether it is whole
@@ -16,11 +17,18 @@ class NothingDict(TypedDict):
     """An answer of which nothing is read."""
 
 
+class StartDict(TypedDict):
+    run: Name
+    since: Moment
+    origin: OriginDict | None
+
+
 class HoldingsDict(TypedDict):
     sizes: dict[Hash, Count]
     partial: dict[Hash, Count]
     free: Count
     checkpoints: NotRequired[list[Annotated[tuple[Name, Place, Version, Moment], BeforeValidator(as_tuple)]]]
+    starts: NotRequired[Annotated[list[StartDict], Field(max_length=1000)]]
 
 
 class JoinedDict(TypedDict):

@@ -21,7 +21,6 @@ class LaunchDict(TypedDict):
     cwd: NotRequired[Short | None]
     torch: NotRequired[Short | None]
     environment: NotRequired[Short | None]
-    controller: NotRequired[Short | None]
     created: NotRequired[Moment | None]
     launcher: NotRequired[Short | None]
 

@@ -159,6 +159,7 @@ class AppDict(TypedDict):
     user: Short | None
     command: Short | None
     job: Short | None
+    run: NotRequired[Short | None]
 
 
 class NvidiaSmiDict(TypedDict):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from typing_extensions import NotRequired, TypedDict
 
 from ddpctl.transport.shapes.words import (
@@ -23,6 +23,7 @@ from ddpctl.transport.shapes.words import (
     Small,
     Text,
     Whole,
+    as_tuple,
     asked,
     own_name,
 )
@@ -109,21 +110,36 @@ class ContinuesDict(TypedDict):
     attempts: Annotated[list[AttemptDict], Field(min_length=1, max_length=2000)]
 
 
+class OriginDict(TypedDict):
+    account: Short
+    machine: Short
+    folder: Short
+    inode: Count
+
+
 class RecordDict(TypedDict):
     """A run.json, as far as anybody here reads it."""
 
+    project: Name
+    origin: NotRequired[OriginDict | None]
     hosts: NotRequired[Annotated[list[Name], Field(max_length=10_000)] | None]
     world_size: NotRequired[Small | None]
     min_nodes: NotRequired[Small | None]
-    witness: NotRequired[Name | None]
     timeouts: NotRequired[TimeoutsDict | None]
-    user: NotRequired[Short | None]
     doctor: NotRequired[DoctorDict | None]
     restart: NotRequired[RestartDict | None]
     checkpoint: NotRequired[SaveKeysDict | None]
     code: NotRequired[CodeDict | None]
     settings: NotRequired[SettingsDict | None]
     continues: NotRequired[ContinuesDict | None]
+
+
+class UntrackedDict(TypedDict):
+    folder: Short | None
+    files: Count
+    bytes: Count
+    largest: Annotated[list[Annotated[tuple[Short, Count], BeforeValidator(as_tuple)]], Field(max_length=10)]
+    whole: bool
 
 
 class SurvivorDict(TypedDict):
@@ -219,23 +235,6 @@ class StartedDict(TypedDict):
     status: StatusDict
     port: NotRequired[Port | None]
     beside: NotRequired[list[Name]]
-
-
-class CopyingDict(TypedDict):
-    certificate: Text
-    key: Text
-
-
-class AdmittedDict(TypedDict):
-    """Secrets: no word of it may be shown or kept."""
-
-    over: bool
-    gang_key: NotRequired[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-    copying: NotRequired[CopyingDict | None]
-    secrets: NotRequired[dict[Text, Text] | None]
-    notify: NotRequired[list[dict[str, Any]] | None]
-    peers: NotRequired[dict[Name, Annotated[list[Short | Port], Field(min_length=2, max_length=2)]]]
-    moved: NotRequired[dict[Name, Annotated[list[Count], Field(min_length=2, max_length=2)]]]
 
 
 class RemovedDict(TypedDict):

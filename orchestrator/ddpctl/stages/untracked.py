@@ -1,0 +1,35 @@
+"""Ask the hosts of a run for the files that no declared output covers: ``fetch`` leaves them on the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ddpctl.spec.outcome import RunStatus, Untracked
+from ddpctl.stages.status import is_no_such_run
+from ddpctl.transport.base import Fleet, Transport
+from ddpctl_worker import contract
+
+TIMEOUT_S = 20.0  # a host looks for a second
+
+
+def with_untracked(fleet: Fleet, run: RunStatus) -> RunStatus:
+    """The run with its untracked files. Hosts that could not be reached a moment ago are not asked."""
+
+    def ask(transport: Transport) -> dict[str, Any]:
+        return transport.call("untracked", {"run": run.run}, timeout=TIMEOUT_S)
+
+    absent = (contract.UNREACHABLE, contract.LOST)
+    asked = [node.host for node in run.nodes if node.state not in absent and node.host in fleet.hosts]
+    outcome = fleet.map(ask, asked)
+    found = [
+        Untracked(host, **{**answer, "largest": tuple(map(tuple, answer["largest"]))})
+        for host in asked
+        if (answer := outcome.results.get(host)) and answer["files"]
+    ]
+    found += [
+        Untracked(host, error=" ".join(error.message.split()))
+        for host, error in outcome.errors.items()
+        if not is_no_such_run(error)
+    ]
+    return replace(run, untracked=tuple(found))
