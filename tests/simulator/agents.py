@@ -66,7 +66,10 @@ ELECTIONS = Profile("elections", ("leader", "flap", "flap", "split", "heal", "he
 ROLLBACKS = Profile("rollback", ("leader", "leader+fail", "fail", "flap", "heal"), 120.0, (8.0,), (4, 5, 5, 7))
 BOUNDS = Profile("bound", ("pair of the leader", "heal", "fail"), 120.0, (15.0,), (3, 4, 5), losses=(0.0,), mute=1.0)
 CLOCKS = Profile("clocks", ("isolate+fail", "isolate", "half", "flap"), 90.0, (30.0,), (3, 4, 5), drift=0.083)
-PROFILES = (MIXED, SHARP, CALM, KILLS, CRASHES, ELECTIONS, ROLLBACKS, BOUNDS, CLOCKS)
+SUSPENDS = Profile("suspend", ("suspend", "suspend", "isolate+fail", "flap"), 90.0, (30.0,), (3, 4, 5), mute=1.0)
+# A guest whose clock stops cannot know that its lease is over; decision 7 says for how long.
+PAUSES = Profile("pause", ("pause", "pause", "isolate+fail", "flap"), 90.0, (30.0,), (3, 4, 5), mute=1.0)
+PROFILES = (MIXED, SHARP, CALM, KILLS, CRASHES, ELECTIONS, ROLLBACKS, BOUNDS, CLOCKS, SUSPENDS, PAUSES)
 
 
 class AgentWorld:
@@ -292,6 +295,8 @@ class AgentWorld:
             host.lose_power(long)
         elif kind == "stop" and host.agent is not None and not host.stopped:
             host.stop_agent(long)
+        elif kind in ("suspend", "pause") and not host.stopped and host.powered:
+            host.suspend(long, clock_stops=kind == "pause")
         elif kind == "supervisor":
             for ranks in host.ranks.values():
                 ranks.stopped_until = self.now + long
@@ -384,5 +389,5 @@ class AgentWorld:
         self.loss = self.late = 0.0
         for host in self.hosts.values():
             host.disk.full = False
-            if host.stopped:
+            if host.stopped and not host.suspended:
                 host.continue_agent()

@@ -68,6 +68,9 @@ class Ranks:
         if self.end is not None:
             return
         world, choose = self._world, self._world.random
+        if self._host.suspended:
+            world.after(LOOK_S, self._look)
+            return
         if self._host.clock() > self.until and self._dies_at is None and world.leases_end:
             late = choose.uniform(1.5, 2.2) if world.now < self.stopped_until else choose.uniform(0.02, 0.6)
             self._dies_at = world.now + late
@@ -119,6 +122,8 @@ class Host:
         self._shift = world.random.uniform(10.0, 1e5)
         self.powered = True
         self.stopped = False  # the agent's process
+        self.suspended = False  # the whole machine
+        self.woke = float("-inf")
         self.held: list[Callable[[], None]] = []  # what reaches it once it is continued
         self.disk = Disk(ballot)
         self.ranks: dict[int, Ranks] = {}
@@ -299,6 +304,20 @@ class Host:
         self.stopped, held, self.held = False, self.held, []
         for happen in held:
             happen()
+
+    def suspend(self, seconds: float, clock_stops: bool) -> None:
+        """The whole machine pauses, as a laptop does, or as a guest of a hypervisor: then its clock stops, too."""
+        self.world.log(f"{self.name} is suspended for {seconds:.1f} s")
+        self.stopped = self.suspended = True
+
+        def wake() -> None:
+            self.world.log(f"{self.name} wakes up")
+            if clock_stops:
+                self._shift -= seconds * self.rate
+            self.suspended, self.woke = False, self.world.now
+            self.continue_agent()
+
+        self.world.after(seconds, wake)
 
     def lose_power(self, seconds: float) -> None:
         self.world.log(f"{self.name} loses power for {seconds:.1f} s")
