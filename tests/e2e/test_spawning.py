@@ -146,7 +146,7 @@ if __name__ == "__main__":
     mp.spawn(main_worker, nprocs=2, args=(2, parser.parse_args()))
 """
 COVERED = pytest.mark.full(
-    covered_by="tests/e2e/test_spawning.py::test_a_script_that_starts_its_own_processes_trains_on_each_host[basic]"
+    covered_by="tests/e2e/test_spawning.py::test_a_script_that_starts_its_own_processes_trains_on_each_host"
 )
 PROGRAMS = {"basic": BASIC, "checkpoint": CHECKPOINT, "two_processes": TWO_PROCESSES, "address": ADDRESS}
 
@@ -167,7 +167,7 @@ def test_a_script_that_starts_its_own_processes_trains_on_each_host(torch_site: 
 
 
 @pytest.mark.full(
-    covered_by="tests/e2e/test_spawning.py::test_a_script_that_starts_its_own_processes_trains_on_each_host[basic]"
+    covered_by="tests/e2e/test_spawning.py::test_a_script_that_starts_its_own_processes_trains_on_each_host"
 )
 def test_a_script_that_asks_for_its_host_trains_on_all_of_them(torch_site: Site, lab: Lab) -> None:
     site = torch_site.only(0, 1)

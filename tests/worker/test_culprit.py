@@ -49,7 +49,7 @@ sys.exit(7)
 
 
 ON_A_MEMBER = pytest.mark.full(
-    covered_by="tests/worker/test_culprit.py::test_the_rank_that_the_others_waited_for_is_the_cause[0]"
+    covered_by="tests/worker/test_culprit.py::test_the_rank_that_the_others_waited_for_is_the_cause"
 )
 
 
