@@ -26,7 +26,6 @@
         launch.json     ... what it takes to start the agent again, without secrets; agent.lock is held by an agent that
                         was; agent.sock is the agent's, for questions on this machine
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
-        adopted.json    what the ended run left in the place of a link of checkpoint.paths is with the job's checkpoints
         notify.log      what became of each notifier
     <base_dir>/.names.lock             held by a start that may be the only one of its name
     <base_dir>/checkpoints/<job>/<host>/   DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. That
@@ -81,7 +80,6 @@ class RunPaths:
         self.shim = os.path.join(node, "python")
         self.error_file = os.path.join(node, "error.json")
         self.debug_log = os.path.join(top, "supervisor.log")
-        self.adopted = os.path.join(top, "adopted.json")
         self.peers = os.path.join(top, "peers.json")
         self.agreed = os.path.join(top, "agreed.json")
         self.agreed_reserve = os.path.join(top, "agreed.reserve")

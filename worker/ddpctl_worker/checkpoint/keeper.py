@@ -24,10 +24,10 @@ import time
 from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from ddpctl_worker import notes
-from ddpctl_worker.checkpoint import links, manifest
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.beliefs import Beliefs
 from ddpctl_worker.checkpoint.complete import APART_S, METADATA, SHARD, Manifest, moment
-from ddpctl_worker.checkpoint.entries import Files, Stamp, hidden, look, series_of
+from ddpctl_worker.checkpoint.entries import Files, hidden, look, series_of
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import unite
@@ -41,8 +41,7 @@ SHARE = 0.05  # of one core, at most, without hashing: a look at very many files
 
 class Keeper:
     """The checkpoints that ``host`` writes to ``folder``. ``since``: when the ranks were started, in wall-clock time;
-    ``tied``: the links in the working folder, and where they lead; ``read_on`` hears how many bytes were hashed, and
-    may call ``heard`` and ``see``."""
+    ``read_on`` hears how many bytes were hashed, and may call ``heard`` and ``see``."""
 
     def __init__(
         self,
@@ -50,17 +49,14 @@ class Keeper:
         host: str,
         *,
         since: float,
-        tied: Optional[Mapping[str, str]] = None,
         read_on: Optional[manifest.Tell] = None,
     ) -> None:
         self._read_on = read_on
         self._folder, self._host, self._since = folder, host, since
-        self._tied = tied or {}
         self._known = {one["entry"]: one for one in manifest.read_all(folder)}
         self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
         self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
-        self._told: Dict[str, str] = {}  # what went wrong with an entry, or a link, last
-        self._replacing: Dict[str, Tuple[Stamp, float]] = {}  # files in a link's place, and since when they are as now
+        self._told: Dict[str, str] = {}  # what went wrong with an entry last
         self._told_clock = False
         self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
         self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
@@ -101,8 +97,6 @@ class Keeper:
     def see(self, ended: Optional[bool] = None) -> List[Tuple[str, Files]]:
         """The part of a look that reads little: what is all there and has no manifest. It is known from now on, also to
         the next run, if nobody has the time to hash it."""
-        for here, there in self._tied.items():
-            self._adopt(here, there, ended)
         begun = time.monotonic()
         try:
             return self._unhashed(ended)
@@ -128,28 +122,6 @@ class Keeper:
             self._beliefs.note(silent, [entry for entry, files in found.items() if not self._has(entry, files)])
         except OSError as error:  # they are hashed at once, mostly
             notes.note("checkpoints: %s" % error)
-
-    def _adopt(self, here: str, there: str, ended: Optional[bool]) -> None:
-        """A file that cannot be brought over (no space, say) keeps no other checkpoint from its manifest."""
-        try:
-            stamp = links.replaced(here, there)
-            if stamp is not None and self._may_replace(here, stamp, ended):
-                links.adopt(here, there)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._tell_once(here, "%s does not get to the checkpoints for now: %s" % (here, error))
-
-    def _may_replace(self, here: str, stamp: Stamp, ended: Optional[bool]) -> bool:
-        """Whether a file in a link's place is all that its writer meant to write: the one before it will be gone."""
-        said = whole(here)
-        if said is not None or ended is not None or self._died is not None:
-            return bool(ended) if said is None else said
-        before, since = self._replacing.get(here, (None, 0.0))
-        if before != stamp:
-            self._replacing[here] = stamp, time.monotonic()
-            return False
-        return time.monotonic() - since >= LOOK_S and not written_to([here])
 
     def _tell_once(self, what: str, why: str) -> None:
         """Not at every look."""

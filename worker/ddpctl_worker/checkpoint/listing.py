@@ -14,7 +14,6 @@ from ddpctl_worker.checkpoint.entries import Files, look, step_of
 from ddpctl_worker.checkpoint.jobfolder import standing
 from ddpctl_worker.contract import BAD_REQUEST
 from ddpctl_worker.notes import iso
-from ddpctl_worker.store.remove import adopt_all
 
 _WHEN = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 
@@ -34,7 +33,6 @@ def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     when = str(request.get("when") or "")
     if not _WHEN.match(when):
         raise WorkerError(BAD_REQUEST, "%r is no time" % when)
-    adopt_all(paths.base_of(request), request["host"], request["job"])  # it must not come back with the next start
     aside = "%s@%s" % (top, when)
     try:
         os.rename(top, aside)

@@ -31,7 +31,6 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.contract import INTERRUPTED
 from ddpctl_worker.store.relay import PeerGone, context, listen_on
-from ddpctl_worker.store.remove import adopt_all
 from ddpctl_worker.store.spread import own_addresses
 
 TELL_S = 1.0
@@ -44,7 +43,6 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     "name"}]}``: what was set aside, and its name now."""
     base = paths.base_of(request)
     folder = JobFolder(base, request["job"], request["host"])
-    adopt_all(base, folder.host, folder.job)
     # What was saved right before a power cut has no manifest yet.
     told = _Told(channel)
     Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=told.came).look(ended=False)

@@ -189,8 +189,7 @@ class _Looks:
 
     def __init__(self, words: "_Words", order: Dict[str, Any]) -> None:
         self._words, self._order = words, order
-        how = {"since": order["since"], "tied": order["tied"]}
-        self._keeper = Keeper(order["folder"], order["host"], read_on=self._meanwhile, **how)
+        self._keeper = Keeper(order["folder"], order["host"], since=order["since"], read_on=self._meanwhile)
         self._replication = _replication(order)
         self._pace = _Pace(order["folder"], order["timeout"])
         self._end: Optional[Dict[str, Any]] = None  # the last word

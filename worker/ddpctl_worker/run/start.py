@@ -217,7 +217,6 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
-        fs.discard(found.adopted)  # of an attempt before
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
@@ -266,13 +265,13 @@ def _keeper(
     if not settings or folder is None:
         return None, None
     try:
-        tied = links.tie(cwd, folder, settings.get("paths") or (), again)
+        links.link_folders(cwd, folder, settings.get("paths") or (), again)
     except (WorkerError, OSError) as error:
         return None, "a path of checkpoint.paths cannot be kept: %s" % error
     if folder != paths.checkpoint_dir(base, run["job"], run["host"]):
         return None, None
     outputs = list(run.get("outputs") or ())
-    order = {"folder": folder, "host": run["host"], "tied": tied, "outputs": outputs}
+    order = {"folder": folder, "host": run["host"], "outputs": outputs}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": run["job"], "hosts": run["hosts"], "replicas": settings["replicas"]}

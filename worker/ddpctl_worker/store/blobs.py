@@ -306,9 +306,7 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     found = {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
     if request.get("job"):
         from ddpctl_worker.checkpoint.listing import summary
-        from ddpctl_worker.store.remove import adopt_all
 
-        adopt_all(paths.base_of(request), request["host"], request["job"])
         found["checkpoints"] = summary(paths.base_of(request), request["job"])
     return found
 
