@@ -17,10 +17,11 @@ from ddpctl.spec.plan import RunIdentity
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.restore import ask_others, restore
 from ddpctl.transport.local import LocalTransport
+from ddpctl_worker.checkpoint.attempts import begin
 from ddpctl_worker.checkpoint.listing import summary
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
-from tests.worker.checkpoints import Disk
+from tests.worker.checkpoints import NOW, Disk
 from tests.worker.test_metadata import index
 
 BIG = bytes(range(256)) * 4000
@@ -39,7 +40,7 @@ class Site:
         self.heard = Heard()
         self.down: set[str] = set()
 
-    def known(self) -> dict[str, list[list[str]]]:
+    def known(self) -> dict[str, list[dict[str, Any]]]:
         return {disk.host: summary(str(disk.base), "job") for disk in self.disks if disk.host in self.launch.names}
 
     def restore(self) -> Mapping[str, DdpctlError]:
@@ -86,6 +87,7 @@ def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, req
 
 @pytest.mark.slow
 def test_a_file_from_before_a_power_cut_counts_although_nobody_had_hashed_it(site: Site) -> None:
+    begin(str(site.disks[0].own), NOW)
     archive = site.disks[0].own / "ckpt-3"
     shutil.make_archive(str(archive), "zip", site.disks[0].own, ".")  # as torch.save writes: it says where it ends
     archive.with_suffix(".zip").rename(archive.with_suffix(".pt"))
@@ -111,7 +113,7 @@ def test_a_host_alone_puts_its_part_and_the_copy_of_a_lost_hosts_part_together(t
     (only,) = site.disks
     lost = Disk(only.base, "lost")
     shards = {"__0_0.distcp": b"0" * 10, "__1_0.distcp": b"1" * 10}
-    lost.save("step_2", {"__1_0.distcp": shards["__1_0.distcp"]}, age=60)
+    lost.save("step_2", {"__1_0.distcp": shards["__1_0.distcp"]}, age=50)
     metadata = index(*((name, 0, 10) for name in shards))
     only.save("step_2", {"__0_0.distcp": shards["__0_0.distcp"], ".metadata": metadata}, age=50)
     assert site.restore() == {}

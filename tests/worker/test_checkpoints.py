@@ -87,7 +87,8 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
 
 
 def begun(folder: Path) -> tuple[keeping.Keeping, int]:
-    order = {"folder": str(folder), "host": "node0", "keep": 3, "outputs": [], "timeout": 120.0}
+    order: dict[str, Any] = {"folder": str(folder), "host": "node0", "keep": 3, "outputs": [], "timeout": 120.0}
+    order.update(serial=1, run="r", attempt=1, lag=str(folder.parent / "saved.json"))
     one = keeping.Keeping({"keeper": order, "code_path": WORKER})
     one.start()
     return one, one.pids()[0]

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY
 from ddpctl_worker.checkpoint.entries import look
 from ddpctl_worker.checkpoint.keeper import LOOK_S, Keeper
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import Saved, unite
+from tests.worker.checkpoints import made
 from tests.worker.rights import no_override
 from tests.worker.test_metadata import index
 from tests.worker.test_whole import safetensors, saved_by_torch
@@ -88,7 +90,7 @@ def test_new_content_under_an_old_name_is_a_new_version(node: Node) -> None:
     node.looks()
     before = manifest.read(str(node.folder), "snapshot.pt")
     node.write("snapshot.pt.tmp", b"two").replace(node.folder / "snapshot.pt")
-    assert node.complete == [], "its manifest is stale"
+    assert node.complete == ["snapshot.pt"], "the version before is pinned"
     assert node.looks() == ["snapshot.pt"]
     after = manifest.read(str(node.folder), "snapshot.pt")
     assert before is not None
@@ -390,7 +392,7 @@ def test_parts_on_other_hosts_make_it_complete_and_their_copies_are_left_to_thei
         for folder in (node.folder, other):
             for file in (folder / f"step_{step}").iterdir():
                 os.utime(file, (time.time(), time.time() + step))
-        elsewhere.append(manifest.make(str(other), f"step_{step}", "b", look(str(other))[f"step_{step}"]))
+        elsewhere.append(made(other, f"step_{step}", "b", BEFORE_ANY))
     node.looks()
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1", "step_2"]

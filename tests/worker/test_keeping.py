@@ -49,6 +49,7 @@ class Supervised:
 
     def keep(self, **order: Any) -> None:
         given = {"folder": str(self.folder), "host": "a", "since": self.begun - 1, "keep": 3}
+        given.update(serial=1, run="r", attempt=1, lag=str(self.folder.parent / "saved.json"))
         keeping.keep(self, {**given, "outputs": [], "timeout": 60.0, **order})  # type: ignore[arg-type]
 
     def write(self, path: str, content: bytes = b"weights") -> Path:

@@ -19,7 +19,8 @@ from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import copy, entries, keeper, restore
-from tests.worker.checkpoints import JOB, Disk, credentials
+from ddpctl_worker.checkpoint.attempts import begin
+from tests.worker.checkpoints import JOB, NOW, Disk, credentials
 from tests.worker.node import eventually
 
 pytestmark = pytest.mark.slow
@@ -134,6 +135,7 @@ def test_nobody_chooses_while_a_host_still_hashes(party: Any, monkeypatch: pytes
     two = party("ab", 2)
     for host in two.hosts:
         two.disks[host].save("step_100.pt", {"": b"100"}, age=50)
+    begin(str(two.disks[slow].own), NOW)
     torch_save(two.disks[slow].own / "step_200.pt", "200")
     tasks: dict[str, Task] = {}
 

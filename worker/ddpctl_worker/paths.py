@@ -18,6 +18,7 @@
                         supervisor's, nccl/rank_RANK torch's dump of NCCL's record
         diagnosis.json  why the run was or is stuck, and which ranks are slow
         gpus.json       how busy the GPUs were, for a report
+        saved.json      how far the checkpoints with all of their copies are behind the saves (checkpoint/lag.py)
         last_look.json  where each rank stood before the run's end
         attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
                         to all attempts, everything else of the Nth attempt is in its own folder
@@ -75,6 +76,7 @@ class RunPaths:
         self.dumps = os.path.join(self.doctor, "nccl")
         self.diagnosis = os.path.join(node, "diagnosis.json")
         self.gpus = os.path.join(node, "gpus.json")
+        self.saved = os.path.join(node, "saved.json")
         self.last_look = os.path.join(node, "last_look.json")
         self.notify_log = os.path.join(node, "notify.log")
         self.shim = os.path.join(node, "python")

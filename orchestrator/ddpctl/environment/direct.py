@@ -6,10 +6,10 @@ Only what the node lacks is sent, from where an earlier try ended.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
@@ -66,7 +66,8 @@ class Holdings:
     have: dict[str, int]
     partial: dict[str, int]
     free: int
-    checkpoints: tuple[tuple[str, str, str, str], ...] = ()  # of a job, where that was asked: in short, for choice.py
+    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, where that was asked: in short, for choice.py
+    serial: int = 0  # ... and the number of its newest start
 
     def missing(self, sources: Sequence[Source]) -> list[Source]:
         return [source for source in sources if source.sha256 not in self.have]
@@ -81,7 +82,8 @@ def holdings(transport: Transport, hashes: Iterable[str], *, verify: bool = Fals
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())
-    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]), checkpoints)
+    sizes, partial = dict(answer["sizes"]), dict(answer["partial"])
+    return Holdings(sizes, partial, int(answer["free"]), checkpoints, int(answer.get("serial") or 0))
 
 
 def send_missing(

@@ -8,9 +8,10 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl_worker import contract
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY
 from ddpctl_worker.checkpoint.choice import latest, partial
-from ddpctl_worker.checkpoint.complete import moment
-from ddpctl_worker.checkpoint.unite import Saved, SavedPart, unite
+from ddpctl_worker.checkpoint.order import When, moment
+from ddpctl_worker.checkpoint.unite import Saved, SavedPart, newest_first, unite
 
 UNKNOWN = "it is being written, or its writer was killed"
 
@@ -29,7 +30,7 @@ class JobCheckpoints:
     def resumed(self) -> tuple[Saved, ...]:
         """Those that a start of the job resumes from, newest first: the last complete one of each series, and all
         files of its save."""
-        complete = [one for one in self.saved if one.complete]
+        complete = newest_first(one for one in self.saved if one.complete)
         partly = partial(complete[::-1])
         complete = [one for one in complete if one.entry not in partly]
         wanted = latest([one.entry for one in reversed(complete)])
@@ -68,19 +69,21 @@ def job_checkpoints(
         for one in answer["unknown"]:
             if one["host"] == host and one["entry"] not in known:
                 others.setdefault(one["entry"], []).append(one)
-    saved += [_unknown(parts) for parts in others.values()]
-    newest_first = sorted(saved, key=lambda one: moment(one.time), reverse=True)  # of one moment as unite has them
+    for one in map(_unknown, others.values()):  # its place is for the eye alone
+        older = (at for at, other in enumerate(saved) if moment(other.time) < moment(one.time))
+        saved.insert(next(older, len(saved)), one)
     unsettled = [
         (one["entry"], host, one["time"])
         for host, answer in answers.items()
         for one in answer["unknown"]
         if one["host"] == host
     ]
-    return JobCheckpoints(job, tuple(newest_first), errors, tuple(unsettled))
+    return JobCheckpoints(job, tuple(saved), errors, tuple(unsettled))
 
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
     newest = max(parts, key=lambda one: moment(one["time"]))
     held = tuple(SavedPart(dict(one), (one["host"],), (one["host"],)) for one in parts)
     size = sum(one["size"] for one in parts)
-    return Saved(newest["entry"], newest["step"], newest["time"], size, held, (UNKNOWN,))
+    entry, step, time = newest["entry"], newest["step"], newest["time"]
+    return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment(time), entry), (UNKNOWN,))

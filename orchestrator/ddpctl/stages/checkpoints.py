@@ -22,7 +22,8 @@ from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
 from ddpctl.stages.status import ask_runs, live_runs_named, merged
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.complete import METADATA, moment
+from ddpctl_worker.checkpoint.entries import METADATA
+from ddpctl_worker.checkpoint.order import moment
 from ddpctl_worker.checkpoint.unite import Saved, SavedPart
 
 TIMEOUT_S = 60.0

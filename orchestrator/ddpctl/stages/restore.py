@@ -15,7 +15,7 @@ from typing import Any
 
 from ddpctl.environment.direct import Holdings, holdings
 from ddpctl.environment.spread import Addresses, Feed, new_credentials
-from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
+from ddpctl.errors import DdpctlError, HostsFailed, ProvisionError, RemoteError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.ranges import fold
 from ddpctl.stages.launch import Launch
@@ -40,7 +40,7 @@ def ask_others(launch: Launch, fleet: Fleet) -> FleetOutcome[Holdings]:
 
 def restore(
     launch: Launch,
-    known: Mapping[str, Sequence[Sequence[str]]],
+    known: Mapping[str, Sequence[Mapping[str, Any]]],
     fleet: Fleet,
     tell: Tell,
     addresses: Addresses,
@@ -59,10 +59,29 @@ def restore(
         )
         tell(Note(text, "warning"))
     having = {host: found.checkpoints for host, found in others.results.items() if found.checkpoints} if others else {}
-    foreign = [("", *row[1:]) for rows in having.values() for row in rows]  # by nobody who takes part
+    foreign = [{**row, "writer": ""} for rows in having.values() for row in rows]  # by nobody who takes part
     if known.keys() >= set(launch.names) and all_have({host: [*known[host], *foreign] for host in launch.names}):
         return {}
     return Restoring(launch.job.name, launch.names, tell, addresses, tuple(having)).run(fleet)
+
+
+def next_serial(
+    launch: Launch, known: Mapping[str, int], fleet: Fleet, others: FleetOutcome[Holdings] | None = None
+) -> int:
+    """The number of this start of the job: one more than of any that a host knows. It tells the order of the job's runs
+    (``ddpctl_worker.checkpoint.attempts``).
+
+    Raises:
+        HostsFailed: a host of the launch did not say what it knows.
+    """
+    if launch.job is None:
+        return 1
+    job = launch.job.name
+    asked = fleet.map(lambda transport: holdings(transport, [], job=job), set(launch.names) - known.keys())
+    if asked.errors:
+        raise HostsFailed(f"the earlier runs of {job} are not known; nothing was started", asked.errors)
+    foreign = others.results.values() if others is not None else ()
+    return 1 + max([*known.values(), *(found.serial for found in (*asked.results.values(), *foreign))], default=0)
 
 
 @dataclass

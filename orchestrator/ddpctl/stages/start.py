@@ -31,6 +31,7 @@ def start(
     *,
     network: Network | None = None,
     alone: bool = False,
+    serial: int = 1,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
@@ -40,7 +41,7 @@ def start(
     says for each host that has py-spy which file it is (``as_tool``). ``notify`` are the job's notifiers, resolved: as
     secret as the secrets. ``network`` is what preflight measured, for the record. ``alone``: no other run of that name
     may be live on any of the nodes. The first one is then asked before the others, so that of two launches at once one
-    is started.
+    is started. ``serial``: the number of this start of the job.
 
     Raises:
         UsageError: another run of that name is live, and may not be.
@@ -56,6 +57,7 @@ def start(
         request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own, notify)
         of_job = plan.witness is None or transport.host != plan.witness.host
         more = {
+            "run": {**request["run"], "serial": serial},
             "alone": alone,
             "copying": copying if of_job else None,
             "network": network.to_json() if network is not None else None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
@@ -30,7 +30,7 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
-from ddpctl.stages.restore import ask_others, restore
+from ddpctl.stages.restore import ask_others, next_serial, restore
 from ddpctl.stages.send import Sent, send
 from ddpctl.stages.start import start
 from ddpctl.stages.status import live_runs_named
@@ -60,7 +60,8 @@ class Up:
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
         self._others: Background[FleetOutcome[Holdings]] | None = None  # who takes no part: a silent one takes its time
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
-        self._checkpoints: Mapping[str, Sequence[Sequence[str]]] = {}
+        self._checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+        self._serials: Mapping[str, int] = {}
         self.facts = Facts()
         self.report: PreflightReport | None = None
         self.environment: EnvironmentOutcome | None = None
@@ -75,8 +76,7 @@ class Up:
         """
         if self._launch.alone:
             self._refuse_taken()
-        if not self._fresh:
-            self._others = Background(lambda tell: ask_others(self._launch, self._fleet))
+        self._others = Background(lambda tell: ask_others(self._launch, self._fleet))
         report = self._check()
         environment = self._provide_environment(report)
         if self._launch.managed:  # what had to wait for the environment
@@ -153,6 +153,7 @@ class Up:
         self._raise_for(sent.errors, "could not get the code")
         self._py_spy = sent.py_spy
         self._checkpoints = sent.checkpoints
+        self._serials = sent.serials
 
     def _restore(self, report: PreflightReport) -> None:
         """What earlier runs of the job have saved, on every host alike."""
@@ -174,6 +175,8 @@ class Up:
                 f"nothing was started, because this is unknown: {', '.join(plan.unknown)}",
                 hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
+        others = self._others.result(self._tell) if self._others is not None else None
+        serial = next_serial(self._launch, self._serials, self._fleet, others)
         if self._fresh:
             created = datetime.fromisoformat(plan.created).astimezone(timezone.utc)
             set_aside(plan.job, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)
@@ -188,6 +191,7 @@ class Up:
             launch.notify,
             network=self.report.network if self.report is not None else None,
             alone=launch.alone,
+            serial=serial,
         )
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:

@@ -24,7 +24,7 @@ from ddpctl_worker import notes, paths
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint.choice import Kept
 from ddpctl_worker.checkpoint.complete import Chosen
-from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_own, set_newer_aside, sweep
+from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_back, put_own, set_newer_aside, sweep
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.serve import CheckpointServer
@@ -118,6 +118,8 @@ def bring(
     """
     throttle = throttle or Throttle(None)
     sweep(folder)
+    for entry in put_back(folder):
+        notes.note("%s is the version that was kept: the file that had replaced it is not complete" % entry)
     fetching = Fetching(folder, folder.host, peers, throttle)
     for order in orders:
         chosen = Chosen(**{name: order[name] for name in Chosen._fields})

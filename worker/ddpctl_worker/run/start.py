@@ -18,6 +18,7 @@ from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import links
+from ddpctl_worker.checkpoint.attempts import AttemptId, begin
 from ddpctl_worker.contract import (
     BAD_REQUEST,
     CORRUPT,
@@ -217,6 +218,8 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
+        if keeper is not None:
+            keeper["lag"] = found.saved
     if refused is None and request.get("python_exec"):
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
@@ -270,12 +273,17 @@ def _keeper(
         return None, "a path of checkpoint.paths cannot be kept: %s" % error
     if folder != paths.checkpoint_dir(base, run["job"], run["host"]):
         return None, None
+    attempt = AttemptId(int(run.get("serial") or 1), run["run"], record.attempt_of(run))
+    try:
+        begin(folder, attempt)
+    except (WorkerError, OSError) as error:
+        return None, "the attempt cannot begin: %s" % error
     outputs = list(run.get("outputs") or ())
-    order = {"folder": folder, "host": run["host"], "outputs": outputs}
+    order = {"folder": folder, "host": run["host"], "outputs": outputs, **attempt.to_json()}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": run["job"], "hosts": run["hosts"], "replicas": settings["replicas"]}
-        order["copying"] = {**of_run, **credentials}
+        order["copying"] = {**of_run, **credentials, **attempt.to_json()}
     return order, None
 
 

@@ -288,7 +288,8 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
     With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``. With a
-    ``job`` the answer has its ``checkpoints`` too, in short (``listing.summary``).
+    ``job`` the answer has its ``checkpoints`` too, in short (``listing.summary``), and the number of
+    its newest start (``serial``).
     """
     base_dir = request["base_dir"]
     folder = fs.own_folder(base_dir, "store")
@@ -305,9 +306,10 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     info = os.statvfs(folder)
     found = {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
     if request.get("job"):
-        from ddpctl_worker.checkpoint.listing import summary
+        from ddpctl_worker.checkpoint.listing import last_serial, summary
 
         found["checkpoints"] = summary(paths.base_of(request), request["job"])
+        found["serial"] = last_serial(paths.base_of(request), request["job"])
     return found
 
 

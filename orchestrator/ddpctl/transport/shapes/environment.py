@@ -16,11 +16,23 @@ class NothingDict(TypedDict):
     """An answer of which nothing is read."""
 
 
+class HeldInShortDict(TypedDict):
+    writer: Name
+    entry: Place
+    version: Version
+    time: Moment
+    clock: Name
+    serial: Count
+    run: Name | None
+    attempt: Count
+
+
 class HoldingsDict(TypedDict):
     sizes: dict[Hash, Count]
     partial: dict[Hash, Count]
     free: Count
-    checkpoints: NotRequired[list[Annotated[tuple[Name, Place, Version, Moment], BeforeValidator(as_tuple)]]]
+    checkpoints: NotRequired[list[HeldInShortDict]]
+    serial: NotRequired[Count]
 
 
 class JoinedDict(TypedDict):
