@@ -13,6 +13,7 @@ from rich.text import Text
 from ddpctl.errors import ConnectError
 from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
+from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus
@@ -114,6 +115,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts += [Text(witness_line(node)) for node in run.nodes if node.host == witness]
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
+    if run.lag:
+        parts.append(lag_text(run.lag))
     if run.diagnosis:
         parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
@@ -154,6 +157,10 @@ def witness_line(node: NodeStatus) -> str:
     """``witness: node2``, and where there is no vote of it to be had, how it stands."""
     absent = node.state in (contract.UNREACHABLE, contract.LOST, contract.STALE)
     return f"witness: {node.host} ({node.state})" if absent else f"witness: {node.host}"
+
+
+def lag_text(lag: Mapping[str, Any]) -> Text:
+    return Text(lag_line(lag), style="yellow" if lag["late"] else "")
 
 
 def cause_view(cause: Cause) -> RenderableType:

@@ -16,6 +16,21 @@ from ddpctl_worker.checkpoint.unite import Saved, SavedPart, newest_first, unite
 UNKNOWN = "it is being written, or its writer was killed"
 
 
+def lag_line(lag: Mapping[str, Any]) -> str:
+    """``newest checkpoint with all of its copies: state.pt, saved 8 s ago``, and whether the saves are far ahead."""
+    what = "newest checkpoint with all of its copies" if lag["copies"] else "newest complete checkpoint"
+    if lag["kept_s"] is None:
+        newest = f"{what}: none so far"
+        why = "a file that is rewritten in place never comes to rest: save under another name, then rename it"
+    else:
+        newest = f"{what}: {lag['name']}, saved {lag['kept_s']:.0f} s ago"
+        why = "`ddpctl checkpoints` says what is missing"
+    if not lag["late"]:
+        return newest
+    saves = f"the ranks last saved {lag['saved_s']:.0f} s ago, and have been ahead for {lag['behind_s']:.0f} s"
+    return f"checkpoints fall behind. {newest}; {saves}; {why}"
+
+
 @dataclass(frozen=True)
 class JobCheckpoints:
     """What the hosts that answered have, newest first; ``errors`` are the others'."""
@@ -24,6 +39,7 @@ class JobCheckpoints:
     saved: tuple[Saved, ...]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     unsettled: tuple[tuple[str, str, str], ...] = ()  # what a host has no manifest of yet: name, host, time
+    lag: Mapping[str, Any] | None = None  # of the newest run, as ``RunStatus.lag`` has it
     uncopied: tuple[str, ...] = ()  # names of those that should have a copy on another host by now, and have none
 
     @property
@@ -52,6 +68,7 @@ class JobCheckpoints:
                 }
                 for one in self.saved
             ],
+            "lag": dict(self.lag) if self.lag else None,
         }
 
 

@@ -45,6 +45,8 @@ def list_checkpoints(fleet: Fleet, name: str) -> JobCheckpoints:
     runs = [run for run in known if name in (run.run, run.job)] or (begun if len(begun) == 1 else [])
     job = runs[-1].job if runs else name
     found = read_checkpoints(fleet, job) if is_name(job) else JobCheckpoints(job, ())
+    if runs:
+        found = replace(found, lag=runs[-1].lag)
     if runs and runs[-1].copies and not found.errors:
         found = replace(found, uncopied=_uncopied(found))
     if runs or found.saved:

@@ -17,7 +17,7 @@ from ddpctl_worker import fs
 from ddpctl_worker.checkpoint.attempts import AttemptId, attempt_of
 from ddpctl_worker.checkpoint.complete import Manifest
 
-WARN_S = 120.0  # a save of many GB takes a while to hash and to copy
+LATE_S = 120.0  # a save of many GB takes a while to hash and to copy
 
 
 class Lag:
@@ -56,7 +56,7 @@ class Lag:
 
 
 def read_lag(path: str) -> Optional[Dict[str, Any]]:
-    """The same in ages: {"name", "saved_s", "kept_s", "behind_s", "copies"}; None: no rank here saved."""
+    """The same in ages: {"name", "saved_s", "kept_s", "behind_s", "late", "copies"}; None: no rank saved."""
     told = fs.read_optional(path)
     try:
         now = time.time()
@@ -66,6 +66,7 @@ def read_lag(path: str) -> Optional[Dict[str, Any]]:
             "saved_s": _age(now, told["saved"]),
             "kept_s": None if kept is None else _age(now, kept),
             "behind_s": None if behind is None else _age(now, behind),
+            "late": behind is not None and _age(now, behind) >= LATE_S,
             "copies": int(told["copies"]),
         }
     except (KeyError, TypeError, ValueError):

@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.checkpoint.lag import read_lag
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.metrics import last_values
 from ddpctl_worker.paths import RunPaths, base_of, known_runs, run_paths
@@ -194,6 +195,7 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         "cause": end.get("cause"),
         "candidates": end.get("candidates") or [],
         "note": found.note,
+        "lag": read_lag(paths.saved),
         **_doctors_report(paths),
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),

@@ -164,6 +164,17 @@ class AgreedDict(TypedDict):
     over: OverDict | None
 
 
+class LagDict(TypedDict):
+    """How far the checkpoints with all of their copies are behind the saves."""
+
+    name: Place
+    saved_s: Number
+    kept_s: Number | None
+    behind_s: Number | None
+    late: bool
+    copies: Small
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -187,6 +198,7 @@ class StatusDict(TypedDict):
     diagnosis: NotRequired[DiagnosisDict | None]
     slow: NotRequired[list[SlowDict] | None]
     reported: NotRequired[Moment | None]
+    lag: NotRequired[LagDict | None]
     agreed: NotRequired[AgreedDict | None]
     record: RecordDict
 
@@ -293,6 +305,10 @@ class StandingDict(TypedDict):
 
 class StuckDict(TypedDict):
     stuck: DiagnosisDict | None
+
+
+class FallingBehindDict(TypedDict):
+    lag: LagDict
 
 
 class TailedDict(TypedDict):
