@@ -235,6 +235,7 @@ def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path
     run = {"job": "job", "run": "r", "host": "a", "hosts": ["a", "b"], "gang": {"port": 1}}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}
     folder = paths.checkpoint_dir(str(tmp_path), "job", "a")
+    os.makedirs(folder)
     pem = {"certificate": "c", "key": "k"}
     order, refused = _keeper(run, str(tmp_path), folder, str(tmp_path), False, pem)
     assert refused is None
