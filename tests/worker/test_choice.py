@@ -191,6 +191,7 @@ EVENTS = st.lists(st.one_of(SAVES, WHOLE, WHOLE, CUT, COPIES, COPIES, LOSSES, st
 SKEWS = st.lists(st.floats(-7200, 7200), min_size=3, max_size=3)
 
 
+@pytest.mark.slow
 @given(events=EVENTS, skews=SKEWS)
 def test_no_interleaving_of_saves_attempts_and_hosts_gives_a_mixed_checkpoint(
     events: list[tuple[Any, ...]], skews: list[float]
@@ -215,6 +216,7 @@ def test_no_interleaving_of_saves_attempts_and_hosts_gives_a_mixed_checkpoint(
 TWICE = [("latest", "latest"), ("dcp", "dcp"), ("step_8", "step_9"), ("step_8_dcp", "step_9_dcp")]
 
 
+@pytest.mark.slow
 @given(events=EVENTS, skews=SKEWS, entries=st.sampled_from(TWICE))
 def test_the_second_whole_save_of_an_attempt_outlives_any_host(
     events: list[tuple[Any, ...]], skews: list[float], entries: tuple[str, str]
@@ -314,6 +316,7 @@ def in_short(world: World, hosts: Sequence[str]) -> dict[str, list[dict[str, Any
     return rows
 
 
+@pytest.mark.slow
 @given(events=EVENTS, skews=SKEWS, left=st.lists(st.sampled_from(HOSTS), min_size=1, unique=True))
 def test_nobody_is_passed_over_where_something_is_to_be_restored(
     events: list[tuple[Any, ...]], skews: list[float], left: list[str]
