@@ -39,7 +39,7 @@ SHARED = (
         f"ddpctl_worker.doctor.{name}"
         for name in ("flight", "frames", "pickled", "seen", "sequences", "verdict", "words")
     }
-    | {f"ddpctl_worker.checkpoint.{name}" for name in ("choice", "complete", "entries", "unite")}
+    | {f"ddpctl_worker.checkpoint.{name}" for name in ("attempts", "choice", "complete", "entries", "order", "unite")}
 )
 
 

@@ -42,3 +42,31 @@ def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Si
     # The end of the run: step 2 was saved right before it.
     site.wait_for_copy(lab[1], job, lab[0], "step_2.pt")
     until(lambda: not any(map(keepers, lab)), 120, "the keepers stay")
+
+
+# Saves as fast as it can, always under one name.
+REPLACES = """
+import os, time
+folder, step = os.environ["DDPCTL_CHECKPOINT_DIR"], 0
+while True:
+    step += 1
+    if os.environ["RANK"] == "0":
+        with open(os.path.join(folder, "state.tmp"), "w") as file:
+            file.write("step %d" % step)
+        os.replace(os.path.join(folder, "state.tmp"), os.path.join(folder, "state.pt"))
+    time.sleep(0.2)
+"""
+
+
+def test_a_checkpoint_that_is_replaced_all_the_time_has_copies(site: Site, lab: Lab) -> None:
+    job = site.job("replaces", REPLACES)
+    site.up(job)
+    copy = "/root/.local/state/ddpctl/checkpoints/replaces/node0/state.pt"
+    until(lambda: (site.status(job)["checkpoints"] or {}).get("kept_s") is not None, 60, "a version with its copy")
+    first = lab[1].read(copy)
+    until(lambda: lab[1].exists(copy) and lab[1].read(copy) != first, 60, "a copy of a newer version")
+    assert first.startswith("step ")
+    said = site("status", job).ok().stdout
+    assert "newest checkpoint with all of its copies: state.pt, saved " in said
+    assert "newest checkpoint with all of its copies: state.pt, saved " in site("checkpoints", job).ok().stdout
+    site("kill", job).ok()

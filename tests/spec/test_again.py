@@ -35,7 +35,7 @@ jobs:
     restarts: 2
     keep_runs: 3
     doctor: off
-    checkpoint: {paths: [saved/, best.pt], replicas: 2}
+    checkpoint: {paths: [saved/, best.v2/], replicas: 2}
 """
 IDENTITY = RunIdentity("r2", Origin("me", "here", "/home/me", 1), "2026-01-02T03:04:05+00:00")
 

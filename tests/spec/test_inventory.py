@@ -213,6 +213,7 @@ def test_a_host_refuses(keys: dict[str, Any]) -> None:
         {"checkpoint": {"paths": [".ddpctl"]}},
         {"checkpoint": {"paths": ["saved/.best"]}},
         {"checkpoint": {"paths": ["a/../../b"]}},
+        {"checkpoint": {"paths": ["snapshot.pt"]}},
         {"checkpoint": {"paths": ["saved", "./saved/"]}},
         {"checkpoint": {"paths": ["saved", "saved/best"]}},
         {"checkpoint": {"paths": ["saved"]}, "code": None, "workdir": "/srv"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,24 @@ FIRST = Start("r1", "2026-01-02T10:00:00+00:00", Origin("ann", "laptop", "/a", 1
 SECOND = Start("r2", "2026-01-02T11:00:00+00:00", None)
 
 
-@pytest.mark.parametrize(("minute", "start"), [("09:59", None), ("10:00", FIRST), ("10:59", FIRST), ("11:30", SECOND)])
-def test_the_last_run_that_had_started_saved_it(minute: str, start: Start | None) -> None:
-    assert start_of(f"2026-01-02T{minute}:00+00:00", [FIRST, SECOND]) == start
+def test_the_run_that_saved_it_is_known_where_a_host_has_its_start_on_record() -> None:
+    starts = {"a": [FIRST], "b": [FIRST, SECOND]}
+    assert [start_of(run, starts) for run in ("r1", "r2", "r3", None)] == [FIRST, SECOND, None, None]
 
 
-def test_the_newest_of_all_hosts_counts_and_its_writer_is_asked_for_the_run() -> None:
+def row(writer: str, entry: str, serial: int, time: str) -> dict[str, Any]:
+    """A checkpoint of run ``serial``."""
+    of_run = {"serial": serial, "run": f"r{serial}", "attempt": 1}
+    return {"writer": writer, "entry": entry, "version": entry, "time": time, "clock": writer, **of_run}
+
+
+def test_the_checkpoint_of_the_last_run_counts_whatever_the_clocks_say() -> None:
     late, early = "2026-01-02T11:30:00+00:00", "2026-01-02T10:30:00+00:00"
     rows = {
-        "a": [("a", "step_2.pt", "v2", early), ("b", "step_4.pt", "v4", late)],
-        "b": [("b", "step_4.pt", "v4", late)],
+        "a": [row("a", "step_2.pt", 1, late), row("b", "step_4.pt", 2, early)],
+        "b": [row("b", "step_4.pt", 2, early)],
     }
-    assert newest(rows, {"a": [FIRST], "b": [FIRST, SECOND]}) == Resumed("step_4.pt", late, SECOND)
+    assert newest(rows, {"a": [FIRST], "b": [FIRST, SECOND]}) == Resumed("step_4.pt", early, SECOND)
     assert newest({"a": [], "b": []}, {}) is None
 
 

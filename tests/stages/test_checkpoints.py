@@ -27,7 +27,7 @@ def manifest(
     host: str, files: Mapping[str, bytes], *, entry: str = "step_1", at: str = "10:00", references: Any = None
 ) -> dict[str, Any]:
     told = {
-        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mtime_ns": 1}
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mtime_ns": 1, "save": 1}
         for name, data in files.items()
     }
     size = sum(len(data) for data in files.values())
@@ -41,6 +41,10 @@ def manifest(
         "files": told,
         "references": references,
         "version": hashlib.md5(repr(sorted(told.items())).encode()).hexdigest(),
+        "serial": 1,
+        "run": "r1",
+        "attempt": 1,
+        "clock": host,
     }
 
 

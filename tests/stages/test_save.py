@@ -17,7 +17,7 @@ from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 HOSTS = ["node0", "node1"]
 BEFORE, AFTER = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:06.000+00:00"
 
-FILE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 1}
+FILE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 1, "save": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,7 @@ def _quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def manifest(writer: str, time: str, entry: str = "step_7", **more: Any) -> dict[str, Any]:
     made = {"entry": entry, "host": writer, "step": 7, "time": time, "size": 3, "version": time[17:19] * 16}
+    made.update(serial=1, run="r1", attempt=1, clock=writer)
     return {**made, "files": {"": FILE}, "references": None, **more}
 
 

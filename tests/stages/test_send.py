@@ -35,6 +35,7 @@ CODE = BytesSource(b"the code of the job", "code")
 OWN = own_program(PY_SPY)
 TOOL = {"hash": OWN.sha256, "kind": "binary"}
 NONE_SAVED: dict[str, tuple[()]] = {"n0": (), "n1": ()}  # both were asked
+NO_STARTS = dict.fromkeys(NONE_SAVED, 0)
 
 
 def launch(folder: Path, *, count: int = 2, code: bool = True, **job: Any) -> Launch:
@@ -70,10 +71,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 def test_both_come_with_one_question_and_the_second_time_nothing_is_sent(tmp_path: Path, calls: list[str]) -> None:
     one, heard = launch(tmp_path), Heard()
-    assert sent(one, facts(HERE, HERE)) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED)
+    assert sent(one, facts(HERE, HERE)) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED, NO_STARTS)
     assert blobs(tmp_path / "n0") == blobs(tmp_path / "n1") == sorted([CODE.sha256, OWN.sha256])
     calls.clear()
-    assert sent(one, facts(HERE, HERE), heard) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED)
+    assert sent(one, facts(HERE, HERE), heard) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED, NO_STARTS)
     assert sorted(calls) == ["n0 store_has", "n1 store_has"]
     assert StageEnded("code", True, "0 bytes sent") in heard
 
@@ -110,7 +111,7 @@ def test_it_is_read_once_for_all_hosts(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("code", [True, False])
 def test_a_job_that_wants_no_doctor_gets_none(tmp_path: Path, code: bool) -> None:
     one = launch(tmp_path, code=code, doctor="off")
-    assert sent(one, facts(HERE, HERE)) == (Sent(checkpoints=NONE_SAVED) if code else Sent())
+    assert sent(one, facts(HERE, HERE)) == (Sent(checkpoints=NONE_SAVED, serials=NO_STARTS) if code else Sent())
     assert blobs(tmp_path / "n0") == ([CODE.sha256] if code else [])
 
 
@@ -133,7 +134,7 @@ def test_a_node_of_another_machine_type_gets_the_code_alone(
 ) -> None:
     monkeypatch.setattr(managed, "fetch_tool", None)  # an existing environment never pays for the resolver
     heard = Heard()
-    assert sent(launch(tmp_path), facts(HERE, other), heard) == Sent({}, {"n0": TOOL}, NONE_SAVED)
+    assert sent(launch(tmp_path), facts(HERE, other), heard) == Sent({}, {"n0": TOOL}, NONE_SAVED, NO_STARTS)
     assert blobs(tmp_path / "n1") == [CODE.sha256]
     assert heard.notes == []
 
@@ -164,7 +165,7 @@ def test_where_it_is_not_installed_here_the_code_still_goes(tmp_path: Path, monk
 
     monkeypatch.setattr(py_spy, "own_program", missing)
     heard = Heard()
-    assert sent(launch(tmp_path), facts(HERE, HERE), heard) == Sent(checkpoints=NONE_SAVED)
+    assert sent(launch(tmp_path), facts(HERE, HERE), heard) == Sent(checkpoints=NONE_SAVED, serials=NO_STARTS)
     assert heard.notes == ["no py-spy on n0, n1: py-spy is not installed with ddpctl"]
     assert blobs(tmp_path / "n1") == [CODE.sha256]
 
@@ -180,7 +181,9 @@ def test_a_node_that_cannot_take_it_still_gets_the_code(
     source = FileSource(damaged, "0" * 64, 100, "py-spy")
     monkeypatch.setattr(py_spy, "own_program", lambda name: source)
     heard = Heard()
-    assert sent(launch(tmp_path, code=code), facts(HERE, HERE), heard) == Sent(checkpoints=NONE_SAVED)
+    assert sent(launch(tmp_path, code=code), facts(HERE, HERE), heard) == Sent(
+        checkpoints=NONE_SAVED, serials=NO_STARTS
+    )
     assert [note.partition(":")[0] for note in heard.notes] == ["no py-spy"] * 2
     assert blobs(tmp_path / "n0") == ([CODE.sha256] if code else [])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddpctl.environment.spread import Credentials, new_credentials
 from ddpctl_worker.checkpoint import entries, manifest
+from ddpctl_worker.checkpoint.attempts import AttemptId
 from ddpctl_worker.checkpoint.complete import Manifest
 from ddpctl_worker.checkpoint.copy import CheckpointClient
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
@@ -20,6 +21,14 @@ from ddpctl_worker.store import relay
 
 OF_JOB = {"cluster": "lab", "project": "exp", "job": "job"}  # what a record says of its job
 JOB = "lab/exp/job"
+NOW = AttemptId(100_000, "r", 1)  # the attempt that wrote what has no age
+
+
+def made(folder: Path, entry: str, host: str, attempt: AttemptId = NOW, files: entries.Files | None = None) -> Manifest:
+    """A manifest of an entry as it is now, of the first save of an attempt."""
+    files = files or entries.look(str(folder))[entry]
+    paths = {path: manifest.file_of(str(folder), entry, path) for path in files}
+    return manifest.make(paths, entry, host, files, attempt, dict.fromkeys(files, 1))
 
 
 @cache
@@ -42,17 +51,19 @@ class Disk:
         self.folder = JobFolder(str(base), JOB, host)
         self.own = Path(self.folder.make(host))
 
-    def save(self, entry: str, files: Mapping[str, bytes], *, age: float = 0.0) -> Manifest:
-        """As the job would, and then hashed."""
+    def save(
+        self, entry: str, files: Mapping[str, bytes], *, age: float = 0.0, attempt: AttemptId | None = None
+    ) -> Manifest:
+        """As the job would, and then hashed; what is older was written by an earlier run."""
         for name, data in files.items():
             path = Path(manifest.file_of(str(self.own), entry, name))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             os.utime(path, (time.time() - age, time.time() - age))
-        return self.hashed(entry)
+        return self.hashed(entry, attempt or NOW._replace(serial=NOW.serial - int(age)))
 
-    def hashed(self, entry: str) -> Manifest:
-        found = manifest.make(str(self.own), entry, self.host, entries.look(str(self.own))[entry])
+    def hashed(self, entry: str, attempt: AttemptId = NOW) -> Manifest:
+        found = made(self.own, entry, self.host, attempt)
         manifest.write(str(self.own), found)
         return found
 

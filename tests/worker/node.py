@@ -52,6 +52,9 @@ def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause
         time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from what they wait for
 
 
+STARTS: dict[str, int] = {}  # run -> its number, as the controller counts the starts of a job
+
+
 class Stream:
     """A verb under way: frames are collected while it runs."""
 
@@ -169,9 +172,11 @@ class Node:
 
     def record(self, run: str | None = None, **changes: Any) -> dict[str, Any]:
         """The immutable record of a run of two ranks on this node alone."""
+        run = run or f"run-{secrets.token_hex(6)}"
         made = {
             "schema": 1,
-            "run": run or f"run-{secrets.token_hex(6)}",
+            "run": run,
+            "serial": STARTS.setdefault(run, len(STARTS) + 1),
             "job": "job",
             "cluster": "lab",
             "project": "exp",

@@ -16,13 +16,14 @@ import pytest
 from ddpctl.environment.spread import new_credentials
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import copy, entries, manifest
+from ddpctl_worker.checkpoint.attempts import begin
 from ddpctl_worker.checkpoint.choice import Kept, restoring
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, put_own
 from ddpctl_worker.checkpoint.restore import bring, kept
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.store import relay
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
-from tests.worker.checkpoints import Disk, tls
+from tests.worker.checkpoints import NOW, Disk, tls
 from tests.worker.rights import no_override
 from tests.worker.test_keeper import zeroed
 from tests.worker.test_whole import saved_by_torch
@@ -68,7 +69,7 @@ def pull(to: Disk, peer: CheckpointClient, writer: str, entry: str) -> None:
 
 
 def left_aside(disk: Disk, writer: str) -> list[str]:
-    incoming = Path(disk.folder.of(writer), manifest.FOLDER, "incoming")
+    incoming = Path(disk.folder.of(writer), entries.FOLDER, "incoming")
     return sorted(path.name for path in incoming.iterdir()) if incoming.exists() else []
 
 
@@ -222,11 +223,15 @@ def lying(files: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "files": files,
         "references": None,
         "version": manifest.version_of(files),
+        "serial": 1,
+        "run": "r",
+        "attempt": 1,
+        "clock": "a",
     }
     return {**made, **changes}
 
 
-FINE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 5}
+FINE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 5, "save": 1}
 
 
 @pytest.mark.parametrize(
@@ -244,6 +249,10 @@ FINE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 5}
         lying({"x": {**FINE, "mtime_ns": "soon"}}),
         lying({"x": {**FINE, "sha256": "../victim"}}),
         lying({"x": FINE}, version="other"),
+        lying({"x": {**FINE, "save": "first"}}),
+        lying({"x": FINE}, serial=-1),
+        lying({"x": FINE}, run=None),
+        lying({"x": FINE}, clock=5),
         lying({}),
         [],
         b"no json",
@@ -260,7 +269,7 @@ def test_a_hostile_manifest_is_refused(b: Disk, said: Any) -> None:
         liar.close()
 
 
-ORDER = {**lying({"x": FINE}), "previous": None, "sources": {"x": [["a", "a"]]}}
+ORDER = {**lying({"x": FINE}), "sources": {"x": [["a", "a"]]}}
 
 
 @pytest.mark.parametrize(
@@ -471,7 +480,8 @@ def test_a_newer_one_that_lost_bytes_in_a_power_cut_is_set_aside(b: Disk) -> Non
 
 
 def test_a_torn_one_from_after_the_clock_was_set_back_is_set_aside(b: Disk) -> None:
-    b.save("step_1.pt", {"": b"complete"}, age=-3600)
+    b.save("step_1.pt", {"": b"complete"}, age=-3600, attempt=NOW)
+    begin(str(b.own), NOW)
     (b.own / "step_2.pt").write_bytes(b"torn")
     assert copy.set_newer_aside(b.folder) == ["step_2.pt"]
     assert list(entries.look(str(b.own))) == ["step_1.pt"]
@@ -518,7 +528,7 @@ def test_own_files_with_one_content_do_not_become_one_file(a: Disk, b: Disk) -> 
 
 
 def test_what_nobody_continues_is_cleared_away(b: Disk) -> None:
-    incoming = Path(b.folder.make("b", manifest.FOLDER, "incoming"))
+    incoming = Path(b.folder.make("b", entries.FOLDER, "incoming"))
     for name, age in (("old", copy.FORGOTTEN_S + 60), ("new", 60.0)):
         (incoming / name).write_bytes(b"")
         os.utime(incoming / name, (0, incoming.stat().st_mtime - age))
@@ -540,7 +550,7 @@ def test_put_own_writes_the_manifest_last(a: Disk, b: Disk, monkeypatch: pytest.
 
 
 def _put(disk: Disk, data: bytes, file: dict[str, Any]) -> Path:
-    path = Path(disk.folder.make(disk.host, manifest.FOLDER, "incoming"), file["sha256"])
+    path = Path(disk.folder.make(disk.host, entries.FOLDER, "incoming"), file["sha256"])
     path.write_bytes(data)
     return path
 

@@ -88,7 +88,8 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
 
 
 def begun(folder: Path) -> tuple[keeping.Keeping, int]:
-    order = {"folder": str(folder), "host": "node0", "tied": {}, "keep": 3, "outputs": [], "timeout": 120.0}
+    order: dict[str, Any] = {"folder": str(folder), "host": "node0", "keep": 3, "outputs": [], "timeout": 120.0}
+    order.update(serial=1, run="r", attempt=1, lag=str(folder.parent / "saved.json"))
     one = keeping.Keeping({"keeper": order, "code_path": WORKER, "top": str(folder)})
     one.start()
     return one, one.pids()[0]
@@ -151,36 +152,35 @@ UNMODIFIED = """
 import os, sys
 if os.environ["RANK"] == "0":
     epoch = 0
-    if os.path.exists("snapshot.pt"):
-        with open("snapshot.pt") as file:
+    os.makedirs("saved_models", exist_ok=True)
+    if os.path.exists("saved_models/snapshot.pt"):
+        with open("saved_models/snapshot.pt") as file:
             epoch = int(file.read())
     print("starts after", epoch, flush=True)
-    os.makedirs("saved_models", exist_ok=True)
     for epoch in range(epoch + 1, epoch + 3):
         with open("snapshot.tmp", "w") as file:
             file.write(str(epoch))
-        os.replace("snapshot.tmp", "snapshot.pt")
+        os.replace("snapshot.tmp", "saved_models/snapshot.pt")
         with open("saved_models/best.bin", "w") as file:
             file.write("best of %d" % epoch)
 """
 
 
 def test_an_unmodified_script_finds_its_files_in_the_next_run(node: Node) -> None:
-    paths = ["snapshot.pt", "saved_models"]
     for after in (0, 2):
         code = node.scratch / f"code{after}"
         code.mkdir()
-        record = node.record(checkpoint={**SETTINGS, "paths": paths}, outputs=["saved_models", "snapshot.pt"])
+        record = node.record(checkpoint={**SETTINGS, "paths": ["saved_models"]}, outputs=["saved_models"])
         run = node.start(UNMODIFIED, record, cwd=str(code), **FOLDER)
         assert node.wait_state(run)["state"] == "succeeded"
         stream = node.open("tail", run=run)
         stream.result()
         assert f"starts after {after}" in [line["text"] for line in stream.lines]
-        assert sorted(known(node)) == ["saved_models", "snapshot.pt"]
+        assert sorted(known(node)) == ["saved_models"]
         stream = node.open("fetch", run=run)
         assert stream.result()["missing"] == []
         names = [frame["file"]["path"] for frame in stream.frames if "file" in frame]
-        assert {"outputs/saved_models/best.bin", "outputs/snapshot.pt"} <= set(names)
+        assert {"outputs/saved_models/best.bin", "outputs/saved_models/snapshot.pt"} <= set(names)
 
 
 def test_a_path_that_cannot_be_kept_is_why_the_run_does_not_start(node: Node) -> None:
@@ -239,69 +239,9 @@ def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path
     run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"], "gang": {"port": 1}}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}
     folder = paths.checkpoint_dir(str(tmp_path), JOB, "a")
+    os.makedirs(folder)
     pem = {"certificate": "c", "key": "k"}
     order, refused = _keeper(run, str(tmp_path), folder, str(tmp_path), False, pem)
     assert refused is None
     assert order is not None
     assert ("copying" in order) is bool(replicas)
-
-
-REPLACES = """
-import os, time, zipfile
-if os.environ["RANK"] == "0":
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-    with zipfile.ZipFile("snapshot.tmp", "w") as file:
-        file.writestr("weights", "newest")
-    os.replace("snapshot.tmp", "snapshot.pt")
-    open("done", "w").close()
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def unseen(node: Node) -> tuple[str, Path, bytes]:
-    """A run that was killed, its newest snapshot, which its keeper did not live to see, and the content of that."""
-    code = node.scratch / "code"
-    code.mkdir()
-    own = node.base / "checkpoints" / JOB / node.host
-    own.mkdir(parents=True, mode=0o700)
-    (own / "snapshot.pt").write_bytes(b"older")
-    os.utime(own / "snapshot.pt", (1e9, 1e9))
-    record = node.record(checkpoint={**SETTINGS, "paths": ["snapshot.pt"]})
-    run = node.start(REPLACES, record, cwd=str(code), **FOLDER)
-    node.wait_state(run, "running")
-    (keeper,) = eventually(lambda: keepers(node), "there is a keeper")
-    os.kill(keeper, signal.SIGKILL)
-    (code / "go").touch()
-    eventually((code / "done").exists, "it is saved")
-    node.call("stop", run=run, grace=1, by="me")
-    node.wait_state(run)
-    assert (own / "snapshot.pt").read_bytes() == b"older"
-    return run, own / "snapshot.pt", (code / "snapshot.pt").read_bytes()
-
-
-@pytest.mark.parametrize("how", ["start", "remove", "gc"])
-def test_what_an_ended_run_left_in_a_links_place_is_the_jobs(
-    node: Node, unseen: tuple[str, Path, bytes], how: str
-) -> None:
-    run, snapshot, newest = unseen
-    if how == "start":
-        found = node.call("store_has", hashes=[], job_id=JOB)["checkpoints"]
-        assert [(row[1], row[2]) for row in found] == [("snapshot.pt", "")], "it is hashed by the restore"
-    elif how == "remove":
-        assert node.call("remove", run=run)["removed"]
-    else:
-        os.utime(node.folder(run) / "exit.json", (1e9, 1e9))
-        assert "run" in [item["kind"] for item in node.call("gc", days=0, delete=True)["items"]]
-        assert not node.folder(run).exists()
-    assert snapshot.read_bytes() == newest
-
-
-def test_it_does_not_come_back_once_it_was_set_aside(node: Node, unseen: tuple[str, Path, bytes]) -> None:
-    _, snapshot, newest = unseen
-    name = node.call("set_aside", job_id=JOB, when="20260102T030405Z")["name"]
-    assert (node.base / "checkpoints" / "lab" / "exp" / name / node.host / "snapshot.pt").read_bytes() == newest
-    snapshot.parent.mkdir(parents=True, mode=0o700)
-    node.call("store_has", hashes=[], job_id=JOB)
-    assert not snapshot.exists()

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.checkpoint.complete import Manifest, moment
+from ddpctl_worker.checkpoint.complete import Manifest
 from ddpctl_worker.checkpoint.entries import series_of
 from ddpctl_worker.checkpoint.keep import too_old
+from ddpctl_worker.checkpoint.order import When, moment
 from ddpctl_worker.checkpoint.unite import Saved, unite
+from tests.worker.checkpoints import NOW
 from tests.worker.test_unite import manifest
 
 
 def saved(entry: str, *, complete: bool = True) -> Saved:
-    return Saved(entry, None, "2026-01-01T00:00:00.000+00:00", 1, (), () if complete else (".metadata",))
+    time = "2026-01-01T00:00:00.000+00:00"
+    return Saved(entry, None, time, 1, (), When(NOW, "a", moment(time), entry), () if complete else (".metadata",))
 
 
 def series(*steps: int, name: str = "step_%d") -> list[Saved]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY
 from ddpctl_worker.checkpoint.entries import look
 from ddpctl_worker.checkpoint.keeper import LOOK_S, Keeper
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.unite import Saved, unite
+from tests.worker.checkpoints import made
 from tests.worker.rights import no_override
 from tests.worker.test_metadata import index
 from tests.worker.test_whole import safetensors, saved_by_torch
@@ -89,7 +90,7 @@ def test_new_content_under_an_old_name_is_a_new_version(node: Node) -> None:
     node.looks()
     before = manifest.read(str(node.folder), "snapshot.pt")
     node.write("snapshot.pt.tmp", b"two").replace(node.folder / "snapshot.pt")
-    assert node.complete == [], "its manifest is stale"
+    assert node.complete == ["snapshot.pt"], "the version before is pinned"
     assert node.looks() == ["snapshot.pt"]
     after = manifest.read(str(node.folder), "snapshot.pt")
     assert before is not None
@@ -164,86 +165,6 @@ def test_a_manifest_that_cannot_be_written_is_tried_again(node: Node, monkeypatc
         with pytest.raises(OSError, match="No space"):
             node.looks(1)
     assert node.looks(1) == ["model.bin"]
-
-
-def test_a_file_in_place_of_a_link_is_kept(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    here, there = tmp_path / "code" / "snapshot.pt", node.folder / "snapshot.pt"
-    node.begin(tied={str(here): str(there)})
-    here.write_bytes(b"weights")
-    assert node.looks() == ["snapshot.pt"]
-    assert there.read_bytes() == b"weights"
-
-
-class Tied:
-    """A file of the working folder that is kept in the job's folder, and of which that has a whole one."""
-
-    def __init__(self, node: Node, folder: Path, name: str) -> None:
-        self.node, self.here, self.there = node, folder / name, node.folder / name
-        self.there.write_bytes(b"the one before")
-        self.here.symlink_to(self.there)
-        node.begin(tied={str(self.here): str(self.there)})
-        node.looks()
-
-    def replaced(self, content: bytes) -> BinaryIO:
-        """The script removes the link and writes a file in its place; it has it open."""
-        self.here.unlink()
-        file = self.here.open("wb")
-        file.write(content)
-        file.flush()
-        return file
-
-    @property
-    def old(self) -> bool:
-        return self.there.read_bytes() == b"the one before"
-
-
-@pytest.mark.parametrize(("name", "content"), [("snapshot.pt", saved_by_torch()), ("snapshot.bin", b"weights")])
-def test_a_file_that_is_being_written_replaces_no_whole_one(
-    node: Node, tmp_path: Path, name: str, content: bytes
-) -> None:
-    tied = Tied(node, tmp_path, name)
-    with tied.replaced(content[: len(content) * 2 // 3]) as file:
-        node.looks(4)
-        assert tied.old
-        file.write(content[len(content) * 2 // 3 :])
-    node.looks()
-    assert tied.there.read_bytes() == content
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_file_of_unknown_format_whose_writer_may_have_been_killed_replaces_no_whole_one(
-    node: Node, tmp_path: Path, dies: bool
-) -> None:
-    tied = Tied(node, tmp_path, "snapshot.bin")
-    if dies:
-        node.keeper.heard(time.time(), 0.0)
-    tied.replaced(b"half").close()
-    node.looks(4 if dies else 1)
-    node.end(well=False)
-    assert tied.old
-
-
-def test_a_run_that_ended_well_has_written_all_of_a_file_in_place_of_a_link(node: Node, tmp_path: Path) -> None:
-    tied = Tied(node, tmp_path, "snapshot.bin")
-    tied.replaced(b"weights").close()
-    node.end(well=True)
-    assert tied.there.read_bytes() == b"weights"
-
-
-def test_a_file_that_cannot_be_brought_over_does_not_stop_the_look(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "link", full)
-    monkeypatch.setattr(shutil, "copy2", full)
-    here = tmp_path / "snapshot.pt"
-    here.write_bytes(b"weights")
-    node.begin(tied={str(here): str(node.folder / "snapshot.pt")})
-    node.write("model.bin")
-    assert node.looks() == ["model.bin"]
 
 
 def cut(content: bytes) -> bytes:
@@ -471,7 +392,7 @@ def test_parts_on_other_hosts_make_it_complete_and_their_copies_are_left_to_thei
         for folder in (node.folder, other):
             for file in (folder / f"step_{step}").iterdir():
                 os.utime(file, (time.time(), time.time() + step))
-        elsewhere.append(manifest.make(str(other), f"step_{step}", "b", look(str(other))[f"step_{step}"]))
+        elsewhere.append(made(other, f"step_{step}", "b", BEFORE_ANY))
     node.looks()
     node.keeper.tidy(1, [], {})
     assert sorted(look(str(node.folder))) == ["step_1", "step_2"]

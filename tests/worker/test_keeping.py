@@ -48,7 +48,8 @@ class Supervised:
         return {}
 
     def keep(self, **order: Any) -> None:
-        given = {"folder": str(self.folder), "host": "a", "tied": {}, "since": self.begun - 1, "keep": 3}
+        given = {"folder": str(self.folder), "host": "a", "since": self.begun - 1, "keep": 3}
+        given.update(serial=1, run="r", attempt=1, lag=str(self.folder.parent / "saved.json"))
         keeping.keep(self, {**given, "outputs": [], "timeout": 60.0, **order})  # type: ignore[arg-type]
 
     def write(self, path: str, content: bytes = b"weights") -> Path:

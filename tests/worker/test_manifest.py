@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.complete import Manifest
 from ddpctl_worker.checkpoint.entries import Stamp, look
+from tests.worker import checkpoints
 from tests.worker.test_metadata import index
 
 
 def made(folder: Path, entry: str, host: str = "node0") -> Manifest:
-    one = manifest.make(str(folder), entry, host, look(str(folder))[entry])
+    one = checkpoints.made(folder, entry, host)
     manifest.write(str(folder), one)
     return one
 
@@ -45,10 +46,13 @@ def test_a_file_is_told_with_its_hash(tmp_path: Path) -> None:
         "step": 7,
         "time": "2023-11-14T22:13:20.123+00:00",
         "size": 7,
-        "files": {"": {"size": 7, "sha256": digest, "mtime_ns": 1_700_000_000_123_000_000}},
+        "files": {"": {"size": 7, "sha256": digest, "mtime_ns": 1_700_000_000_123_000_000, "save": 1}},
         "references": None,
         "version": manifest.version_of({"": {"size": 7, "sha256": digest}}),
-        "previous": None,
+        "serial": 100_000,
+        "run": "r",
+        "attempt": 1,
+        "clock": "node0",
     }
     assert manifest.read(str(tmp_path), "ckpt-7.pt") == one
 
@@ -78,10 +82,10 @@ def test_every_name_has_a_manifest_of_its_own(tmp_path: Path, entry: str) -> Non
     for name in ("saved/a.pt", "saved%2Fa.pt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
-        manifest.write(str(tmp_path), manifest.make(str(tmp_path), name, "node0", {"": stamp(tmp_path / name)}))
+        manifest.write(str(tmp_path), checkpoints.made(tmp_path, name, "node0", files={"": stamp(tmp_path / name)}))
     (tmp_path / entry).parent.mkdir(exist_ok=True)
     (tmp_path / entry).write_bytes(b"mine")
-    manifest.write(str(tmp_path), manifest.make(str(tmp_path), entry, "node0", {"": stamp(tmp_path / entry)}))
+    manifest.write(str(tmp_path), checkpoints.made(tmp_path, entry, "node0", files={"": stamp(tmp_path / entry)}))
     told = {one["entry"]: one for one in manifest.read_all(str(tmp_path))}
     assert set(told) == {"saved/a.pt", "saved%2Fa.pt", entry}
     assert manifest.wrong(str(tmp_path), told[entry]) == []
@@ -124,10 +128,10 @@ def test_what_changes_while_it_is_read_gets_no_manifest(tmp_path: Path) -> None:
     files = look(str(tmp_path))["a.pt"]
     (tmp_path / "a.pt").write_bytes(b"other")
     with pytest.raises(manifest.Unsettled, match="has changed"):
-        manifest.make(str(tmp_path), "a.pt", "node0", files)
+        checkpoints.made(tmp_path, "a.pt", "node0", files=files)
     (tmp_path / "a.pt").unlink()
     with pytest.raises(manifest.Unsettled, match="has vanished"):
-        manifest.make(str(tmp_path), "a.pt", "node0", files)
+        checkpoints.made(tmp_path, "a.pt", "node0", files=files)
 
 
 @pytest.mark.parametrize("damage", ["bit", "truncated", "gone", "link"])
@@ -190,10 +194,16 @@ json_values = st.recursive(
 )
 
 
-@given(st.sampled_from(["schema", "entry", "host", "step", "time", "size", "files", "references"]), json_values)
+@given(
+    st.sampled_from(
+        ["schema", "entry", "host", "step", "time", "size", "files", "references", "serial", "run", "attempt", "clock"]
+    ),
+    json_values,
+)
 def test_whatever_a_key_holds_it_is_a_manifest_or_none(key: str, value: Any) -> None:
-    files = {"": {"size": 1, "sha256": "0" * 64, "mtime_ns": 1}}
+    files = {"": {"size": 1, "sha256": "0" * 64, "mtime_ns": 1, "save": 1}}
     good = {"schema": 1, "entry": "a", "host": "h", "step": None, "time": "2026-01-01T00:00:00+00:00", "size": 1}
     good.update(files=files, references=None, version=manifest.version_of(files))
+    good.update(serial=1, run="r", attempt=1, clock="h")
     assert manifest.valid(good)
     assert manifest.valid({**good, key: value}) in (True, False)

@@ -1,4 +1,4 @@
-"""Paths of the working folder that are kept from run to run, as scripts really use them."""
+"""Folders of the working folder that are kept from run to run, as scripts really use them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.checkpoint.links import adopt, tie
-from tests.worker.test_whole import saved_by_torch
+from ddpctl_worker.checkpoint.links import link_folders
 
 
 class Runs:
@@ -27,12 +26,8 @@ class Runs:
         for name, text in (code or {"train.py": ""}).items():
             (cwd / name).parent.mkdir(parents=True, exist_ok=True)
             (cwd / name).write_text(text)
-        self.tied = tie(str(cwd), str(self.folder), paths)
+        link_folders(str(cwd), str(self.folder), paths)
         return cwd
-
-    def look(self) -> list[bool]:
-        """What the keeper does."""
-        return [adopt(here, there) for here, there in self.tied.items()]
 
 
 @pytest.fixture
@@ -69,19 +64,6 @@ WRITERS = [in_place, aside, removed_first, with_prev]
 
 
 @pytest.mark.parametrize("write", WRITERS)
-@pytest.mark.parametrize("path", ["snapshot.pt", "saved_models/snapshot.pt"])
-def test_a_file_is_found_by_the_next_run(runs: Runs, path: str, write: Callable[[Path, str], None]) -> None:
-    cwd = runs.begin(path, code={"train.py": "", "saved_models/.gitkeep": ""})
-    assert not (cwd / path).exists(), "a script asks that before it loads"
-    for text in ("one", "two", "three"):
-        write(cwd / path, text)
-        runs.look()
-        assert (cwd / path).read_text() == (runs.folder / path).read_text() == text
-        assert runs.look() == [False], "once is enough"
-    assert (runs.begin(path, code={"saved_models/.gitkeep": ""}) / path).read_text() == "three"
-
-
-@pytest.mark.parametrize("write", WRITERS)
 def test_a_folder_is_found_by_the_next_run(runs: Runs, write: Callable[[Path, str], None]) -> None:
     cwd = runs.begin("saved_models")
     os.makedirs(cwd / "saved_models", exist_ok=True)
@@ -91,35 +73,9 @@ def test_a_folder_is_found_by_the_next_run(runs: Runs, write: Callable[[Path, st
     assert (runs.begin("saved_models") / "saved_models" / "x.pt").read_text() == "two"
 
 
-def test_the_file_before_stays_until_the_next_one_is_whole(runs: Runs) -> None:
-    cwd = runs.begin("snapshot.pt")
-    aside(cwd / "snapshot.pt", "one")
-    runs.look()
-    (cwd / "snapshot.pt.tmp").write_text("tw")
-    runs.look()
-    assert (runs.folder / "snapshot.pt").read_text() == "one"
-
-
-def test_an_empty_file_takes_no_place(runs: Runs) -> None:
-    cwd = runs.begin("snapshot.pt")
-    aside(cwd / "snapshot.pt", "one")
-    runs.look()
-    removed_first(cwd / "snapshot.pt", "")
-    assert runs.look() == [False]
-    assert (runs.folder / "snapshot.pt").read_text() == "one"
-
-
-@pytest.mark.parametrize(("path", "folder"), [("out", True), ("out.v2/", True), ("a/b", True), ("out.v2", False)])
-def test_a_name_with_an_ending_is_a_file(runs: Runs, path: str, folder: bool) -> None:
-    assert (runs.begin(path) / path.rstrip("/")).is_dir() is folder
-
-
-def test_what_is_there_already_says_whether_it_is_a_file(runs: Runs) -> None:
-    (runs.folder / "out.v2").mkdir()
-    (runs.folder / "best").write_text("weights")
-    cwd = runs.begin("out.v2", "best")
-    assert (cwd / "out.v2").is_dir()
-    assert (cwd / "best").read_text() == "weights"
+@pytest.mark.parametrize("path", ["out", "out.v2/", "a/b"])
+def test_a_folder_is_made_where_there_is_none(runs: Runs, path: str) -> None:
+    assert (runs.begin(path) / path).is_dir()
 
 
 def test_what_the_code_brings_is_there_in_the_first_run(runs: Runs) -> None:
@@ -129,80 +85,36 @@ def test_what_the_code_brings_is_there_in_the_first_run(runs: Runs) -> None:
 
 
 def test_the_jobs_own_is_newer_than_what_the_code_brings(runs: Runs) -> None:
-    code = {"saved/a.pt": "code", "saved/deep/b.pt": "code", "snapshot.pt": "code"}
-    cwd = runs.begin("saved", "snapshot.pt", code=code)
+    code = {"saved/a.pt": "code", "saved/deep/b.pt": "code"}
+    cwd = runs.begin("saved", code=code)
     in_place(cwd / "saved" / "a.pt", "job")
-    in_place(cwd / "snapshot.pt", "job")
-    cwd = runs.begin("saved", "snapshot.pt", code={**code, "saved/new.pt": "code", "saved/deep/c.pt": "code"})
-    assert (cwd / "saved" / "a.pt").read_text() == (cwd / "snapshot.pt").read_text() == "job"
+    cwd = runs.begin("saved", code={**code, "saved/new.pt": "code", "saved/deep/c.pt": "code"})
+    assert (cwd / "saved" / "a.pt").read_text() == "job"
     assert (cwd / "saved" / "new.pt").read_text() == (cwd / "saved" / "deep" / "c.pt").read_text() == "code"
+    assert not list(runs.folder.rglob(".*"))
 
 
 def test_a_repeated_start_finds_its_links(runs: Runs) -> None:
-    cwd = runs.begin("saved", "snapshot.pt")
-    assert tie(str(cwd), str(runs.folder), ["saved", "snapshot.pt"]) == runs.tied
+    cwd = runs.begin("saved")
+    in_place(cwd / "saved" / "a.pt", "job")
+    link_folders(str(cwd), str(runs.folder), ["saved"])
+    assert (cwd / "saved" / "a.pt").read_text() == "job"
 
 
-def replaced(path: Path, content: bytes, *, at: float = 0) -> None:
-    """What a script leaves that was killed before the keeper looked."""
-    if path.is_symlink():
-        path.unlink()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    os.utime(path, (at, at))
-
-
-def aside_in(folder: Path) -> list[bytes]:
-    return [one.read_bytes() for one in folder.glob(".*.aside-*")]
-
-
-@pytest.mark.parametrize("path", ["snapshot.pt", "saved/snapshot.pt"])
-def test_what_a_killed_script_wrote_last_is_what_the_next_attempt_finds(runs: Runs, path: str) -> None:
-    tied = path.partition("/")[0]
-    cwd = runs.begin(tied)
-    there = runs.folder / path
-    replaced(there, b"old", at=1000)
-    if tied != path:
-        (cwd / tied).unlink()
-    replaced(cwd / path, saved_by_torch(), at=2000)
-    tie(str(cwd), str(runs.folder), [tied], again=True)
-    assert (cwd / tied).is_symlink()
-    assert there.read_bytes() == saved_by_torch()
-    assert aside_in(there.parent) == [b"old"]
-
-
-@pytest.mark.parametrize(("content", "at"), [(saved_by_torch(), 500), (saved_by_torch()[:-9], 2000), (b"half", 2000)])
-def test_what_is_older_or_may_be_cut_is_set_aside(runs: Runs, content: bytes, at: float) -> None:
-    cwd = runs.begin("snapshot.pt")
-    replaced(runs.folder / "snapshot.pt", b"old", at=1000)
-    replaced(cwd / "snapshot.pt", content, at=at)
-    tie(str(cwd), str(runs.folder), ["snapshot.pt"], again=True)
-    assert (runs.folder / "snapshot.pt").read_bytes() == b"old"
-    assert aside_in(runs.folder) == [content]
-
-
-def test_what_the_keeper_has_seen_is_not_set_aside(runs: Runs) -> None:
-    cwd = runs.begin("snapshot.pt")
-    aside(cwd / "snapshot.pt", "one")
-    runs.look()
-    tie(str(cwd), str(runs.folder), ["snapshot.pt"], again=True)
-    assert (cwd / "snapshot.pt").is_symlink()
-    assert (cwd / "snapshot.pt").read_text() == "one"
-    assert aside_in(runs.folder) == []
-
-
-def test_without_hard_links_a_file_is_copied_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_link(*args: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", no_link)
-    cwd = runs.begin("snapshot.pt")
-    for at, text in enumerate(("one", "three")):
-        replaced(cwd / "snapshot.pt", text.encode(), at=1000 + at)
-        assert runs.look() == [True]
-        assert runs.look() == [False]
-        assert (runs.folder / "snapshot.pt").read_text() == text
-    assert [one.name for one in runs.folder.iterdir()] == ["snapshot.pt"]
+def test_a_folder_that_a_script_made_in_the_links_place_is_not_deleted(runs: Runs) -> None:
+    cwd = runs.begin("saved")
+    in_place(cwd / "saved" / "a.pt", "before")
+    (cwd / "saved").unlink()
+    (cwd / "saved").mkdir()
+    in_place(cwd / "saved" / "a.pt", "after")
+    in_place(cwd / "saved" / "b.pt", "after")
+    link_folders(str(cwd), str(runs.folder), ["saved"], again=True)
+    assert (cwd / "saved").is_symlink()
+    assert {one.name: one.read_text() for one in (runs.folder / "saved").glob("[ab]*")} == {
+        "a.pt": "before",
+        "b.pt": "after",
+    }
+    assert [one.read_text() for one in (runs.folder / "saved").glob(".a.pt.aside-*")] == ["after"]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +123,7 @@ def test_without_hard_links_a_file_is_copied_once(runs: Runs, monkeypatch: pytes
         ("saved", "a link", None),
         ("saved/models", "a link above", None),
         ("saved", "a folder", "a file"),
+        ("saved", "a file", None),
         ("saved", "a file", "a folder"),
         ("saved/models", None, "a link above"),
     ],
@@ -229,5 +142,5 @@ def test_what_cannot_be_kept_is_refused(
         elif what is not None:
             (top / "saved").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(WorkerError):
-        tie(str(cwd), str(runs.folder), [path])
+        link_folders(str(cwd), str(runs.folder), [path])
     assert list((tmp_path / "elsewhere").iterdir()) == []

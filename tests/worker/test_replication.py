@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.checkpoint import copy, manifest, replicate
+from ddpctl_worker.checkpoint.attempts import begin
+from ddpctl_worker.checkpoint.entries import FOLDER
 from ddpctl_worker.checkpoint.replicate import Replication, ring_after, ring_before
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.net import listen
-from tests.worker.checkpoints import Disk, tls
+from tests.worker.checkpoints import NOW, Disk, tls
 from tests.worker.node import eventually
 
 BIG = os.urandom(2_000_000)
@@ -49,7 +51,7 @@ class Ring:
             disk, listener = self.disks[host], listen(0)
             self.ports[host] = listener.getsockname()[1]
             contexts = tls(disk.base, server=False), tls(disk.base, server=True)
-            self.running[host] = Replication(disk.folder, list(of), replicas, *contexts, listener)
+            self.running[host] = Replication(disk.folder, list(of), replicas, *contexts, listener, NOW)
         for host in hosts:
             self.running[host].meet({other: (["127.0.0.1"], self.ports[other]) for other in hosts if other != host})
             self.running[host].start()
@@ -105,26 +107,26 @@ def test_a_base_dir_that_all_share_is_recognized(ring: Ring) -> None:
     time.sleep(0.3)
     assert (a.own / "one.pt").stat() == about
     assert b.folder.manifests("a")["one.pt"] == before
-    assert not Path(a.folder.of("a"), manifest.FOLDER, "incoming").exists()
+    assert not Path(a.folder.of("a"), FOLDER, "incoming").exists()
 
 
 @pytest.mark.slow
-def test_what_a_host_has_saved_itself_is_not_copied(ring: Ring) -> None:
-    """As after a restore: every host has the same, whoever wrote it."""
+def test_an_older_attempts_checkpoint_is_not_copied(ring: Ring) -> None:
+    """An attempt begins with the newest checkpoint on every host, whatever an older attempt has left elsewhere."""
     a, b = ring.disk("a"), ring.disk("b")
     a.save("step_1", {"one": BIG}, age=50)
-    b.save("step_1", {"one": BIG, "two": b"2"}, age=50)
+    a.save("step_2", {"one": BIG})
     ring.start("a", "b", of="ab")
-    eventually(has(a, "b", "step_1"), "the copy on a, which lacks a file")
-    time.sleep(0.3)
-    assert b.folder.writers() == ["b"]
+    eventually(has(b, "a", "step_2"), "the copy of what this attempt wrote")
+    eventually(ring.running["b"].done, "the end of copying")
+    assert list(b.folder.manifests("a")) == ["step_2"]
 
 
 @pytest.mark.slow
 def test_a_copy_goes_once_its_writer_says_so_and_never_before(ring: Ring) -> None:
     a, b = ring.disk("a"), ring.disk("b")
     for step, age in ((1, 90), (2, 60), (3, 30)):
-        a.save(f"step_{step}", {"part": str(step).encode()}, age=age)
+        a.save(f"step_{step}", {"part": str(step).encode()}, age=age, attempt=NOW)
     ring.start("a", "b", of="ab")
     for step in (1, 2, 3):
         eventually(has(b, "a", f"step_{step}"), f"copy {step}")
@@ -142,17 +144,40 @@ def test_a_copy_goes_once_its_writer_says_so_and_never_before(ring: Ring) -> Non
 def test_a_copy_stays_while_its_original_is_written_again(ring: Ring) -> None:
     """It was removed once, and nobody has hashed the new content yet."""
     a, b = ring.disk("a"), ring.disk("b")
-    a.save("best.pt", {"": b"first"}, age=90)
-    a.save("step_1.pt", {"": b"1"}, age=30)
+    a.save("best.pt", {"": b"first"}, age=90, attempt=NOW)
+    a.save("step_1.pt", {"": b"1"}, age=30, attempt=NOW)
     (a.own / "best.pt").unlink()
     a.folder.note_removed(["best.pt"])
-    a.save("best.pt", {"": b"second"}, age=60)
+    a.save("best.pt", {"": b"second"}, age=60, attempt=NOW)
     ring.start("a", "b", of="ab")
     eventually(lambda: has(b, "a", "best.pt")() and has(b, "a", "step_1.pt")(), "the copies")
     (a.own / "best.pt").write_bytes(b"half of the third")
     manifest.discard(str(a.own), "best.pt")
     time.sleep(0.3)
     assert b.content("best.pt", "a") == {"": b"second"}
+
+
+def test_a_writer_knows_which_copies_of_a_version_there_are(ring: Ring) -> None:
+    a = ring.disk("a")
+    ring.disk("b")
+    ring.start("a", "b", of="ab")
+    first = a.save("latest.pt", {"": b"first"})["version"]
+    eventually(lambda: ring.running["a"].copied("latest.pt", first), "the word of the copy")
+    assert not ring.running["a"].copying("latest.pt", first)
+    ring.stop("b")
+    second = a.save("latest.pt", {"": b"second"})["version"]
+    assert not ring.running["a"].copied("latest.pt", second)
+    assert ring.running["a"].copying("latest.pt", second), "b may still ask"
+
+
+def test_a_replication_ends_once_a_newer_attempt_has_begun(ring: Ring) -> None:
+    a, b = ring.disk("a"), ring.disk("b")
+    ring.start("a", "b", of="ab")
+    begin(str(b.own), NOW._replace(number=2))
+    ring.running["b"]._thread.join(20.0)
+    assert not ring.running["b"]._thread.is_alive()
+    a.save("step_1", {"one": BIG})
+    assert b.folder.writers() == ["b"]
 
 
 def test_what_exists_again_is_not_removed(tmp_path: Path) -> None:
@@ -192,7 +217,7 @@ def test_a_host_that_is_away_is_tried_again(ring: Ring, monkeypatch: pytest.Monk
     a.save("two.pt", {"": b"2"})
     listener = listen(ring.ports["a"])
     contexts = tls(a.base, server=False), tls(a.base, server=True)
-    ring.running["a"] = Replication(a.folder, ["a", "b"], 1, *contexts, listener)
+    ring.running["a"] = Replication(a.folder, ["a", "b"], 1, *contexts, listener, NOW)
     eventually(has(b, "a", "two.pt"), "the second copy")
     eventually(lambda: "a" not in ring.running["b"]._trouble, "that b is content")
 

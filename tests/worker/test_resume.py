@@ -21,7 +21,8 @@ from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import copy, entries, restore
-from tests.worker.checkpoints import OF_JOB, Disk, credentials
+from ddpctl_worker.checkpoint.attempts import begin
+from tests.worker.checkpoints import NOW, OF_JOB, Disk, credentials
 from tests.worker.node import eventually
 
 pytestmark = pytest.mark.slow
@@ -140,6 +141,7 @@ def test_a_save_that_nobody_has_hashed_yet_counts(party: Any) -> None:
     two = party("ab", 2)
     for host in two.hosts:
         two.disks[host].save("step_100.pt", {"": b"100"}, age=50)
+    begin(str(two.disks["b"].own), NOW)
     with zipfile.ZipFile(two.disks["b"].own / "step_200.pt", "w") as archive:  # as torch.save writes
         archive.writestr("data", "200")
     two.all_bring()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddpctl.spec.checkpoints import JobCheckpoints
 from ddpctl.spec.origin import JobId
 from ddpctl_worker.checkpoint.choice import newest
-from ddpctl_worker.checkpoint.complete import SAME_SAVE_S, Manifest
+from ddpctl_worker.checkpoint.complete import Manifest
 from ddpctl_worker.checkpoint.entries import series_of
 from ddpctl_worker.checkpoint.unite import unite
 from ddpctl_worker.notes import iso
@@ -27,6 +27,8 @@ def manifest(
     references: dict[str, int] | None = None,
     age: float = 0,
     version: str = "v1",
+    attempt: int = 1,
+    save: int = 1,
 ) -> Manifest:
     return {
         "schema": 1,
@@ -36,10 +38,15 @@ def manifest(
         "time": iso(NOW - age),
         "size": sum(files.values()),
         "files": {
-            name: {"size": size, "sha256": version, "mtime_ns": int((NOW - age) * 1e9)} for name, size in files.items()
+            name: {"size": size, "sha256": version, "mtime_ns": int((NOW - age) * 1e9), "save": save}
+            for name, size in files.items()
         },
         "references": references,
         "version": version,
+        "serial": 1,
+        "run": "r",
+        "attempt": attempt,
+        "clock": host,
     }
 
 
@@ -95,9 +102,11 @@ def test_a_shard_may_be_longer_than_what_is_referred_to() -> None:
     assert saved.complete
 
 
-def test_a_part_of_a_save_long_before_is_not_taken_for_one_of_this() -> None:
-    (saved,) = unite({"a": [rank_0()], "b": [rank_1(age=SAME_SAVE_S + 1)]})
+def test_a_part_of_another_save_is_not_taken_for_one_of_this() -> None:
+    (saved,) = unite({"a": [rank_0(save=2)], "b": [rank_1(save=1)]})
     assert saved.missing == ("__1_0.distcp is of another save",)
+    (saved,) = unite({"a": [rank_0(attempt=2)], "b": [rank_1(attempt=1)]})
+    assert saved.missing == ("__1_0.distcp",)
 
 
 def test_an_older_copy_is_no_part_of_a_newer_save() -> None:
@@ -108,8 +117,8 @@ def test_an_older_copy_is_no_part_of_a_newer_save() -> None:
 
 def test_of_two_hosts_with_the_same_file_the_newer_one_counts() -> None:
     """Rank 0 was on another host before."""
-    old = manifest("a", {"": 5}, entry="snapshot.pt", age=60, version="v0")
-    new = manifest("b", {"": 6}, entry="snapshot.pt")
+    old = manifest("a", {"": 5}, entry="snapshot.pt", version="v0")
+    new = manifest("b", {"": 6}, entry="snapshot.pt", age=60, attempt=2)  # its clock is behind
     (saved,) = unite({"a": [old], "b": [new]})
     assert (saved.complete, saved.size, saved.hosts) == (True, 6, ("b",))
 
@@ -143,12 +152,13 @@ def manifests(draw: st.DrawFn) -> Manifest:
     }
     for one in files.values():
         one["sha256"] += f" of {one['size']}"  # what has another size has another hash
+        one["save"] = draw(st.sampled_from([None, 0, 1, 2]))
     referred = st.dictionaries(st.sampled_from(SHARDS), st.integers(6, 8))
     made = manifest(draw(st.sampled_from("abc")), {}, entry=draw(st.sampled_from(ENTRIES)))
     made.update(files=files, size=sum(one["size"] for one in files.values()), version=repr(sorted(files.items())))
     made["time"] = iso(max(one["mtime_ns"] for one in files.values()) / 1e9)
     made["references"] = draw(referred) if ".metadata" in files else None
-    made["previous"] = draw(st.sampled_from([None, int((NOW - 90) * 1e9)]))
+    made["attempt"] = draw(st.integers(1, 2))
     return made
 
 
@@ -165,7 +175,7 @@ def test_what_is_complete_has_every_file_that_is_referred_to(held: dict[str, lis
         for part in saved.parts:
             assert part.holders
             assert all(part.manifest in held[holder] for holder in part.holders)
-        names = {name for part in saved.parts for name in part.manifest["files"]}
+        names = set(saved.files)
         if any(name.endswith(".distcp") for name in names) and "" not in names:
             assert not saved.complete or ".metadata" in saved.files
         assert saved.complete == bool(saved.files)

@@ -18,6 +18,7 @@
                         supervisor's, nccl/rank_RANK torch's dump of NCCL's record
         diagnosis.json  why the run was or is stuck, and which ranks are slow
         gpus.json       how busy the GPUs were, for a report
+        saved.json      how far the checkpoints with all of their copies are behind the saves (checkpoint/lag.py)
         last_look.json  where each rank stood before the run's end
         attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
                         to all attempts, everything else of the Nth attempt is in its own folder
@@ -25,7 +26,6 @@
                         with agreed.reserve for its next change
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
         strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper that proved nothing
-        adopted.json    what the ended run left in the place of a link of checkpoint.paths is with the job's checkpoints
         notify.log      what became of each notifier
     <base_dir>/.names.lock             held by a start that may be the only one of its name
     <base_dir>/checkpoints/<cluster>/<project>/<job>/<host>/
@@ -77,12 +77,12 @@ class RunPaths:
         self.dumps = os.path.join(self.doctor, "nccl")
         self.diagnosis = os.path.join(node, "diagnosis.json")
         self.gpus = os.path.join(node, "gpus.json")
+        self.saved = os.path.join(node, "saved.json")
         self.last_look = os.path.join(node, "last_look.json")
         self.notify_log = os.path.join(node, "notify.log")
         self.shim = os.path.join(node, "python")
         self.error_file = os.path.join(node, "error.json")
         self.debug_log = os.path.join(top, "supervisor.log")
-        self.adopted = os.path.join(top, "adopted.json")
         self.peers = os.path.join(top, "peers.json")
         self.agreed = os.path.join(top, "agreed.json")
         self.agreed_reserve = os.path.join(top, "agreed.reserve")

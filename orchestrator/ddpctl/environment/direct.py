@@ -6,10 +6,10 @@ Only what the node lacks is sent, from where an earlier try ended.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
@@ -68,8 +68,9 @@ class Holdings:
     have: dict[str, int]
     partial: dict[str, int]
     free: int
-    checkpoints: tuple[tuple[str, str, str, str], ...] = ()  # of a job, where that was asked: in short, for choice.py
+    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, where that was asked: in short, for choice.py
     starts: tuple[Start, ...] = ()  # of that job, the last ones
+    serial: int = 0  # ... and the number of its newest start
 
     def missing(self, sources: Sequence[Source]) -> list[Source]:
         return [source for source in sources if source.sha256 not in self.have]
@@ -87,7 +88,9 @@ def holdings(
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())
     starts = tuple(Start.from_json(one) for one in answer.get("starts") or ())
-    return Holdings(dict(answer["sizes"]), dict(answer["partial"]), int(answer["free"]), checkpoints, starts)
+    sizes, partial = dict(answer["sizes"]), dict(answer["partial"])
+    serial = int(answer.get("serial") or 0)
+    return Holdings(sizes, partial, int(answer["free"]), checkpoints, starts, serial)
 
 
 def send_missing(

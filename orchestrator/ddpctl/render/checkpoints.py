@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.push import size
-from ddpctl.render.status import ago
+from ddpctl.render.status import ago, lag_text
 from ddpctl.spec.checkpoints import JobCheckpoints
 
 MOST_MISSING = 3
@@ -23,7 +23,8 @@ def checkpoints_view(found: JobCheckpoints) -> RenderableType:
         state = Text("complete", style="green") if one.complete else Text("not complete", style="yellow")
         table.add_row(Text(one.entry), step, size(one.size), ago(one.time), Text(", ".join(one.hosts) or "-"), state)
     lines = [Text(f"{one.entry}: {_missing(one.missing)}") for one in found.saved if not one.complete]
-    return Group(Whole(table), *lines, *_without_copy(found))
+    lag = [lag_text(found.lag)] if found.lag else []
+    return Group(Whole(table), *lines, *lag, *_without_copy(found))
 
 
 def _without_copy(found: JobCheckpoints) -> list[Text]:

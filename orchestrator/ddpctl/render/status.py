@@ -13,6 +13,7 @@ from rich.text import Text
 from ddpctl.errors import ConnectError
 from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
+from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import (
@@ -120,6 +121,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts.append(Text(f"not in use: {fold(spares)}"))
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
+    if run.lag:
+        parts.append(lag_text(run.lag))
     if run.diagnosis:
         parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
@@ -160,6 +163,10 @@ def attempt_end(attempt: Attempt) -> str:
 def aside_text(attempt: Attempt) -> str:
     """``node1 (nothing was heard from it)``: the hosts that the next attempt does without."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
+
+
+def lag_text(lag: Mapping[str, Any]) -> Text:
+    return Text(lag_line(lag), style="yellow" if lag["late"] else "")
 
 
 def cause_view(cause: Cause) -> RenderableType:

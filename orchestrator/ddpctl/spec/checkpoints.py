@@ -9,11 +9,27 @@ from typing import Any
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
 from ddpctl_worker import contract
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY
 from ddpctl_worker.checkpoint.choice import latest, partial
-from ddpctl_worker.checkpoint.complete import moment
-from ddpctl_worker.checkpoint.unite import Saved, SavedPart, unite
+from ddpctl_worker.checkpoint.order import When, moment
+from ddpctl_worker.checkpoint.unite import Saved, SavedPart, newest_first, unite
 
 UNKNOWN = "it is being written, or its writer was killed"
+
+
+def lag_line(lag: Mapping[str, Any]) -> str:
+    """``newest checkpoint with all of its copies: state.pt, saved 8 s ago``, and whether the saves are far ahead."""
+    what = "newest checkpoint with all of its copies" if lag["copies"] else "newest complete checkpoint"
+    if lag["kept_s"] is None:
+        newest = f"{what}: none so far"
+        why = "a file that is rewritten in place never comes to rest: save under another name, then rename it"
+    else:
+        newest = f"{what}: {lag['name']}, saved {lag['kept_s']:.0f} s ago"
+        why = "`ddpctl checkpoints` says what is missing"
+    if not lag["late"]:
+        return newest
+    saves = f"the ranks last saved {lag['saved_s']:.0f} s ago, and have been ahead for {lag['behind_s']:.0f} s"
+    return f"checkpoints fall behind. {newest}; {saves}; {why}"
 
 
 @dataclass(frozen=True)
@@ -24,6 +40,7 @@ class JobCheckpoints:
     saved: tuple[Saved, ...]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     unsettled: tuple[tuple[str, str, str], ...] = ()  # what a host has no manifest of yet: name, host, time
+    lag: Mapping[str, Any] | None = None  # of the newest run, as ``RunStatus.lag`` has it
     uncopied: tuple[str, ...] = ()  # names of those that should have a copy on another host by now, and have none
 
     @property
@@ -34,7 +51,7 @@ class JobCheckpoints:
     def resumed(self) -> tuple[Saved, ...]:
         """Those that a start of the job resumes from, newest first: the last complete one of each series, and all
         files of its save."""
-        complete = [one for one in self.saved if one.complete]
+        complete = newest_first(one for one in self.saved if one.complete)
         partly = partial(complete[::-1])
         complete = [one for one in complete if one.entry not in partly]
         wanted = latest([one.entry for one in reversed(complete)])
@@ -57,6 +74,7 @@ class JobCheckpoints:
                 }
                 for one in self.saved
             ],
+            "lag": dict(self.lag) if self.lag else None,
         }
 
 
@@ -74,19 +92,21 @@ def job_checkpoints(
         for one in answer["unknown"]:
             if one["host"] == host and one["entry"] not in known:
                 others.setdefault(one["entry"], []).append(one)
-    saved += [_unknown(parts) for parts in others.values()]
-    newest_first = sorted(saved, key=lambda one: moment(one.time), reverse=True)  # of one moment as unite has them
+    for one in map(_unknown, others.values()):  # its place is for the eye alone
+        older = (at for at, other in enumerate(saved) if moment(other.time) < moment(one.time))
+        saved.insert(next(older, len(saved)), one)
     unsettled = [
         (one["entry"], host, one["time"])
         for host, answer in answers.items()
         for one in answer["unknown"]
         if one["host"] == host
     ]
-    return JobCheckpoints(job, tuple(newest_first), errors, tuple(unsettled))
+    return JobCheckpoints(job, tuple(saved), errors, tuple(unsettled))
 
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
     newest = max(parts, key=lambda one: moment(one["time"]))
     held = tuple(SavedPart(dict(one), (one["host"],), (one["host"],)) for one in parts)
     size = sum(one["size"] for one in parts)
-    return Saved(newest["entry"], newest["step"], newest["time"], size, held, (UNKNOWN,))
+    entry, step, time = newest["entry"], newest["step"], newest["time"]
+    return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment(time), entry), (UNKNOWN,))

@@ -57,7 +57,12 @@ def _inside(value: str) -> str:
         raise bad("must be a path below the working folder", "write saved_models")
     if any(part.startswith(".") for part in path.split("/")):
         raise bad("must not be hidden: names with a leading dot count as temporary", "choose another name")
-    return path + "/" * value.endswith("/")  # it says that it is a folder
+    if posixpath.splitext(path)[1] and not value.endswith("/"):
+        raise bad(
+            "names a file, and only folders are kept",
+            f"have the script save to a folder, and name that; if {path} is a folder: {path}/",
+        )
+    return path + "/" * value.endswith("/")  # of a folder with an ending
 
 
 def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,7 +139,8 @@ class Checkpoint(Strict):
     """What the job saves, where it is kept, and how it is asked to save."""
 
     paths: _PathsInside = Field(
-        default=(), description="Files and folders of the working folder that are kept from run to run."
+        default=(),
+        description="Folders of the working folder that are kept from run to run. A name with an ending needs a slash.",
     )
     signal: SaveSignal = Field(default="SIGUSR1", description="Tells a rank to save a checkpoint now.")
     timeout: PositiveSeconds = Field(default=120.0, description="Until it has been saved, in seconds.")

@@ -73,6 +73,7 @@ class NodeStatus:
     slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
     reported: str | None = None  # when the node that decides on both said so
     strangers: Mapping[str, Any] | None = None  # connections to its ports by programs that are not of the run
+    lag: Mapping[str, Any] | None = None  # how far its checkpoints are behind the saves of its ranks
     agreed: Mapping[str, Any] | None = None  # what the agents of a run with restarts have agreed on, as it knows that
 
     @staticmethod
@@ -413,6 +414,13 @@ class RunStatus:
         return sorted(self._doctors_report.slow, key=lambda one: one["rank"]) if self._doctors_report else []
 
     @property
+    def lag(self) -> Mapping[str, Any] | None:
+        """How far the checkpoints with all of their copies are behind the saves, on the host where that is most: name,
+        saved_s, kept_s, behind_s, late, copies. None: no rank has saved in this attempt."""
+        told = [node.lag for node in self.nodes_at_work if node.lag is not None]
+        return max(told, key=lambda one: (one["behind_s"] or 0.0, one["kept_s"] or 0.0), default=None)
+
+    @property
     def _doctors_report(self) -> NodeStatus | None:
         """The node with node rank 0 decides who is stuck or slow; where it does not answer, what another heard last."""
         told = [node for node in self.nodes_at_work if node.reported]
@@ -487,6 +495,7 @@ class RunStatus:
             "candidates": [one.to_json() for one in self.candidates],
             "metrics": self.metrics,
             "slow": [{name: one[name] for name in SLOW} for one in self.slow],
+            "checkpoints": dict(self.lag) if self.lag else None,
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.attempts[-1].number,
             "attempts": [one.to_json() for one in self.attempts],

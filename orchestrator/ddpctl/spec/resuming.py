@@ -9,10 +9,10 @@ from typing import Any
 
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.times import elapsed, lasting
-from ddpctl_worker.checkpoint.complete import moment
 from ddpctl_worker.checkpoint.entries import step_of
+from ddpctl_worker.checkpoint.order import oldest_first, when_of
 
-Row = Sequence[str]  # writer, entry, version, time: a checkpoint on a host, in short
+Row = Mapping[str, Any]  # a checkpoint on a host, in short (ddpctl_worker.checkpoint.listing.summary)
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,13 @@ class Resumed:
 
 def newest(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
     """The newest of the checkpoints that the hosts have; None where they have none. Both by host."""
-    every = [(host, row) for host, known in rows.items() for row in known]
+    every = [row for known in rows.values() for row in known]
     if not every:
         return None
-    host, (_, entry, _, time) = max(every, key=lambda one: (moment(one[1][3]), one[0] == one[1][0], one[1][1], one[0]))
-    return Resumed(entry, time, start_of(time, starts.get(host, ())))
+    row = oldest_first(every, when_of, lambda row: (row["writer"], row["version"]))[-1]
+    return Resumed(row["entry"], row["time"], start_of(row["run"], starts))
 
 
-def start_of(time: str, starts: Sequence[Start]) -> Start | None:
-    """The last run that had started by then; None: all of those on record started later."""
-    before = [one for one in starts if moment(one.since) <= moment(time)]
-    return max(before, key=lambda one: moment(one.since), default=None)
+def start_of(run: str | None, starts: Mapping[str, Sequence[Start]]) -> Start | None:
+    """The start of the run that saved it, where a host has that on record."""
+    return next((one for known in starts.values() for one in known if one.run == run), None)

@@ -24,7 +24,8 @@ from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
 from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.complete import METADATA, moment
+from ddpctl_worker.checkpoint.entries import METADATA
+from ddpctl_worker.checkpoint.order import moment
 from ddpctl_worker.checkpoint.unite import Saved, SavedPart
 
 TIMEOUT_S = 60.0
@@ -48,6 +49,8 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
     runs = named or (begun if len(begun) == 1 else [])
     job = runs[-1].job_id if runs else of.job_id(name)
     found = read_checkpoints(fleet, job) if is_name(job.job) else JobCheckpoints(job, ())
+    if runs:
+        found = replace(found, lag=runs[-1].lag)
     if runs and runs[-1].copies and not found.errors:
         found = replace(found, uncopied=_uncopied(found))
     if runs or found.saved:

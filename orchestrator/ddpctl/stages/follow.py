@@ -26,6 +26,7 @@ from ddpctl.errors import (
     Unreachable,
     as_fault,
 )
+from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.spec.flow import FULL, MOST, Flow, Out
 from ddpctl.spec.lines import Group
@@ -268,6 +269,9 @@ class _Stream:
             self.out.put(_Well(self.host))
         if "stuck" in frame.data:
             self.out.put(_Word(self.host, _about(frame.data["stuck"])))
+        if "lag" in frame.data:
+            lag = frame.data["lag"]
+            self.out.put(_Word(self.host, Note(lag_line(lag), "warning" if lag["late"] else "info", self.host)))
         if "lines" in frame.data:
             self.out.put(_Batch(self.host, lines_of(self.host, frame), frame.data["more"]))
             self.offset, self.came = frame.data["offset"], True

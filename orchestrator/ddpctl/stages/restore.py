@@ -16,11 +16,11 @@ from typing import Any
 
 from ddpctl.environment.direct import Holdings, holdings
 from ddpctl.environment.spread import Addresses, Feed, new_credentials
-from ddpctl.errors import DdpctlError, ProvisionError, RemoteError, UsageError
+from ddpctl.errors import DdpctlError, HostsFailed, ProvisionError, RemoteError, UsageError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.ranges import fold
-from ddpctl.spec.resuming import Resumed, Start, newest
+from ddpctl.spec.resuming import Resumed, Start, newest, start_of
 from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
@@ -64,7 +64,7 @@ def _starts(held: FleetOutcome[Holdings]) -> dict[str, Sequence[Start]]:
 
 def restore(
     launch: Launch,
-    known: Mapping[str, Sequence[Sequence[str]]],
+    known: Mapping[str, Sequence[Mapping[str, Any]]],
     fleet: Fleet,
     tell: Tell,
     addresses: Addresses,
@@ -83,7 +83,7 @@ def restore(
         tell(Note(text, "warning"))
     others = {host: one.checkpoints for host, one in held.results.items() if host not in launch.names}
     having = {host: rows for host, rows in others.items() if rows}
-    foreign = [("", *row[1:]) for rows in having.values() for row in rows]  # by nobody who takes part
+    foreign = [{**row, "writer": ""} for rows in having.values() for row in rows]  # by nobody who takes part
     if known.keys() >= set(launch.names) and all_have({host: [*known[host], *foreign] for host in launch.names}):
         _tell_resumed(newest(known, _starts(held)), tell)
         return {}
@@ -99,8 +99,21 @@ def _tell_resumed(found: Resumed | None, tell: Tell) -> None:
         tell(Note(found.line(datetime.now(timezone.utc))))
 
 
-def _is_of(manifest: Mapping[str, Any], entry: str, time: str) -> bool:
-    return bool(manifest["entry"] == entry and manifest["time"] == time)
+def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, held: FleetOutcome[Holdings]) -> int:
+    """The number of this start of the job: one more than of any that a host knows. It tells the order of the job's runs
+    (``ddpctl_worker.checkpoint.attempts``). ``known``: by host, as asked last.
+
+    Raises:
+        HostsFailed: a host of the launch did not say what it knows.
+    """
+    if launch.job is None:
+        return 1
+    asked = fleet.map(lambda transport: holdings(transport, [], job=launch.job_id), set(launch.names) - known.keys())
+    if asked.errors:
+        text = f"the earlier runs of {launch.job.name} are not known; nothing was started"
+        raise HostsFailed(text, asked.errors)
+    found = (*asked.results.values(), *held.results.values())
+    return 1 + max([*known.values(), *(one.serial for one in found)], default=0)
 
 
 @dataclass
@@ -144,12 +157,7 @@ class Restoring:
         """After ``run``: what the hosts resume from. ``starts``: by host."""
         if self._chosen is None:
             return None
-        entry, time = self._chosen.entry, self._chosen.time
-        rows = {
-            host: [(one["host"], entry, one["version"], time) for one in node.manifests if _is_of(one, entry, time)]
-            for host, node in self._nodes.items()
-        }
-        return newest(rows, starts)
+        return Resumed(self._chosen.entry, self._chosen.time, start_of(self._chosen.run, starts))
 
     def _tell_rest(self, outcome: FleetOutcome[dict[str, Any]]) -> None:
         """What a person is to know although it ended nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddpctl.environment.direct import FileSource, Holdings, Source, holdings
 from ddpctl.environment.spread import bring
@@ -23,11 +24,13 @@ CODE = "code"
 @dataclass(frozen=True)
 class Sent:
     """``errors``: hosts without the code. ``py_spy``: for each host that has it, which file it is (``as_tool``).
-    ``checkpoints``: what the hosts that were asked have of the job's, in short (``choice.all_have``)."""
+    ``checkpoints``: what the hosts that were asked have of the job's, in short (``choice.all_have``); ``serials``: the
+    number of the newest start of the job that each of them knows."""
 
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     py_spy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    checkpoints: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    serials: Mapping[str, int] = field(default_factory=dict)
 
 
 def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
@@ -44,12 +47,14 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
     tell(StageStarted(stage, sum(file.size for file in files), "bytes"))
     errors: dict[str, DdpctlError] = {}
     py_spy: dict[str, Mapping[str, str]] = {}
-    checkpoints: dict[str, Sequence[Sequence[str]]] = {}
+    checkpoints: dict[str, Sequence[Mapping[str, Any]]] = {}
+    serials: dict[str, int] = {}
     count = 0
     for tool, hosts in by(tools.get, launch.names).items():
         sources: list[Source] = [source for source in (archive, tool) if source is not None]
         known = _known(launch, sources, fleet, hosts)
         checkpoints.update({host: found.checkpoints for host, found in known.results.items()})
+        serials.update({host: found.serial for host, found in known.results.items()})
         delivery, without = _send(stage, archive, tool, fleet, tell, hosts, known)
         errors.update(delivery.errors)
         count += delivery.traffic.sent_by_controller
@@ -57,7 +62,7 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
             named = as_tool(tool.sha256, tool.name)
             py_spy.update({host: named for host in delivery.done if host not in without})
     tell(StageEnded(stage, not errors, f"{count} bytes sent"))
-    return Sent(errors, py_spy, checkpoints)
+    return Sent(errors, py_spy, checkpoints, serials)
 
 
 def _known(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:

@@ -31,6 +31,7 @@ def start(
     *,
     network: Network | None = None,
     alone: bool = False,
+    serial: int = 1,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
@@ -40,7 +41,7 @@ def start(
     says for each host that has py-spy which file it is (``as_tool``). ``notify`` are the job's notifiers, resolved: as
     secret as the secrets. ``network`` is what preflight measured, for the record. ``alone``: no other run of that name
     may be live on any of the nodes. The first one is then asked before the others, so that of two launches at once one
-    is started.
+    is started. ``serial``: the number of this start of the job.
 
     Raises:
         UsageError: another run of that name is live, and may not be.
@@ -54,6 +55,7 @@ def start(
         own = (py_spy or {}).get(transport.host)
         request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own, notify)
         more = {
+            "run": {**request["run"], "serial": serial},
             "alone": alone,
             "copying": copying,
             "network": network.to_json() if network is not None else None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
@@ -30,7 +30,7 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
-from ddpctl.stages.restore import ask_held, refuse_others, restore
+from ddpctl.stages.restore import ask_held, next_serial, refuse_others, restore
 from ddpctl.stages.send import Sent, send
 from ddpctl.stages.start import start
 from ddpctl.stages.status import live_runs_of
@@ -68,7 +68,8 @@ class Up:
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
         self._held: Background[FleetOutcome[Holdings]] | None = None  # by all hosts: a silent one takes its time
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
-        self._checkpoints: Mapping[str, Sequence[Sequence[str]]] = {}
+        self._checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+        self._serials: Mapping[str, int] = {}
         self.facts = Facts()
         self.report: PreflightReport | None = None
         self.environment: EnvironmentOutcome | None = None
@@ -83,17 +84,16 @@ class Up:
         """
         if self._launch.alone:
             self._refuse_taken()
-        if not self._fresh:
-            self._held = Background(lambda tell: ask_held(self._launch, self._fleet))
+        self._held = Background(lambda tell: ask_held(self._launch, self._fleet))
         report = self._check()
-        if self._held is not None and not self._any_project:
+        if not (self._fresh or self._any_project):
             refuse_others(self._launch, self._held.result(self._tell))
         environment = self._provide_environment(report)
         if self._launch.managed:  # what had to wait for the environment
             report = self._try_imports(report, environment)
             self._rehearse(report)
         self._provide_code()
-        if self._held is not None:
+        if not self._fresh:
             self._restore(report, self._held.result(self._tell))
         return self.start()
 
@@ -163,6 +163,7 @@ class Up:
         self._raise_for(sent.errors, "could not get the code")
         self._py_spy = sent.py_spy
         self._checkpoints = sent.checkpoints
+        self._serials = sent.serials
 
     def _restore(self, report: PreflightReport, held: FleetOutcome[Holdings]) -> None:
         """What earlier runs of the job have saved, on every host alike."""
@@ -183,6 +184,8 @@ class Up:
                 f"nothing was started, because this is unknown: {', '.join(plan.unknown)}",
                 hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
+        held = self._held.result(self._tell) if self._held is not None else FleetOutcome[Holdings]()
+        serial = next_serial(self._launch, self._serials, self._fleet, held)
         if self._fresh:
             created = datetime.fromisoformat(plan.created).astimezone(timezone.utc)
             set_aside(plan.job_id, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)
@@ -197,6 +200,7 @@ class Up:
             launch.notify,
             network=self.report.network if self.report is not None else None,
             alone=launch.alone,
+            serial=serial,
         )
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:

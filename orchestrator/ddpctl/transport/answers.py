@@ -53,7 +53,12 @@ RESULTS: Mapping[str, Any] = {
 # verb -> the key by which a kind of frame is known -> its shape
 FRAMES: Mapping[str, Mapping[str, Any]] = {
     "echo": {"n": dict[str, Any]},
-    "tail": {"lines": runs.LinesDict, "state": runs.StandingDict, "stuck": runs.StuckDict},
+    "tail": {
+        "lines": runs.LinesDict,
+        "state": runs.StandingDict,
+        "stuck": runs.StuckDict,
+        "lag": runs.FallingBehindDict,
+    },
     "top": {"run": top.RunFrameDict, "pulse": top.PulseFrameDict},
     "stop": {"growing": runs.GrowingFrameDict},
     "fetch": {"file": runs.FileFrameDict, "chunk": runs.ChunkDict},

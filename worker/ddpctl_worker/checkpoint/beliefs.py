@@ -13,8 +13,7 @@ import os
 from typing import Dict, Iterable
 
 from ddpctl_worker import fs, proc
-from ddpctl_worker.checkpoint.entries import Files, Stamp
-from ddpctl_worker.checkpoint.manifest import FOLDER
+from ddpctl_worker.checkpoint.entries import FOLDER, Files, Stamp
 
 NAME = "believed"
 

@@ -7,19 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ddpctl_worker.checkpoint.complete import (
-    METADATA,
-    SHARD,
-    Chosen,
-    Manifest,
-    best,
-    content,
-    indexed,
-    moment,
-    rank,
-)
+from ddpctl_worker.checkpoint.complete import Chosen, Manifest, best, content, in_order
 from ddpctl_worker.checkpoint.entries import member_of, save_of, series_of
+from ddpctl_worker.checkpoint.order import oldest_first, when_of
 from ddpctl_worker.checkpoint.unite import Saved
+
+Row = Mapping[str, Any]  # of a summary: writer, entry, version ("": not complete by itself), time, clock and attempt
 
 
 class Kept(NamedTuple):
@@ -52,7 +45,7 @@ def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
         known = entries.setdefault(one["entry"], [])
         if one not in known:
             known.append(one)
-    complete = sorted((one for one in map(best, entries.values()) if one is not None), key=rank)
+    complete = in_order(one for one in map(best, entries.values()) if one is not None)
     partly = partial(complete)
     complete = [one for one in complete if one.entry not in partly]
     wanted = latest([one.entry for one in complete])
@@ -97,20 +90,20 @@ def _family(entry: str) -> str:
     return series_of(save) or save
 
 
-def all_have(summaries: Mapping[str, Sequence[Sequence[str]]]) -> bool:
-    """Whether there can be nothing to restore: every host has all newest ones itself, or there are none at all. A
-    summary is rows of (writer, entry, version, time), with no version where an entry is not complete by itself.
+def all_have(summaries: Mapping[str, Sequence[Row]]) -> bool:
+    """Whether there can be nothing to restore: every host has all newest ones itself, or there are none at all.
 
     Two versions of one entry may be parts of it, which nobody has put together yet."""
     every = [row for rows in summaries.values() for row in rows]
-    if not all(version for _, _, version, _ in every):
+    if not all(row["version"] for row in every):
         return False
-    found: Dict[str, Tuple[float, str]] = {}
-    for _, entry, _, time in every:
-        found[entry] = max((moment(time), entry), found.get(entry, (0.0, "")))
-    last = latest([entry for _, entry in sorted(found.values())])
-    wanted = {(row[1], row[2]) for row in every if row[1] in last}
-    own = {host: {(row[1], row[2]) for row in rows if row[0] == host} for host, rows in summaries.items()}
+    ordered = oldest_first(every, when_of, lambda row: (row["version"], row["writer"]))
+    last = latest(list({row["entry"]: None for row in reversed(ordered)})[::-1])
+    wanted = {(row["entry"], row["version"]) for row in every if row["entry"] in last}
+    own = {
+        host: {(row["entry"], row["version"]) for row in rows if row["writer"] == host}
+        for host, rows in summaries.items()
+    }
     return len(wanted) == len(last) and all(wanted <= rows for rows in own.values())
 
 
@@ -131,24 +124,3 @@ def _where(path: str, sha256: str, parts: Sequence[Kept]) -> List[Tuple[str, str
     """Who has that file, as (host, writer)."""
     having = [one for one in parts if content(one.manifest["files"]).get(path) == sha256]
     return sorted({(one.host, one.manifest["host"]) for one in having})
-
-
-def covered(manifest: Manifest, by: Manifest) -> bool:
-    """Whether ``by`` has every file of ``manifest``, with the same content."""
-    return content(manifest["files"]).items() <= content(by["files"]).items()
-
-
-def previous(old: Optional[Manifest], new: Manifest, since: Optional[int] = None) -> Optional[int]:
-    """What ``previous`` is in the manifest ``new`` of a host that had ``old`` until now: the time of the index and the
-    shards that were replaced. Other shards of that save may still lie elsewhere, or here. Nor does anything from before
-    ``since``, the start of the run that wrote the index, belong to this save."""
-    known = [since] if since is not None and since < indexed(new) else []
-    if old is not None:
-        known += [old["previous"]] if old.get("previous") is not None else []
-        replaced = [file for path, file in old["files"].items() if new["files"].get(path) != file and _of_torch(path)]
-        known += [file["mtime_ns"] for file in replaced]
-    return max(known, default=None)
-
-
-def _of_torch(path: str) -> bool:
-    return path.endswith(SHARD) or path.rpartition("/")[2] == METADATA

@@ -17,10 +17,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 from ddpctl_worker import fs
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, Begun, attempt_of, read_begun
 from ddpctl_worker.checkpoint.choice import newest
-from ddpctl_worker.checkpoint.complete import METADATA, Chosen, Manifest, content, moment
-from ddpctl_worker.checkpoint.entries import Files, look, series_of
+from ddpctl_worker.checkpoint.complete import Chosen, Manifest, content, when
+from ddpctl_worker.checkpoint.entries import FOLDER, METADATA, Files, look, series_of
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
+from ddpctl_worker.checkpoint.order import When, moment, when_of
+from ddpctl_worker.checkpoint.pins import at, pinned, unpin
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.checkpoint.whole import damaged, whole
 from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
@@ -43,9 +46,10 @@ class CheckpointClient:
         self._in_turn = list(addresses)
         self._sock: Optional[ssl.SSLSocket] = None
 
-    def list(self) -> Dict[str, Any]:
-        """What it has: ``serve.py`` says in which form."""
-        found = self._value({"k": "list"})
+    def list(self, by: Optional[str] = None, have: Optional[Dict[str, str]] = None) -> Dict[str, Any]:
+        """What it has: ``serve.py`` says in which form. ``by``: the host that asks, and ``have``: entry -> version of
+        the copies that it has of this host's own."""
+        found = self._value({"k": "list", "by": by, "have": have or {}})
         rows, removed, mark = found.get("entries"), found.get("removed"), found.get("mark")
         plain = isinstance(rows, list) and all(isinstance(row, dict) and _is_row(row) for row in rows)
         if not plain or not isinstance(removed, list) or not isinstance(mark, str):
@@ -162,7 +166,7 @@ class Fetching:
         Raises:
             WorkerError: no_space; or corrupt, nobody has it.
         """
-        aside = os.path.join(self._folder.make(self._writer, manifest.FOLDER, INCOMING), file["sha256"])
+        aside = os.path.join(self._folder.make(self._writer, FOLDER, INCOMING), file["sha256"])
         if os.path.exists(aside):  # an earlier try came so far
             return aside
         why = []
@@ -181,7 +185,7 @@ class Fetching:
         raise WorkerError(CORRUPT, "%s cannot be had (%s)" % (what, "; ".join(why) or "no host has it"))
 
     def _take(self, host: str, writer: str, entry: str, path: str, file: File) -> None:
-        below = self._folder.parts(self._writer, manifest.FOLDER, INCOMING)
+        below = self._folder.parts(self._writer, FOLDER, INCOMING)
         part = Part(self._folder.base, file["sha256"], file["size"], folder=below, read_on=self._throttle.read)
         try:
             if host == self._folder.host:
@@ -210,7 +214,7 @@ class Fetching:
 
 def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
     """All these files in a new folder aside, each with its own time; its path."""
-    incoming = folder.make(writer, manifest.FOLDER, INCOMING)
+    incoming = folder.make(writer, FOLDER, INCOMING)
     lacking = [file for file in files.values() if not os.path.exists(os.path.join(incoming, file["sha256"]))]
     whole, more = (sum(file["size"] for file in some) for some in (files.values(), lacking))
     require_space(incoming, whole + more)  # the job's next save needs room too
@@ -261,7 +265,7 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
     missing = {path: file for path, file in chosen.files.items() if path not in have}
     strange = [path for path in missing if os.path.lexists(os.path.join(target, path))]
     adding = bool(have) and not strange and have.items() <= content(chosen.files).items()
-    older = there is not None and moment(there["time"]) < moment(chosen.time) and _nothing_else(target, there)
+    older = there is not None and when(chosen).is_newer(when_of(there)) and _nothing_else(target, there)
     aside = gather(folder, folder.host, missing if adding else chosen.files, get)
     old = "%s.old" % aside
     try:
@@ -293,11 +297,12 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     For after ``put_own``: this host then has the same complete ones as the others.
     """
     own, manifests = folder.of(folder.host), folder.manifests(folder.host)
-    chosen = {series_of(one.entry): moment(one.time) for one in newest(manifests.values()) if series_of(one.entry)}
+    chosen = {series_of(one.entry): when(one) for one in newest(manifests.values()) if series_of(one.entry)}
+    begun = read_begun(own)
     found = []
     for entry, files in look(own).items():
         series, known = series_of(entry), manifests.get(entry)
-        if series not in chosen or not _newer(files, known, chosen[series]):
+        if series not in chosen or not _newer(_when(folder.host, begun, entry, files, known), chosen[series]):
             continue
         if not _usable(own, entry, files, known):
             os.rename(os.path.join(own, entry), _name_aside(os.path.join(own, entry)))
@@ -306,12 +311,43 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     return found
 
 
-def _newer(files: Files, known: Optional[Manifest], than: float) -> bool:
-    """Whether it was written after ``than``. If that is in the future the clock was set back, and what nobody has
-    hashed yet may be from after that."""
+def _when(host: str, begun: Begun, entry: str, files: Files, known: Optional[Manifest]) -> When:
+    """When the files of an entry were written, which may have no manifest yet."""
     if known is not None:
-        return moment(known["time"]) > than
-    return than > time.time() or max(stamp.mtime_ns for stamp in files.values()) / 1e9 > than
+        return when_of(known)
+    written = max(stamp.mtime_ns for stamp in files.values()) / 1e9
+    return When(begun.writer(entry, files), host, written, entry)
+
+
+def _newer(one: When, than: When) -> bool:
+    """Whether it was written after ``than``. If that is in the future of the same clock, the clock was set back, and an
+    entry that nobody has hashed yet may be from after that. Where no attempt is known the step decides."""
+    if one.attempt == BEFORE_ANY:
+        one = one._replace(attempt=than.attempt, clock="")
+    same_clock = (one.attempt, one.clock) == (than.attempt, than.clock)
+    return one.is_newer(than) or (same_clock and one.entry != than.entry and than.moment > time.time())
+
+
+def put_back(folder: JobFolder) -> List[str]:
+    """Give each of this host's own entries that stands by its pinned version that version again; which ones. What has
+    replaced it is not complete, or it would have a manifest, and is set aside.
+
+    For before an attempt, when no rank writes.
+    """
+    own, found = folder.of(folder.host), []
+    entries = look(own)
+    for entry, known in folder.manifests(folder.host).items():
+        place = pinned(own, known)
+        if place is None or manifest.fits(known, entries.get(entry, {})):
+            continue
+        target = _target(folder, folder.host, entry)
+        if os.path.lexists(target):
+            os.rename(target, _name_aside(target))
+        os.rename(at(place, "") if "" in known["files"] else place, target)
+        fs.sync_folder(os.path.dirname(target))
+        unpin(own, entry)
+        found.append(entry)
+    return found
 
 
 def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bool:
@@ -338,14 +374,17 @@ def own_manifest(chosen: Chosen, host: str) -> Manifest:
         "files": chosen.files,
         "references": chosen.references,
         "version": manifest.version_of(chosen.files),
-        "previous": chosen.previous,
+        "serial": chosen.serial,
+        "run": chosen.run,
+        "attempt": chosen.attempt,
+        "clock": chosen.clock,
     }
 
 
 def sweep(folder: JobFolder) -> None:
     """Remove what transfers that nobody continued have left aside."""
     for writer in folder.writers():
-        incoming = os.path.join(folder.of(writer), manifest.FOLDER, INCOMING)
+        incoming = os.path.join(folder.of(writer), FOLDER, INCOMING)
         for name in os.listdir(incoming) if os.path.isdir(incoming) else ():
             path = os.path.join(incoming, name)
             if time.time() - os.lstat(path).st_mtime > FORGOTTEN_S:
@@ -438,6 +477,8 @@ def _is_order(order: Mapping[str, Any]) -> bool:
 def _is_row(row: Dict[str, Any]) -> bool:
     try:
         moment(row["time"])
-        return all(isinstance(row[key], str) for key in ("writer", "entry", "version"))
+        return attempt_of(row) >= BEFORE_ANY and all(
+            isinstance(row[key], str) for key in ("writer", "entry", "version")
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return False

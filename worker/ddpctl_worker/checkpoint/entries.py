@@ -19,7 +19,9 @@ import re
 import stat
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ddpctl_worker.checkpoint.complete import METADATA, SHARD
+FOLDER = ".ddpctl"  # beside the entries, for what ddpctl knows of them
+METADATA = ".metadata"  # the index of torch.distributed.checkpoint, which makes its folder whole
+SHARD = ".distcp"
 
 _DEPTH = 8  # folders in folders; deeper is no checkpoint
 _TEMPORARY = (".tmp", ".part", ".partial")
@@ -61,10 +63,18 @@ def look(folder: str) -> Dict[str, Files]:
 def files_in(folder: str, entry: str) -> Files:
     """The files of one entry as they are now; none where it is gone."""
     *above, name = entry.split("/")
-    found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), _DEPTH - len(above), name).get(name)
+    found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), _DEPTH - len(above), [name]).get(name)
     if found is None:
         return {}
     return {"": found} if isinstance(found, Stamp) else dict(_files("", found))
+
+
+def files_below(folder: str) -> Files:
+    """Every file in a folder as it is now, whatever its name says; none where it is gone."""
+    try:
+        return dict(_files("", _tree(folder, _DEPTH, sorted(os.listdir(folder)))))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
 
 
 def entries(tree: Tree) -> Dict[str, Files]:
@@ -109,6 +119,11 @@ def member_of(path: str) -> Optional[str]:
     return _NUMBERS.sub(lambda found: found["stays"] or "#", path) if _MEMBERS.search(path) else None
 
 
+def is_of_torch(path: str) -> bool:
+    """Whether a file is a shard of torch.distributed.checkpoint, or the index of shards."""
+    return path.rpartition("/")[2] == METADATA or path.endswith(SHARD)
+
+
 def temporary(name: str) -> bool:
     """Whether what has this name is still being written, or is nobody's business."""
     return (name.startswith(".") and name != METADATA) or name.endswith(_TEMPORARY) or not name.isprintable()
@@ -150,9 +165,9 @@ def _files(prefix: str, tree: Tree) -> Iterator[Tuple[str, Stamp]]:
             yield from _files("%s%s/" % (prefix, name), node)
 
 
-def _tree(folder: str, depth: int, only: Optional[str] = None) -> Tree:
+def _tree(folder: str, depth: int, only: Optional[List[str]] = None) -> Tree:
     found: Tree = {}
-    for name in _names(folder) if only is None else [only]:
+    for name in _names(folder) if only is None else only:
         path = os.path.join(folder, name)
         try:
             about = os.lstat(path)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from typing import Dict, Optional, Tuple
 
-from ddpctl_worker.checkpoint.complete import METADATA, SHARD
-from ddpctl_worker.checkpoint.entries import Files, look
+from ddpctl_worker.checkpoint.entries import METADATA, SHARD, Files, look
 
 STABLE_S = 2.0
 

@@ -10,7 +10,8 @@ from typing import Any, Dict, List
 from ddpctl_worker import fs, paths
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.entries import files_in
+from ddpctl_worker.checkpoint.entries import FOLDER, files_in
+from ddpctl_worker.checkpoint.pins import at, pinned
 from ddpctl_worker.contract import BAD_REQUEST
 
 INCOMING = "incoming"  # beside the manifests: what is on its way
@@ -51,23 +52,28 @@ class JobFolder:
         return standing(self.of(writer), writer)
 
     def open(self, writer: str, entry: str, path: str) -> int:
-        """A descriptor to read a file of an entry. No symbolic link on the way is followed.
+        """A descriptor to read a file of an entry as its manifest has it. No symbolic link on the way is followed.
 
         Raises:
             OSError: there is none. WorkerError: bad_request, the name leads out of the folder.
         """
-        return open_below(self.of(writer), inside(entry, path))
+        folder, parts = self.of(writer), inside(entry, path)
+        found = manifest.read(folder, entry)
+        place = pinned(folder, found) if found is not None else None
+        if place is not None:
+            parts = os.path.relpath(at(place, path), folder).split(os.sep)
+        return open_below(folder, parts)
 
     def mark(self) -> str:
         """A random name of this host's own folder, by which another host knows whether it sees that same folder."""
-        path = os.path.join(self.make(self.host, manifest.FOLDER), _OWNER)
+        path = os.path.join(self.make(self.host, FOLDER), _OWNER)
         if not fs.read_optional(path).get("mark"):
             fs.write_json(path, {"mark": os.urandom(16).hex()})
         return str(fs.read_optional(path).get("mark"))
 
     def sees(self, writer: str, mark: str) -> bool:
         """Whether the folder of ``writer`` here is the very one that it writes to: base_dir is shared."""
-        return fs.read_optional(os.path.join(self.of(writer), manifest.FOLDER, _OWNER)).get("mark") == mark
+        return fs.read_optional(os.path.join(self.of(writer), FOLDER, _OWNER)).get("mark") == mark
 
     def removed(self) -> List[str]:
         """Own entries that are gone for good. One that is being written again is not gone, although it has no manifest
@@ -80,10 +86,10 @@ class JobFolder:
         known = [*(one for one in before if one not in entries), *entries]
         gone = [one for one in known if not files_in(self.of(self.host), one)][-MOST_REMOVED:]
         if gone != before:
-            fs.write_json(os.path.join(self.make(self.host, manifest.FOLDER), _REMOVED), {"entries": gone})
+            fs.write_json(os.path.join(self.make(self.host, FOLDER), _REMOVED), {"entries": gone})
 
     def _noted(self) -> List[str]:
-        return list(fs.read_optional(os.path.join(self.of(self.host), manifest.FOLDER, _REMOVED)).get("entries") or ())
+        return list(fs.read_optional(os.path.join(self.of(self.host), FOLDER, _REMOVED)).get("entries") or ())
 
 
 def standing(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:
@@ -93,9 +99,14 @@ def standing(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:
 
 
 def stands(folder: str, found: Dict[str, Any]) -> bool:
-    """Whether every file that a manifest names is there, as it was when it was hashed, and nothing else: what has been
-    added since may be cut, and a script would read it."""
-    return manifest.fits(found, files_in(folder, found["entry"]))
+    """Whether every file that a manifest names is there, as it was when it was hashed: under its own name, or pinned
+    where the name has another version by now. A file that was added may be cut, and a script would read it: such an
+    entry was hashed too early."""
+    files = files_in(folder, found["entry"])
+    if manifest.fits(found, files):
+        return True
+    known = {path: stamp for path, stamp in files.items() if path in found["files"]}
+    return bool(files) and not manifest.fits(found, known) and pinned(folder, found) is not None
 
 
 def inside(entry: str, path: str) -> List[str]:

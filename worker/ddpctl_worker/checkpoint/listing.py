@@ -8,20 +8,21 @@ from typing import Any, Dict, List, Tuple
 
 from ddpctl_worker import fs, paths
 from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, attempt_of, read_begun
 from ddpctl_worker.checkpoint.choice import latest, newest
-from ddpctl_worker.checkpoint.complete import Manifest, age, best
+from ddpctl_worker.checkpoint.complete import Manifest, best, newest_last
 from ddpctl_worker.checkpoint.entries import Files, look, step_of
 from ddpctl_worker.checkpoint.jobfolder import standing
 from ddpctl_worker.contract import BAD_REQUEST
 from ddpctl_worker.notes import iso
-from ddpctl_worker.store.remove import adopt_all
 
 _WHEN = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 
 
 def checkpoints(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"manifests": those whose files are here as they say, of this host's own and of copies, "unknown": what
-    has none: it is being written, or its writer was killed}."""
+    """The verb: {"manifests": those whose files are here as they say, of this host's own and of copies, "unknown": the
+    entries that have none as they are now: they are being written, or their writer was killed}."""
     base = paths.base_of(request)
     manifests, unknown = held(paths.checkpoints_dir(base, str(request.get("job_id") or "")))
     return {"manifests": manifests, "unknown": unknown}
@@ -34,7 +35,6 @@ def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     when = str(request.get("when") or "")
     if not _WHEN.match(when):
         raise WorkerError(BAD_REQUEST, "%r is no time" % when)
-    adopt_all(paths.base_of(request), request["host"], request["job_id"])  # it must not come back with the next start
     aside = "%s@%s" % (top, when)
     try:
         os.rename(top, aside)
@@ -45,7 +45,8 @@ def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
-    """The valid manifests in the folder of a job, of whichever hosts, and what has none."""
+    """The valid manifests in the folder of a job, of whichever hosts, and the entries that none fits as they are now.
+    Of an entry that was replaced there may be both: its manifest is that of the pinned version."""
     manifests: List[Manifest] = []
     unknown: List[Dict[str, Any]] = []
     for host in _hosts(top):
@@ -53,20 +54,34 @@ def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
         found = look(folder)
         good = standing(folder, host)
         manifests += good.values()
-        unknown += [_unknown(host, entry, files) for entry, files in sorted(found.items()) if entry not in good]
+        new = [entry for entry in sorted(found) if entry not in good or not manifest.fits(good[entry], found[entry])]
+        unknown += [_unknown(host, entry, found[entry]) for entry in new]
     return manifests, unknown
 
 
-def summary(base: str, job: str) -> List[List[str]]:
+def summary(base: str, job: str) -> List[Dict[str, Any]]:
     """All of it in short, for ``choice.all_have``."""
     manifests, unknown = held(paths.checkpoints_dir(base, job))
     chosen = {one.entry for one in newest(manifests)}
-    last = latest([one["entry"] for one in sorted(manifests, key=age)])
+    last = latest([one["entry"] for one in newest_last(manifests)])
     asked = {one["entry"] for one in manifests if not best([one])} | (last - chosen)
-    rows = [
-        [one["host"], one["entry"], "" if one["entry"] in asked else one["version"], one["time"]] for one in manifests
+    asked |= {one["entry"] for one in unknown}
+    return [_row(one, "" if one["entry"] in asked else one["version"]) for one in manifests] + [
+        _row({**one, **BEFORE_ANY.to_json(), "clock": one["host"]}, "") for one in unknown
     ]
-    return rows + [[one["host"], one["entry"], "", one["time"]] for one in unknown]
+
+
+def _row(one: Dict[str, Any], version: str) -> Dict[str, Any]:
+    kept = {name: one[name] for name in ("entry", "time", "clock", "serial", "run", "attempt")}
+    return {"writer": one["host"], "version": version, **kept}
+
+
+def last_serial(base: str, job: str) -> int:
+    """The number of the newest start of the job that this machine knows of; 0: it knows none."""
+    top = paths.checkpoints_dir(base, job)
+    folders = [os.path.join(top, host) for host in _hosts(top)]
+    known = [attempt_of(one).serial for folder in folders for one in manifest.read_all(folder)]
+    return max([*known, *(read_begun(folder).attempt.serial for folder in folders)], default=0)
 
 
 def _hosts(top: str) -> List[str]:

@@ -1,16 +1,20 @@
 """What ddpctl knows of an entry: its files with their hashes, in ``<folder>/.ddpctl/<entry>.json``.
 
     {"schema": 1, "entry": "step_120", "host": who wrote it, "step": 120 or null, "time": ISO 8601, "size": bytes,
-     "files": {path within the entry ("" for an entry that is a file): {"size", "sha256", "mtime_ns"}},
-     "references": {path: smallest size} or null, "version": hex, "previous": ns or null}
+     "files": {path within the entry ("" for an entry that is a file): {"size", "sha256", "mtime_ns", "save"}},
+     "references": {path: smallest size} or null, "version": hex,
+     "serial": number of the job's start, "run": id or null, "attempt": number, "clock": host}
 
 One for each entry and host that wrote a part of it. ``references`` is what ``.metadata`` refers to, on the host that
-has it; shards that were written before ``previous`` are of an earlier save under the same name. ``version`` names the
-content: the same entry may be written again. ``/`` in an entry's name is ``%2F`` in that of its file. The manifest is
-written after the files, and aside, so what has none is not known to be whole. A file whose size or time no longer fits
-makes it stale. A copy on another host has the same manifest, and the files the same times. ``time`` is that of the
-newest file, or later: of two in a series the one that was written later has the later time, also where the clock was
-set back in between.
+has it. ``version`` names the content: the same entry may be written again. ``serial``, ``run`` and ``attempt`` say who
+wrote it (attempts.py); 0, null and 0 is what was there before any run. ``save`` counts the saves of that attempt under
+this name: 0 is a file that an attempt before wrote, and null a save that cannot be told from others (saves.py).
+
+``/`` in an entry's name is ``%2F`` in that of its file. The manifest is written after the files, and aside, so what has
+none is not known to be whole. A file whose size or time no longer fits makes it stale, unless that version is pinned
+(pins.py). A copy on another host has the same manifest, and the files the same times. ``time`` is that of the newest
+file by the clock of the host ``clock``, or later: of two in a series the one that was written later has the later time,
+also where the clock was set back in between.
 """
 
 from __future__ import annotations
@@ -19,17 +23,17 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import metadata
-from ddpctl_worker.checkpoint.choice import previous
-from ddpctl_worker.checkpoint.complete import METADATA, Manifest, moment
-from ddpctl_worker.checkpoint.entries import Files, step_of
+from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, AttemptId, attempt_of
+from ddpctl_worker.checkpoint.complete import Manifest
+from ddpctl_worker.checkpoint.entries import FOLDER, METADATA, Files, Stamp, step_of
+from ddpctl_worker.checkpoint.order import moment
 from ddpctl_worker.notes import iso
 
-FOLDER = ".ddpctl"
 SCHEMA = 1
 _BLOCK = 1 << 20
 Tell = Callable[[int], None]
@@ -42,7 +46,12 @@ class Unsettled(Exception):
 
 def path_of(folder: str, entry: str) -> str:
     """The manifest's file of an entry in ``folder``."""
-    return os.path.join(folder, FOLDER, "%s.json" % entry.replace("%", "%25").replace("/", "%2F"))
+    return os.path.join(folder, FOLDER, "%s.json" % file_name(entry))
+
+
+def file_name(entry: str) -> str:
+    """The name of an entry as that of one file."""
+    return entry.replace("%", "%25").replace("/", "%2F")
 
 
 def file_of(folder: str, entry: str, name: str) -> str:
@@ -51,25 +60,28 @@ def file_of(folder: str, entry: str, name: str) -> str:
 
 
 def make(
-    folder: str,
+    paths: Mapping[str, str],
     entry: str,
     host: str,
     files: Files,
-    since: Optional[int] = None,
+    attempt: AttemptId,
+    saves: Mapping[str, Optional[int]],
     read_on: Optional[Tell] = None,
     after: Optional[float] = None,
 ) -> Manifest:
     """The manifest of an entry whose files have just been looked at. Reads every byte, and says to ``read_on`` how many
-    at a time. ``since``: when the run began that writes there now (ns); ``after``: it is newer than what is of that
-    time, whatever the clock says.
+    at a time. ``paths``: where each file lies; ``saves``: the save of each; ``after``: the entry is newer than what is
+    of that time, whatever the clock says.
 
     Raises:
         Unsettled: a file has changed since, or ``.metadata`` is not what torch writes.
         OSError: a file cannot be read.
     """
-    found = {name: _described(folder, entry, name, files, read_on) for name in sorted(files)}
+    found = {name: _described(paths[name], files[name], read_on) for name in sorted(files)}
+    for name, file in found.items():
+        file["save"] = saves[name]
     written = max(stamp.mtime_ns for stamp in files.values()) / 1e9
-    made = {
+    return {
         "schema": SCHEMA,
         "entry": entry,
         "host": host,
@@ -77,10 +89,11 @@ def make(
         "time": iso(written if after is None else max(written, after + 0.001)),
         "size": sum(stamp.size for stamp in files.values()),
         "files": found,
-        "references": _references(folder, entry, files),
+        "references": _references(paths, files),
         "version": version_of(found),
+        **attempt.to_json(),
+        "clock": host,
     }
-    return dict(made, previous=previous(read(folder, entry), made, since))
 
 
 def write(folder: str, manifest: Manifest) -> None:
@@ -153,27 +166,25 @@ def hash_of(path: str, read_on: Optional[Tell] = None) -> str:
                 read_on(len(block))
 
 
-def _described(folder: str, entry: str, name: str, files: Files, read_on: Optional[Tell]) -> Dict[str, Any]:
-    path = file_of(folder, entry, name)
+def _described(path: str, stamp: Stamp, read_on: Optional[Tell]) -> Dict[str, Any]:
     try:
         digest = hash_of(path, read_on)
         now = os.lstat(path)
     except FileNotFoundError:
         raise Unsettled("%s has vanished" % path) from None
-    stamp = files[name]
     if (now.st_size, now.st_mtime_ns, now.st_ino) != tuple(stamp):
         raise Unsettled("%s has changed" % path)
     return {"size": stamp.size, "sha256": digest, "mtime_ns": stamp.mtime_ns}
 
 
-def _references(folder: str, entry: str, files: Files) -> Optional[Dict[str, int]]:
+def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, int]]:
     """What each ``.metadata`` of the entry refers to; None where it has none."""
     indexes = [name for name in files if name.rpartition("/")[2] == METADATA]
     if not indexes:
         return None
     found = {}
     for index in indexes:
-        path = file_of(folder, entry, index)
+        path = paths[index]
         if files[index].size > metadata.LIMIT:
             raise Unsettled("%s has %d bytes" % (path, files[index].size))
         try:
@@ -214,7 +225,9 @@ def valid(found: Manifest) -> bool:
             and all(size >= 0 for size in (sizes or {}).values())
             and all(isinstance(one["mtime_ns"], int) for one in files.values())
             and bool(files)
-            and isinstance(found.get("previous"), (int, type(None)))
+            and isinstance(found["clock"], str)
+            and attempt_of(found) >= BEFORE_ANY
+            and all(one["save"] is None or (type(one["save"]) is int and one["save"] >= 0) for one in files.values())
             and found["size"] == sum(one["size"] for one in files.values())
             and found["version"] == version_of(files)
         )

@@ -1,9 +1,10 @@
 """While a run is live: each host keeps copies of what the hosts before it wrote.
 
 The hosts of a run are a ring, in the order of their node ranks; with ``replicas: 2`` each asks the two before it every
-few seconds what they have, and gets what it lacks. So nobody has to be told who holds what. A copy is removed once its
-writer says that it removed the original, never because that host is silent. Where all hosts see the same base_dir
-nothing is copied.
+few seconds what they have, and gets what it lacks. With the question a host says what it has, so the writer knows which
+copies there are. A copy is removed once its writer says that it removed the original, never because that host is
+silent. Where all hosts see the same base_dir nothing is copied. Only what the attempt itself writes is copied: an
+attempt begins with the newest checkpoint on every host, and from an older one nothing is accepted.
 
 It must not be felt by the training: a quarter of the link at most, and never more than 100 MB/s. A receiver keeps to
 that for what it gets, and a sender for what all receivers get from it.
@@ -22,10 +23,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ddpctl_worker import net, notes
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.choice import covered
-from ddpctl_worker.checkpoint.complete import Manifest, moment
+from ddpctl_worker.checkpoint.attempts import AttemptId, attempt_of, fence
+from ddpctl_worker.checkpoint.complete import Manifest, newest_last
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, remove, sweep
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
+from ddpctl_worker.checkpoint.order import moment
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.store.relay import PeerGone, context
@@ -37,6 +39,7 @@ MOST_RATE = 100e6  # bytes/s
 SHARE = 0.25  # of the link
 MOST_READ = 1000  # manifests of other hosts, in memory
 READ_S = 60.0  # after the run: for the other hosts to read what they saved right before its end
+HOLD_S = 20.0  # without a sign of a host that lacks a copy, a replaced version is not kept for it
 IDLE_S = 20.0  # after the run: without any progress for so long there will be none
 
 
@@ -64,8 +67,9 @@ class Replication:
         client: ssl.SSLContext,
         server: ssl.SSLContext,
         listener: socket.socket,
+        attempt: AttemptId,
     ) -> None:
-        self._folder, self._client = folder, client
+        self._folder, self._client, self._attempt = folder, client, attempt
         self._before = ring_before(hosts, folder.host, replicas)
         self._after = ring_after(hosts, folder.host, replicas)
         self.holders = 1 + len(self._after)  # on how many hosts each file is to lie
@@ -85,10 +89,14 @@ class Replication:
 
     @classmethod
     def of(cls, folder: JobFolder, copying: Dict[str, Any]) -> "Replication":
-        """``copying``: ``{"hosts", "replicas", "certificate", "key", "base"}``. Raises OSError: it cannot listen."""
+        """``copying``: ``{"hosts", "replicas", "certificate", "key", "base", "serial", "run", "attempt"}``.
+
+        Raises:
+            OSError: it cannot listen.
+        """
         pem = copying["certificate"], copying["key"], copying["base"]
         contexts = context(*pem, False), context(*pem, True)
-        return cls(folder, copying["hosts"], copying["replicas"], *contexts, net.listen(0))
+        return cls(folder, copying["hosts"], copying["replicas"], *contexts, net.listen(0), attempt_of(copying))
 
     @property
     def port(self) -> int:
@@ -124,6 +132,22 @@ class Replication:
             self._read[key] = peer.manifest(row["writer"], row["entry"])
         return self._read[key]
 
+    def copied(self, entry: str, version: str) -> bool:
+        """Whether every host that is to have a copy of this version of an own entry has one."""
+        return not self._without(entry, version)
+
+    def copying(self, entry: str, version: str) -> bool:
+        """Whether a host that lacks it asks for copies, or gets some: the version is to stay until that is done."""
+        lacking = self._without(entry, version)
+        if not lacking:
+            return False
+        asked = [self._server.copies[host][1] for host in lacking if host in self._server.copies]
+        return time.monotonic() - max([self._server.moved, *asked]) < HOLD_S
+
+    def _without(self, entry: str, version: str) -> List[str]:
+        have = {host: told for host, (told, _) in self._server.copies.items()}
+        return [host for host in self._after if have.get(host, {}).get(entry) != version]
+
     def removed(self, entries: List[str]) -> None:
         """Own entries that are gone for good; for every look, also with none."""
         self._folder.note_removed(entries)
@@ -153,11 +177,15 @@ class Replication:
     def done(self) -> bool:
         """Whether the hosts before have nothing that lacks here, and will not, and those after lack nothing of this
         host's own; who cannot be reached is not waited for."""
-        mine = {(entry, one["version"]) for entry, one in self._folder.manifests(self._folder.host).items()}
+        mine = {
+            (entry, one["version"])
+            for entry, one in self._folder.manifests(self._folder.host).items()
+            if attempt_of(one) == self._attempt
+        }
         for host in self._after:
             told = self._told(host)
             rows = told["entries"] if told is not None else ()
-            there = {(row["entry"], row["version"]) for row in rows if row["writer"] in (self._folder.host, host)}
+            there = {(row["entry"], row["version"]) for row in rows if row["writer"] == self._folder.host}
             if told is not None and not mine <= there:
                 return False
         before = [(host, told) for host in self._before for told in [self._told(host)] if told is not None]
@@ -171,6 +199,10 @@ class Replication:
         with contextlib.suppress(OSError):
             sweep(self._folder)
         while not self._over:
+            newer = fence(self._folder.of(self._folder.host), self._attempt)
+            if newer is not None:
+                notes.note("nothing is copied any more for %s: %s has begun" % (self._attempt, newer))
+                return
             again = [self._follow(host) for host in self._before]
             if not any(again):
                 self._event.wait(LOOK_S)
@@ -204,14 +236,13 @@ class Replication:
     def _copy_from(self, host: str) -> bool:
         """Copy the newest that lacks here; True when there was one."""
         peer = self._peer(host)
-        told = peer.list()
+        have = {entry: one["version"] for entry, one in self._folder.manifests(host).items()}
+        told = peer.list(self._folder.host, have)
         if self._folder.sees(host, told["mark"]):
             return False  # a shared disk
         self._drop(host, told)
         for row in self._lacking(host, told["entries"]):
             found = self._manifest(peer, row)
-            if not self._lacking(host, [row]):
-                continue
             self._copy(peer, found)
             notes.note("copied the checkpoint %s of %s (%d bytes)" % (found["entry"], host, found["size"]))
             self._moved = time.monotonic()
@@ -220,11 +251,9 @@ class Replication:
 
     def _lacking(self, host: str, rows: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
         """What that host has of its own and this one lacks, newest first."""
-        own = {(host, row["entry"], row["version"]): row for row in rows if row["writer"] == host}
-        have = {(host, entry, one["version"]) for entry, one in self._folder.manifests(host).items()}
-        mine = self._folder.manifests(self._folder.host)  # all of it may be there, as after a restore
-        have |= {key for key, one in self._read.items() if one["entry"] in mine and covered(one, mine[one["entry"]])}
-        lacking = [row for key, row in own.items() if key not in have]
+        own = [row for row in rows if row["writer"] == host and attempt_of(row) == self._attempt]
+        have = {(entry, one["version"]) for entry, one in self._folder.manifests(host).items()}
+        lacking = [row for row in own if (row["entry"], row["version"]) not in have]
         return sorted(lacking, key=lambda row: moment(row["time"]), reverse=True)
 
     def _copy(self, peer: CheckpointClient, found: Manifest) -> None:
@@ -241,9 +270,9 @@ class Replication:
         """Remove copies of what their writer says it has removed. Its newest one stays, whatever it says."""
         there = {row["entry"] for row in told["entries"] if row["writer"] == host}
         have = self._folder.manifests(host)
-        newest = max((moment(one["time"]) for one in have.values()), default=0.0)
+        newest = newest_last(list(have.values()))[-1:]
         for entry in [one for one in told["removed"] if one in have and one not in there]:
-            if moment(have[entry]["time"]) < newest:
+            if have[entry] not in newest:
                 folder = self._folder.of(host)
                 manifest.discard(folder, entry)
                 remove(os.path.join(folder, entry))

@@ -24,14 +24,13 @@ from ddpctl_worker import notes, paths
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint.choice import Kept
 from ddpctl_worker.checkpoint.complete import Chosen
-from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_own, set_newer_aside, sweep
+from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_back, put_own, set_newer_aside, sweep
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.contract import INTERRUPTED
 from ddpctl_worker.store.relay import PeerGone, context, listen_on
-from ddpctl_worker.store.remove import adopt_all
 from ddpctl_worker.store.spread import own_addresses
 
 TELL_S = 1.0
@@ -44,7 +43,6 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     [{"entry", "name"}]}``: what was set aside, and its name now."""
     base = paths.base_of(request)
     folder = JobFolder(base, request["job_id"], request["host"])
-    adopt_all(base, folder.host, folder.job)
     # What was saved right before a power cut has no manifest yet.
     told = _Told(channel)
     Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=told.came).look(ended=False)
@@ -120,6 +118,8 @@ def bring(
     """
     throttle = throttle or Throttle(None)
     sweep(folder)
+    for entry in put_back(folder):
+        notes.note("%s is the version that was kept: the file that had replaced it is not complete" % entry)
     fetching = Fetching(folder, folder.host, peers, throttle)
     for order in orders:
         chosen = Chosen(**{name: order[name] for name in Chosen._fields})

@@ -2,9 +2,10 @@
 
 Over a connection of ``store/relay.py`` (mutual TLS with the run's own certificate) come requests, one JSON line each:
 
-* ``{"to": host, "k": "list"}``: ``{"entries": [{"writer", "entry", "version", "time"}], "removed": [entry], "mark":
-  text, "final": bool}``. ``removed`` are this host's own entries that are gone for good; ``mark`` names its own folder;
-  ``final``: its run is over, and it writes nothing more.
+* ``{"to": host, "k": "list", "by": host or null, "have": {entry: version}}``: ``{"entries": [{"writer", "entry",
+  "version", "time", "serial", "run", "attempt"}], "removed": [entry], "mark": text, "final": bool}``. ``have`` are the
+  copies that ``by`` has of this host's own entries; ``removed`` are those that are gone for good; ``mark`` names its
+  own folder; ``final``: its run is over, and it writes nothing more.
 * ``{"to": host, "k": "manifest", "writer", "entry"}``: that manifest.
 * ``{"to": host, "k": "orders", "for": host, "digest": hex}``: ``{"orders": [...]}``, what that host has to put in place
   for the choice with that digest (``Restore.order``); null: this host has not made it.
@@ -20,12 +21,14 @@ import os
 import socket
 import ssl
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.store.relay import CHUNK, Serving, read_line, send_chunk, send_gone, send_line
+
+_TOLD = ("entry", "version", "time", "serial", "run", "attempt")  # of a manifest, in a list
 
 
 class CheckpointServer(Serving):
@@ -37,6 +40,7 @@ class CheckpointServer(Serving):
         self._folder, self._throttle = folder, Throttle(rate)
         self.moved = time.monotonic()  # when bytes of a file were sent last
         self.final = False
+        self.copies: Dict[str, Tuple[Mapping[str, str], float]] = {}  # host -> what it has of this host's own, and when
         self.orders: Callable[[str, str], Optional[Sequence[Mapping[str, Any]]]] = lambda *asked: None
         self._kinds: Dict[str, Callable[[ssl.SSLSocket, Dict[str, Any]], None]] = {
             "list": self._list,
@@ -53,9 +57,11 @@ class CheckpointServer(Serving):
 
     def _list(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
         final, rows = self.final, []
+        if isinstance(request.get("by"), str) and isinstance(request.get("have"), dict):
+            self.copies[request["by"]] = dict(request["have"]), time.monotonic()
         for writer in self._folder.writers():
             for one in self._folder.manifests(writer).values():
-                rows.append({"writer": writer, **{key: one[key] for key in ("entry", "version", "time")}})
+                rows.append({"writer": writer, **{key: one[key] for key in _TOLD}})
         told = {"entries": rows, "removed": self._folder.removed(), "mark": self._folder.mark(), "final": final}
         _send(sock, told)
 

@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, List, Mapping
 
 from ddpctl_worker import fs
-from ddpctl_worker.checkpoint.manifest import FOLDER
+from ddpctl_worker.checkpoint.entries import FOLDER
 from ddpctl_worker.notes import iso
 
 MOST = 50  # starts on record: a checkpoint that is older than all of them has no known run

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ddpctl_worker.checkpoint.complete import SAME_SAVE_S, File, Manifest, age, best, content, lacking, moment
+from ddpctl_worker.checkpoint.attempts import attempt_of
+from ddpctl_worker.checkpoint.complete import File, Manifest, best, content, lacking, newest_last, when
+from ddpctl_worker.checkpoint.order import When, oldest_first, when_of
 
 
 class SavedPart(NamedTuple):
@@ -25,6 +27,7 @@ class Saved(NamedTuple):
     time: str
     size: int
     parts: Tuple[SavedPart, ...]
+    when: When
     missing: Tuple[str, ...]
     files: Mapping[str, File] = {}
 
@@ -61,44 +64,46 @@ def unite(held: Mapping[str, Iterable[Manifest]]) -> List[Saved]:
                 known.append((manifest, {holder}))
             else:
                 holders.add(holder)
-    return sorted((_saved(entry, found) for entry, found in parts.items()), key=_rank, reverse=True)
+    found = [_saved(entry, known) for entry, known in parts.items()]
+    return newest_first(found)
 
 
-def _rank(saved: Saved) -> Tuple[float, str, List[Tuple[str, str]]]:
-    """As ``complete.rank`` has it."""
-    return moment(saved.time), saved.entry, sorted(content(dict(saved.files)).items())
+def newest_first(found: Iterable[Saved]) -> List[Saved]:
+    """In the order of ``complete.in_order``."""
+    return oldest_first(found, lambda one: one.when, lambda one: sorted(content(dict(one.files)).items()))[::-1]
 
 
 def _saved(entry: str, found: List[Tuple[Manifest, Set[str]]]) -> Saved:
     same: Dict[str, Set[str]] = {}
     for manifest, holders in found:
         same.setdefault(manifest["version"], set()).update(holders)
+    order = newest_last([manifest for manifest, _ in found])
     parts = [
         SavedPart(manifest, tuple(sorted(holders)), tuple(sorted(same[manifest["version"]])))
-        for manifest, holders in sorted(found, key=lambda one: age(one[0]), reverse=True)
+        for manifest, holders in sorted(found, key=lambda one: order.index(one[0]), reverse=True)
     ]
     chosen = best([part.manifest for part in parts])
     if chosen is not None:
         wanted = content(chosen.files).items()
         having = tuple(part for part in parts if wanted & content(part.manifest["files"]).items())
         size = sum(file["size"] for file in chosen.files.values())
-        return Saved(entry, chosen.step, chosen.time, size, having, (), chosen.files)
+        return Saved(entry, chosen.step, chosen.time, size, having, when(chosen), (), chosen.files)
     missing = lacking([part.manifest for part in parts])
     parts = _of_one_save(parts)
     newest = parts[0].manifest
     size = sum(part.manifest["size"] for part in parts)
-    return Saved(entry, newest["step"], newest["time"], size, tuple(parts), tuple(missing))
+    return Saved(entry, newest["step"], newest["time"], size, tuple(parts), when_of(newest), tuple(missing))
 
 
 def _of_one_save(parts: List[SavedPart]) -> List[SavedPart]:
-    """The newest part of each host that belongs to the newest save: for a person, where nothing is complete."""
-    begun = moment(parts[0].manifest["time"]) - SAME_SAVE_S
+    """The newest part of each host that the newest attempt wrote: for a person, where nothing is complete."""
+    attempt = attempt_of(parts[0].manifest)
     names: Set[str] = set()
     writers: Set[str] = set()
     found = []
     for part in parts:
         new = part.manifest["host"] not in writers and not names.issuperset(part.manifest["files"])
-        if new and moment(part.manifest["time"]) >= begun:
+        if new and attempt_of(part.manifest) == attempt:
             found.append(part)
         names.update(part.manifest["files"])
         writers.add(part.manifest["host"])

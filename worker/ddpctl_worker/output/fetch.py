@@ -12,6 +12,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Set
 from ddpctl_worker import fs
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.pins import path_now
 from ddpctl_worker.contract import NO_SUCH_CHECKPOINT
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.output.lines import decode
@@ -74,7 +75,7 @@ def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any
     sender = _Sender(channel)
     for name in request.get("paths") or ():
         if name in known["files"]:
-            sender.plain(manifest.file_of(folder, entry, name), name or os.path.basename(entry))
+            sender.plain(path_now(folder, known, name), name or os.path.basename(entry))
     return {}
 
 

@@ -96,6 +96,7 @@ class _Follow:
         self._judge_at = 0.0
         self._stale: Optional[bool] = None  # as last told
         self._stuck: Optional[Dict[str, Any]] = None  # as last told
+        self._late = False  # whether the checkpoints are far behind, as last told
 
     def over(self) -> bool:
         """Asked before a read that finds nothing: then nothing more can come."""
@@ -116,6 +117,10 @@ class _Follow:
         if status["node_rank"] == 0 and _who(stuck) != _who(self._stuck):
             self._stuck = stuck
             self._channel.send({"stuck": stuck})
+        lag = status["lag"]
+        if lag is not None and lag["late"] != self._late:
+            self._late = lag["late"]
+            self._channel.send({"lag": lag})
         return status["state"] in TERMINAL
 
 

@@ -19,9 +19,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.attempts import attempt_of
+from ddpctl_worker.checkpoint.entries import FOLDER
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
+from ddpctl_worker.checkpoint.lag import Lag
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes
@@ -193,9 +195,11 @@ class _Looks:
 
     def __init__(self, words: "_Words", order: Dict[str, Any]) -> None:
         self._words, self._order = words, order
-        how = {"since": order["since"], "tied": order["tied"]}
-        self._keeper = Keeper(order["folder"], order["host"], read_on=self._meanwhile, **how)
         self._replication = _replication(order)
+        self._keeper = _keeper(order, self._replication, self._meanwhile)
+        copies = 0 if self._replication is None else self._replication.holders - 1
+        self._lag = Lag(order["lag"], attempt_of(order), copies)
+        self._watched = time.monotonic()
         self._pace = _Pace(order["folder"], order["timeout"])
         self._end: Optional[Dict[str, Any]] = None  # the last word
         self._alone = False  # the supervisor is dead
@@ -234,13 +238,22 @@ class _Looks:
         """Some of a file was hashed. What is there at the end is looked at before the time for the rest is up."""
         if self._end is not None or self._alone:
             return
+        if time.monotonic() - self._watched >= LOOK_S:
+            self._watched = time.monotonic()
+            self._try(self._keeper.watch)
         self._hear(self._words.wait(0.0))
         if self._end is not None:
             self._try(lambda: self._keeper.see(self._ended))
 
     def _look(self) -> None:
+        self._watched = time.monotonic()
         self._try(lambda: _turn(self._keeper, self._order, self._ended, self._replication))
+        self._try(self._tell_lag)
         self._pace.looked(self._keeper.cost)
+
+    def _tell_lag(self) -> None:
+        copied = self._replication.copied if self._replication is not None else _no_copies
+        self._lag.look(self._keeper.written(), self._keeper.known, copied)
 
     def _try(self, what: Callable[[], object]) -> None:
         try:
@@ -254,8 +267,8 @@ class _Looks:
 def hurry(folder: str) -> None:
     """Ranks were asked to save to ``folder``, and somebody waits for the manifest: look without long pauses."""
     with contextlib.suppress(OSError, WorkerError):  # it is found all the same, only later
-        fs.private_dir(os.path.join(folder, manifest.FOLDER))
-        fs.write_json(os.path.join(folder, manifest.FOLDER, ASKED), {}, durable=False)
+        fs.private_dir(os.path.join(folder, FOLDER))
+        fs.write_json(os.path.join(folder, FOLDER, ASKED), {}, durable=False)
 
 
 class _Pace:
@@ -263,7 +276,7 @@ class _Pace:
     that is done once for each checkpoint. For ``timeout`` seconds after a ``hurry`` the pauses are short."""
 
     def __init__(self, folder: str, timeout: float) -> None:
-        self._mark, self._timeout = os.path.join(folder, manifest.FOLDER, ASKED), timeout
+        self._mark, self._timeout = os.path.join(folder, FOLDER, ASKED), timeout
         self._asked, self._hurry_until = self._stamp(), 0.0
         self._looked, self._cost = float("-inf"), 0.0
 
@@ -322,6 +335,18 @@ def _replication(order: Dict[str, Any]) -> Optional[Replication]:
     found.start()
     _say(port=found.port)
     return found
+
+
+def _keeper(order: Dict[str, Any], replication: Optional[Replication], read_on: Callable[[int], None]) -> Keeper:
+    how = {} if replication is None else {"copying": replication.copying}
+    return Keeper(
+        order["folder"], order["host"], since=order["since"], read_on=read_on, attempt=attempt_of(order), **how
+    )
+
+
+def _no_copies(entry: str, version: str) -> bool:
+    """Of a run without copies the version itself is all of them."""
+    return True
 
 
 def _turn(

@@ -18,6 +18,7 @@ from ddpctl_worker import fs, notes, paths, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import links
+from ddpctl_worker.checkpoint.attempts import AttemptId, begin
 from ddpctl_worker.checkpoint.starts import note_start
 from ddpctl_worker.contract import (
     BAD_REQUEST,
@@ -210,7 +211,8 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
-        fs.discard(found.adopted)  # of an attempt before
+        if keeper is not None:
+            keeper["lag"] = found.saved
     refused = refused or make_output_folders(run.get("outputs") or (), cwd)
     if refused is None:
         python = env.pop("PYTHON_EXEC", None) or argv[0]
@@ -263,17 +265,22 @@ def _keeper(
     if not settings or folder is None:
         return None, None
     try:
-        tied = links.tie(cwd, folder, settings.get("paths") or (), again)
+        links.link_folders(cwd, folder, settings.get("paths") or (), again)
     except (WorkerError, OSError) as error:
         return None, "a path of checkpoint.paths cannot be kept: %s" % error
     if folder != paths.checkpoint_dir(base, job_id(run), run["host"]):
         return None, None
+    attempt = AttemptId(int(run.get("serial") or 1), run["run"], record.attempt_of(run))
+    try:
+        begin(folder, attempt)
+    except (WorkerError, OSError) as error:
+        return None, "the attempt cannot begin: %s" % error
     outputs = list(run.get("outputs") or ())
-    order = {"folder": folder, "host": run["host"], "tied": tied, "outputs": outputs}
+    order = {"folder": folder, "host": run["host"], "outputs": outputs, **attempt.to_json()}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": job_id(run), "hosts": run["hosts"], "replicas": settings["replicas"]}
-        order["copying"] = {**of_run, **credentials}
+        order["copying"] = {**of_run, **credentials, **attempt.to_json()}
     return order, None
 
 

@@ -15,6 +15,7 @@ from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent.document import Document, Proposal
 from ddpctl_worker.channel import Channel, WorkerError
+from ddpctl_worker.checkpoint.lag import read_lag
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.metrics import last_values
 from ddpctl_worker.paths import RunPaths, base_of, job_id, known_runs, run_paths
@@ -197,6 +198,7 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         "cause": end.get("cause"),
         "candidates": end.get("candidates") or [],
         "note": found.note,
+        "lag": read_lag(paths.saved),
         **_doctors_report(paths),
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),

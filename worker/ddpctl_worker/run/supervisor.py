@@ -496,7 +496,6 @@ class Supervisor:
             "boot": proc.boot_id(),
             "machine": proc.machine(),
             "cwd": self.order["cwd"],
-            "tied": (self.order["keeper"] or {}).get("tied"),
             **self._launching.names(),
         }
         self._recorder.put(self.paths.state, value)

@@ -288,8 +288,8 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
     With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``. With a
-    ``job_id`` the answer has the ``checkpoints`` of that job too, in short (``listing.summary``), and who started the
-    last runs of it here (``starts``).
+    ``job_id`` the answer has the ``checkpoints`` of that job too, in short (``listing.summary``), who started the last
+    runs of it here (``starts``), and the number of its newest start (``serial``).
     """
     base_dir = request["base_dir"]
     folder = fs.own_folder(base_dir, "store")
@@ -307,14 +307,13 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     found = {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
     if request.get("job_id"):
         from ddpctl_worker.checkpoint.jobfolder import JobFolder
-        from ddpctl_worker.checkpoint.listing import summary
+        from ddpctl_worker.checkpoint.listing import last_serial, summary
         from ddpctl_worker.checkpoint.starts import starts_in
-        from ddpctl_worker.store.remove import adopt_all
 
         base, host, job = paths.base_of(request), request["host"], request["job_id"]
-        adopt_all(base, host, job)
         found["checkpoints"] = summary(base, job)
         found["starts"] = starts_in(JobFolder(base, job, host).of(host))
+        found["serial"] = last_serial(base, job)
     return found
 
 

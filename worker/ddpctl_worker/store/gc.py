@@ -12,9 +12,8 @@ import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
 
 import ddpctl_worker
-from ddpctl_worker import fs, notes, proc
+from ddpctl_worker import fs, proc
 from ddpctl_worker.channel import Channel
-from ddpctl_worker.checkpoint.left import adopt_left
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.status import last_sign
 from ddpctl_worker.store.install import MARKER
@@ -54,7 +53,7 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         for item in items if request.get("delete") else []:
             if item.kind != "run":
                 fs.remove(item.path)
-            elif not _take_run(item.path):
+            elif not take(item.path):
                 continue
             freed += item.bytes
         return {
@@ -65,17 +64,6 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             "freed": freed,
             "kept": sorted(finder.kept_environments),
         }
-
-
-def _take_run(path: str) -> bool:
-    """Whether it could go: a checkpoint in it that cannot be brought to those of the job keeps it."""
-    try:
-        for part in parts_of(path):
-            adopt_left(part, removing=True)
-    except OSError as error:
-        notes.note("%s stays: %s" % (path, error))
-        return False
-    return take(path)
 
 
 def parts_of(run: str) -> List[RunPaths]:

@@ -1,7 +1,6 @@
 """How a run that has ended leaves a node: the remove verb, and ``keep_runs`` of a job.
 
-To everybody else it is gone at once; its files go after that. Checkpoints are the job's, not the run's, and stay, also
-one that is still in the run's folder.
+To everybody else it is gone at once; its files go after that. Checkpoints are the job's, not the run's, and stay.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, Dict, List, Set, Tuple
 import ddpctl_worker
 from ddpctl_worker import fs, notes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.checkpoint.left import adopt_left, tied
 from ddpctl_worker.contract import LIVE, OS_ERROR, TERMINAL
 from ddpctl_worker.paths import RunPaths, base_of, job_id, known_runs, run_paths
 from ddpctl_worker.run.status import HERE, holders, node_status, refuse_elsewhere, remains, whereabouts
@@ -88,19 +86,7 @@ def take(folder: str) -> bool:
     return True
 
 
-def adopt_all(base: str, host: str, job: str) -> None:
-    """What the ended runs of ``job`` (a ``job_id``) have left here that belongs to its checkpoints gets there. Where
-    that is impossible it stays, and the next start tries again."""
-    for paths in known_runs(base, host):
-        try:
-            if job_id(fs.read_optional(paths.run)) == job and tied(paths) and is_over(paths, host):
-                adopt_left(paths)
-        except OSError as error:
-            notes.note("a checkpoint in %s does not get to those of the job: %s" % (paths.top, error))
-
-
 def _take_part(paths: RunPaths) -> bool:
-    adopt_left(paths, removing=True)
     taken = take(paths.node)
     with contextlib.suppress(OSError):  # a base_dir that is shared holds the parts of other hosts too
         os.rmdir(os.path.dirname(paths.node))

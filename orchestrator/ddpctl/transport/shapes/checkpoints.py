@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from ddpctl.transport.shapes.words import IP, Count, Hash, Moment, Name, Place, Port, Whole
 
@@ -24,6 +24,7 @@ class KeptFileDict(TypedDict):
     size: Count
     sha256: Hash
     mtime_ns: Whole
+    save: Count | None
 
 
 class ManifestDict(TypedDict):
@@ -35,7 +36,10 @@ class ManifestDict(TypedDict):
     files: Annotated[dict[PathInEntry, KeptFileDict], Field(min_length=1)]
     references: dict[PathInEntry, Count] | None
     version: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    previous: NotRequired[Whole | None]
+    serial: Count
+    run: Name | None
+    attempt: Count
+    clock: Name
 
 
 class UnknownDict(TypedDict):

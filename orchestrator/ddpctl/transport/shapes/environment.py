@@ -23,12 +23,24 @@ class StartDict(TypedDict):
     origin: OriginDict | None
 
 
+class HeldInShortDict(TypedDict):
+    writer: Name
+    entry: Place
+    version: Version
+    time: Moment
+    clock: Name
+    serial: Count
+    run: Name | None
+    attempt: Count
+
+
 class HoldingsDict(TypedDict):
     sizes: dict[Hash, Count]
     partial: dict[Hash, Count]
     free: Count
-    checkpoints: NotRequired[list[Annotated[tuple[Name, Place, Version, Moment], BeforeValidator(as_tuple)]]]
+    checkpoints: NotRequired[list[HeldInShortDict]]
     starts: NotRequired[Annotated[list[StartDict], Field(max_length=1000)]]
+    serial: NotRequired[Count]
 
 
 class JoinedDict(TypedDict):

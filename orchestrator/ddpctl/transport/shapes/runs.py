@@ -188,6 +188,17 @@ class StrangersDict(TypedDict):
     last: Moment
 
 
+class LagDict(TypedDict):
+    """How far the checkpoints with all of their copies are behind the saves."""
+
+    name: Place
+    saved_s: Number
+    kept_s: Number | None
+    behind_s: Number | None
+    late: bool
+    copies: Small
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -211,6 +222,7 @@ class StatusDict(TypedDict):
     diagnosis: NotRequired[DiagnosisDict | None]
     slow: NotRequired[list[SlowDict] | None]
     reported: NotRequired[Moment | None]
+    lag: NotRequired[LagDict | None]
     agreed: NotRequired[AgreedDict | None]
     strangers: NotRequired[StrangersDict | None]
     record: RecordDict
@@ -311,6 +323,10 @@ class StandingDict(TypedDict):
 
 class StuckDict(TypedDict):
     stuck: DiagnosisDict | None
+
+
+class FallingBehindDict(TypedDict):
+    lag: LagDict
 
 
 class TailedDict(TypedDict):

@@ -1,0 +1,109 @@
+"""Versions of a checkpoint that stay as they were although the script replaces their files: hard links to them.
+
+``<folder>/.ddpctl/pinned/<entry>/<number>/`` holds a link to each file of one version. A rename over the original
+leaves the link alone; a write into the original changes both, and then the version is gone. The keeper pins what it
+judges, and the newest version that has a manifest: at most two replaced versions take space on the disk.
+
+A file system without hard links has no pins: there a checkpoint counts only as long as it lies under its own name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Iterable, List, Optional
+
+from ddpctl_worker import fs
+from ddpctl_worker.checkpoint.complete import Manifest
+from ddpctl_worker.checkpoint.entries import FOLDER, Files, files_below
+from ddpctl_worker.checkpoint.manifest import file_name, file_of, fits
+
+PINNED = "pinned"
+_FILE = "="  # the name of an entry that is a file
+
+
+def pin(folder: str, entry: str, files: Files) -> Optional[str]:
+    """Pin this version of an entry; its place, or None where it has changed meanwhile.
+
+    Raises:
+        OSError: the file system has no hard links, or the disk is full.
+    """
+    place = os.path.join(_folder(folder, entry), _number(files))
+    if not os.path.isdir(place):
+        aside = "%s.new" % place
+        fs.remove(aside)
+        os.makedirs(aside, 0o700)
+        try:
+            for path in files:
+                target = at(aside, path)
+                os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
+                os.link(os.path.join(folder, entry, path) if path else os.path.join(folder, entry), target)
+            os.rename(aside, place)
+        except FileNotFoundError:
+            return None
+        finally:
+            fs.remove(aside)
+    if version_at(place) == files:
+        return place
+    fs.remove(place)
+    return None
+
+
+def at(place: str, path: str) -> str:
+    """Where a file of a pinned version lies."""
+    return os.path.join(place, path or _FILE)
+
+
+def version_at(place: str) -> Files:
+    """The files of a pinned version, as they are now; none where it is gone."""
+    found = files_below(place)
+    return {"": found[_FILE]} if set(found) == {_FILE} else found
+
+
+def pinned(folder: str, manifest: Manifest) -> Optional[str]:
+    """The place where every file that a manifest names is pinned as it was hashed; None: nowhere."""
+    for place in _places(folder, manifest["entry"]):
+        if fits(manifest, version_at(place)):
+            return place
+    return None
+
+
+def path_now(folder: str, manifest: Manifest, path: str) -> str:
+    """Where a file of a manifest lies now: pinned, or under its own name."""
+    place = pinned(folder, manifest)
+    return at(place, path) if place is not None else file_of(folder, manifest["entry"], path)
+
+
+def unpin(folder: str, entry: str, but: Iterable[Optional[str]] = ()) -> None:
+    """Remove the pinned versions of an entry, except for the places in ``but``."""
+    kept = set(but)
+    for place in _places(folder, entry):
+        if place not in kept:
+            fs.remove(place)
+    if not kept - {None}:
+        fs.remove(_folder(folder, entry))
+
+
+def entries_pinned(folder: str) -> List[str]:
+    """The entries of which something is pinned."""
+    try:
+        names = sorted(os.listdir(os.path.join(folder, FOLDER, PINNED)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [name.replace("%2F", "/").replace("%25", "%") for name in names]
+
+
+def _folder(folder: str, entry: str) -> str:
+    return os.path.join(folder, FOLDER, PINNED, file_name(entry))
+
+
+def _places(folder: str, entry: str) -> List[str]:
+    top = _folder(folder, entry)
+    try:
+        return [os.path.join(top, name) for name in sorted(os.listdir(top))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _number(files: Files) -> str:
+    return hashlib.sha256(repr(sorted(files.items())).encode("utf-8", "surrogateescape")).hexdigest()[:16]
