@@ -19,7 +19,7 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths, base_of, checkpoint_dir, run_paths
+from ddpctl_worker.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
 from ddpctl_worker.run.growing import GrowingFiles
@@ -55,7 +55,7 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     seconds = None if grace is None else float(grace)
     if longer and os.path.exists(paths.stop):
         _allow(paths, {"grace": seconds, "by": by, "longer": True})
-    growth = GrowingFiles(checkpoint_dir(base_of(request), str(run["job"]), str(request["host"]))) if run else None
+    growth = _growth(base_of(request), run) if run else None
 
     def tell(left: float) -> None:
         found = growth.look() if growth is not None else None
@@ -74,6 +74,15 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 def _has_something(attempt: RunPaths) -> bool:
     state = holders(attempt)
     return bool(watchers(state) or remains(attempt, state))
+
+
+def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
+    """The job's checkpoints on this host; None where a damaged record does not name them: a stop works all the same."""
+    try:
+        return GrowingFiles(checkpoint_dir(base, job_id(run), str(run.get("host"))))
+    except WorkerError as error:
+        notes.note("no look at files that grow: %s" % error)
+        return None
 
 
 def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
