@@ -158,16 +158,17 @@ def test_of_a_live_run_with_restarts_the_lost_hosts_are_told_and_what_uses_them_
 ) -> None:
     live = of("train", ["node0", "node1", "node2"], state="running")
     run = replace(
-        live, record={"restart": {"first": {}}}, nodes=(*live.nodes[:2], replace(live.nodes[2], state="lost"))
+        live,
+        record={"project": "exp", "restart": {"first": {}}},
+        nodes=(*live.nodes[:2], replace(live.nodes[2], state="lost")),
     )
     again = "takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
     said = printed(status_view(run), 200, monkeypatch)
     assert f"node2 is lost: it {again}" in said
     assert not any("majority" in line for line in said)
     fewer = replace(run, nodes=(live.nodes[0], *(replace(one, state="lost") for one in live.nodes[1:])))
-    assert any(
-        "ddpctl kill train, then ddpctl restart train" in line for line in printed(status_view(fewer), 200, monkeypatch)
-    )
+    end = f"ddpctl kill {RUN}, then ddpctl restart {RUN}"
+    assert any(end in line for line in printed(status_view(fewer), 300, monkeypatch))
     ended = replace(run, nodes=tuple(replace(one, state="lost") for one in live.nodes))
     assert not any(again in line for line in printed(status_view(ended), 200, monkeypatch))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import state as st
-from ddpctl_worker.agent.document import Attempt, Ballot, Choice, Document
+from ddpctl_worker.agent.document import AgreedAttempt, Ballot, CheckpointChoice, Document
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.contract import KILLED
 from tests.simulator.host import START_OF_TIME, DiskFull, Host
@@ -88,7 +88,7 @@ class AgentWorld:
         nodes = choose.randint(1, len(names))
         self.rules = Rules(tuple(names), nodes, choose.randint(1, nodes), restarts=1000)
         self.resumes = choose.random() < profile.resumes
-        first = Attempt(1, self.first_hosts(names, nodes), 1, 2, "2026-01-01T00:00:00+00:00")
+        first = AgreedAttempt(1, self.first_hosts(names, nodes), 1, 2, "2026-01-01T00:00:00+00:00")
         ballot = Ballot.first(names[0], Document((first,), True, 1))
         self.mute = set(names) if choose.random() < profile.mute else set()  # only the lease ends their ranks
         self._ports = itertools.count(30000, 2)
@@ -164,7 +164,7 @@ class AgentWorld:
                 peer.held.append(arrive)
                 return
             try:
-                answer = peer.happen(st.Asked(host.name, carried))
+                answer = peer.happen(st.PeerAsked(host.name, carried))
             except DiskFull:
                 return
             if answer is not None:
@@ -177,7 +177,7 @@ class AgentWorld:
             if host.stopped:
                 host.held.append(lambda: come_back(answer))
             elif host.clock() - asked <= ASK_S:
-                self._happen(host, st.Answered(other, carried, answer, asked))
+                self._happen(host, st.PeerAnswered(other, carried, answer, asked))
 
         self._carry(arrive)
 
@@ -211,19 +211,19 @@ class AgentWorld:
         port = next(self._ports)
         return port, port + 1
 
-    def choose(self, host: Host, number: int) -> Choice:
+    def choose(self, host: Host, number: int) -> CheckpointChoice:
         """Another one each time: what is saved may have changed."""
-        choice = Choice(f"choice {next(self._choices)} for {number}", ())
+        choice = CheckpointChoice(f"choice {next(self._choices)} for {number}", ())
         self._chosen[choice.digest] = host.name
         return choice
 
-    def knows_choice(self, first: str, choice: Choice) -> bool:
+    def knows_choice(self, first: str, choice: CheckpointChoice) -> bool:
         return self._chosen.get(choice.digest) == first and self.hosts[first].agent is not None
 
-    def restored(self, host: Host, number: int, choice: Choice) -> None:
+    def restored(self, host: Host, number: int, choice: CheckpointChoice) -> None:
         self.promises.see_restored(host.name, number, choice)
 
-    def started(self, host: Host, attempt: Attempt) -> None:
+    def started(self, host: Host, attempt: AgreedAttempt) -> None:
         self.log(f"attempt {attempt.number} starts on {host.name}")
         self.promises.see_start(host.name, attempt)
 

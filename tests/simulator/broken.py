@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from ddpctl_worker.agent import ending, following, raft
-from ddpctl_worker.agent.document import Choice, Document
+from ddpctl_worker.agent.document import CheckpointChoice, Document
 from ddpctl_worker.agent.limits import NEAR_S
 from ddpctl_worker.agent.state import Event, State
 from ddpctl_worker.gang.council import Council
@@ -58,7 +58,7 @@ class LeaseNotRenewed(AgentWorld):
 class ManyChoices(AgentWorld):
     """Each host resumes from what it finds."""
 
-    def restored(self, host: Host, number: int, choice: Choice) -> None:
+    def restored(self, host: Host, number: int, choice: CheckpointChoice) -> None:
         super().restored(host, number, choice._replace(digest=choice.digest + host.name))
 
 

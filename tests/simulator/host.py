@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import state as st
 from ddpctl_worker.agent import step as rules
-from ddpctl_worker.agent.document import Ballot, Choice
+from ddpctl_worker.agent.document import Ballot, CheckpointChoice
 from ddpctl_worker.agent.part import brief
 from ddpctl_worker.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOOTED, SPAWN_FAILED
 
@@ -104,7 +104,7 @@ class Preparation:
         self.number = number
         self.moved = 0
         self.reaches: tuple[str, ...] | None = None
-        self.choice: Choice | None = None
+        self.choice: CheckpointChoice | None = None
         self.restored = False
         self.called_off = False
         self.failed: dict[str, Any] | None = None
@@ -175,13 +175,13 @@ class Host:
         with contextlib.suppress(DiskFull):
             self.happen(st.Looked(stop, self._progress()))
 
-    def _progress(self) -> st.Progress | None:
+    def _progress(self) -> st.PartProgress | None:
         part = self.part
         if part is None:
             return None
         ranks = self.ranks.get(part.number)
         end = brief(ranks.end, part.called_off) if ranks is not None else brief(part.failed)
-        return st.Progress(part.number, part.moved, part.reaches, part.choice, part.restored, end)
+        return st.PartProgress(part.number, part.moved, part.reaches, part.choice, part.restored, end)
 
     def _save(self, ballot: Ballot) -> None:
         self.world.maybe_crash(self, "before the disk had it")
@@ -201,9 +201,9 @@ class Host:
         elif isinstance(action, st.Renew):
             if world.leases_are_renewed:
                 self.ranks[action.number].until = max(self.ranks[action.number].until, action.until)
-        elif isinstance(action, st.Start):
+        elif isinstance(action, st.StartPart):
             self._start(action)
-        elif isinstance(action, (st.Collect, st.Choose, st.Restore)):
+        elif isinstance(action, (st.Collect, st.Choose, st.RestorePart)):
             self._prepare(action)
         elif isinstance(action, st.CallOff):
             self._call_off(action.number)
@@ -220,12 +220,12 @@ class Host:
             self.note = action.note
         elif isinstance(action, st.Announce):
             self.told.append(action.event)
-        elif isinstance(action, st.End):
+        elif isinstance(action, st.EndRun):
             self._end(action)
         elif isinstance(action, st.Log):
             world.log(f"{self.name}: {action.text}")
 
-    def _start(self, action: st.Start) -> None:
+    def _start(self, action: st.StartPart) -> None:
         assert self.agent is not None
         last = self.agent.document.last
         if self.part is None or self.part.number != action.number:
@@ -233,7 +233,7 @@ class Host:
         self.ranks[action.number] = Ranks(self, last.hosts, action.number, action.until)
         self.world.started(self, last)
 
-    def _prepare(self, action: st.Collect | st.Choose | st.Restore) -> None:
+    def _prepare(self, action: st.Collect | st.Choose | st.RestorePart) -> None:
         if isinstance(action, st.Collect):
             self.part = Preparation(action.number)
         part, world = self.part, self.world
@@ -269,7 +269,7 @@ class Host:
         seconds = choose.choice([0.3, 6.0]) * choose.uniform(0.3, 1.0)
         self.world.after(seconds, lambda: ranks.finish(KILLED, killed))
 
-    def _end(self, action: st.End) -> None:
+    def _end(self, action: st.EndRun) -> None:
         cause = None if action.cause is None else dict(action.cause)
         for ranks in self.ranks.values():
             ranks.finish(KILLED, cause)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpctl_worker.agent.document import Attempt, Choice
+from ddpctl_worker.agent.document import AgreedAttempt, CheckpointChoice
 from ddpctl_worker.agent.limits import END_S
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Promises:
         self._meanings: dict[int, tuple[object, ...]] = {}
         self._resumed: dict[int, str] = {}  # by attempt: the digest of the choice
         self._ready: set[tuple[str, int]] = set()
+        self._newest_term = 0  # of a leader whose proposal was committed
         self.over: str | None = None  # the state that was agreed on
         self._recorded: str | None = None  # the first end that a host has recorded
         self._settles_at: float | None = None
@@ -35,7 +36,7 @@ class Promises:
 
     # --- events
 
-    def see_start(self, name: str, attempt: Attempt) -> None:
+    def see_start(self, name: str, attempt: AgreedAttempt) -> None:
         number = attempt.number
         meaning = (attempt.hosts, attempt.master_port, attempt.gang_port)
         if self._meanings.setdefault(number, meaning) != meaning:
@@ -51,7 +52,7 @@ class Promises:
             self.fail(f"attempt {number} starts on {name} after a host has recorded the end {self._recorded}")
         self._check_attempts()
 
-    def _check_ready(self, name: str, attempt: Attempt) -> None:
+    def _check_ready(self, name: str, attempt: AgreedAttempt) -> None:
         """No rank starts before every host has in place what the attempt resumes from."""
         if attempt.number == 1 or not self._world.resumes:
             return
@@ -59,7 +60,7 @@ class Promises:
         if late:
             self.fail(f"attempt {attempt.number} starts on {name} before {late[0]} is ready")
 
-    def see_restored(self, name: str, number: int, choice: Choice) -> None:
+    def see_restored(self, name: str, number: int, choice: CheckpointChoice) -> None:
         self._ready.add((name, number))
         if self._resumed.setdefault(number, choice.digest) != choice.digest:
             self.fail(f"attempt {number} resumes from {self._resumed[number]} and, on {name}, from {choice.digest}")
@@ -111,8 +112,9 @@ class Promises:
     def _check_agreement(self) -> None:
         for host in self._world.leaders():
             state = host.agent
-            if state is None or not state.agreed:
-                continue
+            if state is None or not state.agreed or state.ballot.term < self._newest_term:
+                continue  # a leader that is cut off does not know that there is another leader
+            self._newest_term = state.ballot.term
             document = state.document
             over = document.over["state"] if document.over else None
             if self.over is not None and over != self.over:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpctl_worker.agent import raft
 from ddpctl_worker.agent import state as st
-from ddpctl_worker.agent.document import Attempt, Ballot, Document
+from ddpctl_worker.agent.document import AgreedAttempt, Ballot, Document
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.state import Config, Event, State
 
@@ -20,8 +20,8 @@ def at(now: float, fact: st.Fact | None = None) -> Event:
     return Event(now, 1_767_225_600.0 + now, 0.0, fact or st.Tick())
 
 
-def attempt(number: int = 1, hosts: str = "n0 n1 n2", **more: Any) -> Attempt:
-    return Attempt(number, tuple(hosts.split()), 1, 2, BEGUN, **more)
+def attempt(number: int = 1, hosts: str = "n0 n1 n2", **more: Any) -> AgreedAttempt:
+    return AgreedAttempt(number, tuple(hosts.split()), 1, 2, BEGUN, **more)
 
 
 def agent(host: str, hosts: int = 3, now: float = 100.0, document: Document | None = None, **config: Any) -> State:

@@ -16,7 +16,7 @@ from ddpctl_worker.agent import raft, talk
 from ddpctl_worker.agent.agent import HostAgent
 from ddpctl_worker.agent.document import Ballot, Document
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.state import Answered
+from ddpctl_worker.agent.state import PeerAnswered
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.notes import boottime
 from ddpctl_worker.paths import RunPaths
@@ -150,7 +150,7 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_proposal(tmp_path:
     agent = HostAgent({"request": request, "base": "/", "umask": 0o077}, own, desk("b"), {}, ballot)
     proposal = ballot.proposal._replace(version=2).to_json()
     answer = {"term": 1, "leader": "a", "stamp": 1.0, "remaining": 7.0, "mark": (1, 2), "committed": (1, 1)}
-    heard = Answered("a", {"k": "poll"}, {**answer, "proposal": proposal}, boottime())
+    heard = PeerAnswered("a", {"k": "poll"}, {**answer, "proposal": proposal}, boottime())
     with pytest.raises(OSError, match="No such file"):
         agent._happen(heard)
     assert raft.poll(agent._state)["have"] == (1, 1)

@@ -26,7 +26,7 @@ class Preparing:
         rules = Rules(names, 3, least, restarts=1)
         self.leader = agent("n0", hosts, self.now, document, rules=rules, resumes=True)
         self.reports: dict[str, st.Report] = {name: report(2) for name in names[1:]}
-        self.own = st.Progress(2)
+        self.own = st.PartProgress(2)
         self.note: str | None = None
 
     def turn(self, seconds: float = 0.0) -> None:
@@ -113,7 +113,7 @@ def test_fewer_hosts_are_enough_where_the_job_says_so() -> None:
 def test_what_a_host_says_of_its_preparation() -> None:
     part = LocalPart("/nonexistent", 2)
     part.move(7)
-    assert part.progress == st.Progress(2, moved=7)
+    assert part.progress == st.PartProgress(2, moved=7)
     part.wanted = False
     with pytest.raises(CalledOff):
         part.move()

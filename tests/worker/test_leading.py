@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpctl_worker.agent import state as st
-from ddpctl_worker.agent.document import Choice, Document, Resume
+from ddpctl_worker.agent.document import CheckpointChoice, Document, ResumePlan
 from ddpctl_worker.agent.limits import KILL_S, STUCK_S
 from ddpctl_worker.agent.step import step
 from tests.worker.agreement import ENDED, agent, ask_leader, at, attempt, report, with_reports
@@ -72,38 +72,38 @@ def prepare(**reports: st.Report) -> st.State:
     return leader
 
 
-def see(leader: st.State, own: st.Progress, **reports: st.Report) -> tuple[st.State, st.Actions]:
+def see(leader: st.State, own: st.PartProgress, **reports: st.Report) -> tuple[st.State, st.Actions]:
     return step(with_reports(leader, 102.0, reports), at(102.0, st.Looked(None, own)))
 
 
 def test_the_checkpoints_of_a_spare_count_where_every_host_of_the_attempt_reaches_it() -> None:
     for reaches, sources in ((("n2",), ("n0", "n1", "n2")), ((), ("n0", "n1"))):
         told = {"n1": report(2, reaches=reaches), "n2": report(2, clear=True)}
-        leader, _ = see(prepare(**told), st.Progress(2, reaches=("n2",)), **told)
-        assert leader.document.resume == Resume(2, sources)
+        leader, _ = see(prepare(**told), st.PartProgress(2, reaches=("n2",)), **told)
+        assert leader.document.resume == ResumePlan(2, sources)
 
 
 def test_every_host_waits_until_the_choice_was_agreed_on() -> None:
     told = {"n1": report(2, reaches=()), "n2": report(2, clear=True)}
-    own, choice = st.Progress(2, reaches=()), Choice("ab12", ("step_4",))
+    own, choice = st.PartProgress(2, reaches=()), CheckpointChoice("ab12", ("step_4",))
     leader, _ = see(prepare(**told), own, **told)
     leader, actions = see(leader, own, **told)
     assert st.Choose(2, ("n0", "n1"), ("n0", "n1")) in actions
     leader, actions = see(leader, own._replace(choice=choice), **told)
-    assert leader.document.resume == Resume(2, ("n0", "n1"), choice)
-    assert not any(isinstance(action, st.Restore) for action in actions)
+    assert leader.document.resume == ResumePlan(2, ("n0", "n1"), choice)
+    assert not any(isinstance(action, st.RestorePart) for action in actions)
     leader, actions = see(leader, own._replace(choice=choice), **told)
-    assert st.Restore(2, ("n0", "n1"), choice) in actions
+    assert st.RestorePart(2, ("n0", "n1"), choice) in actions
 
 
 def test_a_choice_that_was_made_is_not_made_again() -> None:
     """Another one is not heard: it is another host's turn, or an answer that came late."""
     told = {"n1": report(2, reaches=()), "n2": report(2, clear=True)}
-    own = st.Progress(2, reaches=())
+    own = st.PartProgress(2, reaches=())
     leader, _ = see(prepare(**told), own, **told)
     for digest in ("first", "second", "third"):
-        leader, _ = see(leader, own._replace(choice=Choice(digest, ())), **told)
-    assert leader.document.resume == Resume(2, ("n0", "n1"), Choice("first", ()))
+        leader, _ = see(leader, own._replace(choice=CheckpointChoice(digest, ())), **told)
+    assert leader.document.resume == ResumePlan(2, ("n0", "n1"), CheckpointChoice("first", ()))
 
 
 def test_a_step_whose_proposal_cannot_be_saved_has_not_happened() -> None:
@@ -111,8 +111,8 @@ def test_a_step_whose_proposal_cannot_be_saved_has_not_happened() -> None:
     told = {"n1": report(2, reaches=()), "n2": report(2, clear=True)}
     leader = prepare(**told)
     before = with_reports(leader, 102.0, told)
-    after, actions = step(before, at(102.0, st.Looked(None, st.Progress(2, reaches=()))))
+    after, actions = step(before, at(102.0, st.Looked(None, st.PartProgress(2, reaches=()))))
     assert isinstance(actions[0], st.Save)
     assert before.document.resume is None
-    again, _ = step(before, at(102.2, st.Looked(None, st.Progress(2, reaches=()))))
+    again, _ = step(before, at(102.2, st.Looked(None, st.PartProgress(2, reaches=()))))
     assert again.document == after.document

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.agent import policy
-from ddpctl_worker.agent.document import Attempt
+from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.agent.leading import convict, ends_of
 from ddpctl_worker.agent.policy import NextStep, Rules, choose, pause
 from ddpctl_worker.agent.state import Report
@@ -25,12 +25,12 @@ BEGUN = "2026-01-02T03:04:05+00:00"
 
 def attempt(
     cause: dict[str, Any] | None = None, hosts: list[str] | None = None, number: int = 1, lasted: int = 5
-) -> Attempt:
+) -> AgreedAttempt:
     ended = datetime.fromisoformat(BEGUN) + timedelta(seconds=lasted)
-    return Attempt(number, tuple(hosts or HOSTS), 1, 2, BEGUN, ended.isoformat(), cause)
+    return AgreedAttempt(number, tuple(hosts or HOSTS), 1, 2, BEGUN, ended.isoformat(), cause)
 
 
-def after(rules: Rules, attempts: list[Attempt], ends: policy.Ends, near: list[str], aside: Any) -> NextStep:
+def after(rules: Rules, attempts: list[AgreedAttempt], ends: policy.Ends, near: list[str], aside: Any) -> NextStep:
     return policy.after(rules, attempts, ends, near, aside, wall=0.0)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.agent import resume, talk
-from ddpctl_worker.agent.document import Choice
+from ddpctl_worker.agent.document import CheckpointChoice
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
@@ -63,7 +63,7 @@ class Party:
     def part(self, host: str, number: int = 2) -> LocalPart:
         return LocalPart(str(self.folder / "runs" / host), number)
 
-    def choose(self, number: int = 2) -> Choice:
+    def choose(self, number: int = 2) -> CheckpointChoice:
         """All collect, and the first host chooses."""
         parts = {host: self.part(host, number) for host in self.hosts}
         for task in [Task(partial(self.resume[host].collect, part, self.hosts)) for host, part in parts.items()]:
@@ -74,7 +74,7 @@ class Party:
         assert first.choice is not None
         return first.choice
 
-    def begin(self, host: str, choice: Choice, part: LocalPart | None = None) -> Task:
+    def begin(self, host: str, choice: CheckpointChoice, part: LocalPart | None = None) -> Task:
         return Task(lambda: self.resume[host].restore(part or self.part(host), self.hosts, choice))
 
     def all_bring(self) -> None:
@@ -172,7 +172,7 @@ def test_a_choice_that_the_first_host_has_not_made_is_refused(party: Any) -> Non
     two = party("ab", 2)
     two.choose()
     with pytest.raises(WorkerError, match="a does not know any more what attempt 2 resumes from"):
-        two.begin("b", Choice("0" * 64, ())).result()
+        two.begin("b", CheckpointChoice("0" * 64, ())).result()
 
 
 def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(

@@ -135,7 +135,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
         if run.lacks_majority:
             words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
-            parts.append(Text(f"{words}; {end_and_continue(run.job)}", style="yellow"))
+            parts.append(Text(f"{words}; {end_and_continue(run.run)}", style="yellow"))
     if bothered := [node for node in run.nodes if node.strangers]:
         parts.append(Text(strangers_line(bothered), style="yellow"))
     parts += [Text(line, style="yellow") for line in untracked_lines(run.untracked)]

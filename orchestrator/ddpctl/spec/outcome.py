@@ -235,7 +235,7 @@ class RunStatus:
         others = [node for node in self.nodes if node.state != contract.UNREACHABLE]
         if len(silent) >= majority_of(len(self.nodes)):
             return True
-        known = all(node.agreed for node in others)  # else an attempt may have begun that they do not tell of
+        known = all(node.agreed for node in others)  # else an attempt may have begun that they do not know
         apart = all(node in silent for node in self.nodes_at_work)
         return 2 * len(silent) >= len(self.nodes) and (apart or not known)
 

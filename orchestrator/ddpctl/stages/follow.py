@@ -344,7 +344,7 @@ def follow(
 
 
 class _Losses:
-    """What is told of the hosts that a run with restarts has lost."""
+    """The warnings about hosts that a run with restarts has lost."""
 
     def __init__(self, run: str, hosts: int, tell: Tell) -> None:
         self._run, self._hosts, self._tell = run, hosts, tell

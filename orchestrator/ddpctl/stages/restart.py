@@ -98,7 +98,7 @@ def require_ended(run: RunStatus) -> None:
         left = sum(node.state != contract.LOST for node in run.nodes)
         raise UsageError(
             f"{run.job} is {run.state} (run {run.run}): {no_majority(left, len(run.nodes))}",
-            hint=end_and_continue(run.job),
+            hint=end_and_continue(run.run),
         )
     by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
     what = by_itself if restarts else "only a run that has ended can be restarted"

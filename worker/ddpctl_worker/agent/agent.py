@@ -134,8 +134,8 @@ class HostAgent:
         self._carry_out: Dict[type, Callable[[Any], None]] = {
             state.Collect: self._collect,
             state.Choose: self._choose,
-            state.Restore: self._restore,
-            state.Start: self._start,
+            state.RestorePart: self._restore,
+            state.StartPart: self._start,
             state.CallOff: self._call_off,
             state.Drop: self._drop,
             state.CheckLinks: self._check_links,
@@ -143,7 +143,7 @@ class HostAgent:
             state.Announce: self._announce,
             state.Say: lambda action: own.say(action.note),
             state.Log: lambda action: notes.note(action.text),
-            state.End: self._end,
+            state.EndRun: self._end,
         }
 
     def work(self) -> None:
@@ -173,9 +173,10 @@ class HostAgent:
         try:
             self._happen(state.Looked(self._own.stop_word(), None if part is None else part.progress))
         finally:
-            while self._todo:
-                action = self._todo.popleft()
+            while self._todo:  # an action that fails is tried again at the next look
+                action = self._todo[0]
                 self._carry_out[type(action)](action)
+                self._todo.popleft()
 
     def _tick(self) -> None:
         while not self._done:
@@ -218,7 +219,7 @@ class HostAgent:
                 answer = self._line.ask(host, dict(action.question))
             except talk.Unanswered:
                 return
-            self._faults.survive(lambda: self._happen(state.Answered(host, action.question, answer, asked)))
+            self._faults.survive(lambda: self._happen(state.PeerAnswered(host, action.question, answer, asked)))
 
         talk.at_once(ask, action.hosts, 0.0)
 
@@ -226,7 +227,7 @@ class HostAgent:
         """A question of another agent; in a thread of its own."""
         kind = question["k"]
         if kind in ANSWERED_HERE:
-            reply = self._happen(state.Asked(host, question))
+            reply = self._happen(state.PeerAsked(host, question))
             if reply is None:
                 raise OSError(errno.EBUSY, "this agent cannot answer now")
             return dict(reply)
@@ -249,7 +250,7 @@ class HostAgent:
         if part is not None and part.number == action.number:
             self._prepare(part, lambda: self._resume.choose(part, action.hosts, action.sources))
 
-    def _restore(self, action: state.Restore) -> None:
+    def _restore(self, action: state.RestorePart) -> None:
         part = self._part
         if part is not None and part.number == action.number:
             self._prepare(part, lambda: self._resume.restore(part, action.hosts, action.choice))
@@ -272,7 +273,7 @@ class HostAgent:
         except RuntimeError as error:  # no more threads: the others must not wait for it
             part.failed("it could not be prepared: %s" % error)
 
-    def _start(self, action: state.Start) -> None:
+    def _start(self, action: state.StartPart) -> None:
         part = self._part
         if part is None or part.number != action.number:
             part = self._new_part(action.number)
@@ -343,7 +344,7 @@ class HostAgent:
         except OSError as error:
             notes.note("notify: nobody was notified: %s" % error)
 
-    def _end(self, action: state.End) -> None:
+    def _end(self, action: state.EndRun) -> None:
         part = self._part
         if part is not None and part.end is None:
             part.stop(action.grace, "ddpctl")

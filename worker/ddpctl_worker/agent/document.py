@@ -9,7 +9,7 @@ Json = Dict[str, Any]
 Cause = Mapping[str, Any]  # outcome.py
 
 
-class Attempt(NamedTuple):
+class AgreedAttempt(NamedTuple):
     """``hosts`` in the order of their node ranks. ``cause``: why it ended; None: it succeeded, or has not ended.
     ``set_aside``: {"host", "why"} of each host that does not take part in the next one."""
 
@@ -28,56 +28,56 @@ class Attempt(NamedTuple):
         return {"attempt": found.pop("number"), **found}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Attempt:
+    def from_json(cls, told: Mapping[str, Any]) -> AgreedAttempt:
         given = {name: told[name] for name in cls._fields if name in told}
         given.update(hosts=tuple(told["hosts"]), set_aside=tuple(told.get("set_aside") or ()))
         return cls(number=int(told["attempt"]), **given)
 
 
-class Choice(NamedTuple):
+class CheckpointChoice(NamedTuple):
     """Which checkpoints an attempt resumes from: the names, and the SHA-256 of everything that the hosts do for it."""
 
     digest: str
     entries: Tuple[str, ...]
 
 
-class Resume(NamedTuple):
+class ResumePlan(NamedTuple):
     """``sources``: the hosts whose checkpoints count. ``choice``: None until the attempt's first host has chosen."""
 
     attempt: int
     sources: Tuple[str, ...]
-    choice: Optional[Choice] = None
+    choice: Optional[CheckpointChoice] = None
 
     def to_json(self) -> Json:
         choice = None if self.choice is None else {"digest": self.choice.digest, "entries": list(self.choice.entries)}
         return {"attempt": self.attempt, "sources": list(self.sources), "choice": choice}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Resume:
+    def from_json(cls, told: Mapping[str, Any]) -> ResumePlan:
         return cls(int(told["attempt"]), tuple(told["sources"]), choice_from(told["choice"]))
 
 
-def choice_from(told: Optional[Mapping[str, Any]]) -> Optional[Choice]:
+def choice_from(told: Optional[Mapping[str, Any]]) -> Optional[CheckpointChoice]:
     """A choice as JSON has it."""
-    return None if told is None else Choice(str(told["digest"]), tuple(told["entries"]))
+    return None if told is None else CheckpointChoice(str(told["digest"]), tuple(told["entries"]))
 
 
 class Document(NamedTuple):
     """``live``: the newest attempt may have ranks. ``go``: the newest attempt whose ranks may start. ``aside``: hosts
     that take no part in any later attempt, and why. ``over``: {"state", "cause"} of the run, once it has ended."""
 
-    attempts: Tuple[Attempt, ...]
+    attempts: Tuple[AgreedAttempt, ...]
     live: bool
     go: int
     aside: Mapping[str, str] = {}
     over: Optional[Mapping[str, Any]] = None
-    resume: Optional[Resume] = None
+    resume: Optional[ResumePlan] = None
 
     @property
-    def last(self) -> Attempt:
+    def last(self) -> AgreedAttempt:
         return self.attempts[-1]
 
-    def with_last(self, attempt: Attempt) -> Document:
+    def with_last(self, attempt: AgreedAttempt) -> Document:
         return self._replace(attempts=(*self.attempts[:-1], attempt))
 
     def to_json(self) -> Json:
@@ -88,18 +88,18 @@ class Document(NamedTuple):
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Document:
         return cls(
-            tuple(map(Attempt.from_json, told["attempts"])),
+            tuple(map(AgreedAttempt.from_json, told["attempts"])),
             bool(told["live"]),
             int(told["go"]),
             dict(told["aside"]),
             told["over"],
-            None if told.get("resume") is None else Resume.from_json(told["resume"]),
+            None if told.get("resume") is None else ResumePlan.from_json(told["resume"]),
         )
 
     @classmethod
     def first(cls, attempt: Mapping[str, Any]) -> Document:
         """That of a run which has just been started: its first attempt may begin."""
-        begun = Attempt.from_json(attempt)
+        begun = AgreedAttempt.from_json(attempt)
         return cls((begun,), True, begun.number)
 
 

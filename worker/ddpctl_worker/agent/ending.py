@@ -18,7 +18,7 @@ from ddpctl_worker.agent.limits import (
     TWO_ALONE_S,
     WORD_S,
 )
-from ddpctl_worker.agent.state import Actions, Announce, Ask, End, Event, Say, State
+from ddpctl_worker.agent.state import Actions, Announce, Ask, EndRun, Event, Say, State
 from ddpctl_worker.contract import FAILED, KILLED, NODE_LOST, RUNNING, STARTING
 from ddpctl_worker.run.notifying import CUT_OFF, ENDED, RESTART
 
@@ -103,7 +103,7 @@ def _end(
 ) -> Step:
     speaks = speaks or state.lead is not None
     state = state._replace(done=True)
-    end = End(ended, cause, grace)
+    end = EndRun(ended, cause, grace)
     if not speaks:
         return state, (end,)
     attempts = state.document.attempts

@@ -1,8 +1,8 @@
 """What a host does for its part of the newest attempt. Pure.
 
 The steps of a part: its checkpoints are hashed (Collect), the attempt's first host chooses for all (Choose), every host
-puts in place what was chosen (Restore), the ranks start (Start). The choice is part of the document, so no host acts on
-another one, and no host decides from memory. The first attempt of a run starts at once: ddpctl has prepared it.
+puts in place what was chosen (RestorePart), the ranks start (StartPart). The choice is part of the document, so no host
+acts on another one, and no host decides from memory. The first attempt of a run starts at once: ddpctl has prepared it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ddpctl_worker.agent.state import (
     Choose,
     Collect,
     Drop,
-    Part,
-    Progress,
+    OwnPart,
+    PartProgress,
     Renew,
-    Restore,
-    Start,
+    RestorePart,
+    StartPart,
     State,
 )
 
@@ -77,7 +77,7 @@ def _go_on(state: State, now: float) -> Step:
         return state, ()  # its end comes first
     if part is None or part.number < number:
         prepared = number == state.config.first or not state.config.resumes
-        fresh = Part(number, COLLECT, Progress(number, restored=prepared))
+        fresh = OwnPart(number, COLLECT, PartProgress(number, restored=prepared))
         state = state._replace(part=fresh)
         return _start(state, fresh, document, now) if prepared else (state, (Collect(number, hosts),))
     if part.progress.end is not None or part.ordered == START:
@@ -88,15 +88,15 @@ def _go_on(state: State, now: float) -> Step:
     if resume is None or resume.attempt != number or part.progress.reaches is None:
         return state, ()
     if resume.choice is not None and part.ordered < RESTORE:
-        order = Restore(number, hosts, resume.choice)
+        order = RestorePart(number, hosts, resume.choice)
         return state._replace(part=part._replace(ordered=RESTORE)), (order,)
     if state.host == hosts[0] and part.ordered < CHOOSE:
         return state._replace(part=part._replace(ordered=CHOOSE)), (Choose(number, hosts, resume.sources),)
     return state, ()
 
 
-def _start(state: State, part: Part, document: Document, now: float) -> Step:
+def _start(state: State, part: OwnPart, document: Document, now: float) -> Step:
     if document.go < part.number or state.lease < now + ROOM_S:
         return state, ()
     started = part._replace(ordered=START)
-    return state._replace(part=started, renewed=state.lease), (Start(part.number, state.lease),)
+    return state._replace(part=started, renewed=state.lease), (StartPart(part.number, state.lease),)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
-from ddpctl_worker.agent.document import Attempt
+from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.agent.limits import HANGS_S, MOST_NAMED, PREPARED_S, TELL_S
 from ddpctl_worker.agent.state import Headway, Report
 
 
 def look(
     before: Headway,
-    attempt: Attempt,
+    attempt: AgreedAttempt,
     reports: Mapping[str, Optional[Report]],
     near: Sequence[str],
     now: float,

@@ -10,7 +10,7 @@ from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Optional, Sequen
 
 from ddpctl_worker import notes
 from ddpctl_worker.agent import policy, raft
-from ddpctl_worker.agent.document import Attempt, Document, Resume
+from ddpctl_worker.agent.document import AgreedAttempt, Document, ResumePlan
 from ddpctl_worker.agent.following import Step
 from ddpctl_worker.agent.headway import look
 from ddpctl_worker.agent.limits import (
@@ -109,7 +109,7 @@ def _prepare(state: State, reports: Mapping[str, Report], event: Event) -> Step:
     return raft.propose(state, document._replace(live=False, aside=aside)), (Log(text),)
 
 
-def _resume(document: Document, told: Sequence[Report], hosts: Sequence[str]) -> Optional[Resume]:
+def _resume(document: Document, told: Sequence[Report], hosts: Sequence[str]) -> Optional[ResumePlan]:
     """What the document is to say next about the checkpoints of the newest attempt; None: it stays as it is.
 
     A host out of the attempt counts where every host of it gets its checkpoints.
@@ -119,7 +119,7 @@ def _resume(document: Document, told: Sequence[Report], hosts: Sequence[str]) ->
         return None
     if resume is None or resume.attempt != last.number:
         common = set.intersection(*(set(one.reaches or ()) for one in told))
-        return Resume(last.number, tuple(host for host in hosts if host in last.hosts or host in common))
+        return ResumePlan(last.number, tuple(host for host in hosts if host in last.hosts or host in common))
     choice = told[0].choice
     return resume._replace(choice=choice) if resume.choice is None and choice is not None else None
 
@@ -179,7 +179,7 @@ def see_ports(state: State, fact: PortsFound, event: Event) -> Step:
     document, last = state.document, state.document.last
     also = tuple({"host": host, "why": why} for host, why in search.convicted.items())
     done = last._replace(set_aside=(*last.set_aside, *also))
-    fresh = Attempt(last.number + 1, search.hosts, *fact.ports, started=notes.iso(event.wall))
+    fresh = AgreedAttempt(last.number + 1, search.hosts, *fact.ports, started=notes.iso(event.wall))
     attempts = (*map(_without_traceback, document.attempts[:-1]), done, fresh)[-MOST_ATTEMPTS:]
     state = _with(state, search=None, ended=None, next_at=None)
     return raft.propose(state, document._replace(attempts=attempts, live=True, resume=None)), ()
@@ -230,7 +230,7 @@ def _reports(state: State) -> Dict[str, Report]:
     return {**found, state.host: state.report}
 
 
-def _is_clear(report: Report, attempt: Attempt) -> bool:
+def _is_clear(report: Report, attempt: AgreedAttempt) -> bool:
     return report.attempt == attempt.number and report.clear
 
 
@@ -238,13 +238,13 @@ def _succeeded(report: Report) -> bool:
     return report.end is not None and report.end["state"] == SUCCEEDED
 
 
-def ends_of(attempt: Attempt, reports: Mapping[str, Report], clear: List[str]) -> policy.Ends:
+def ends_of(attempt: AgreedAttempt, reports: Mapping[str, Report], clear: List[str]) -> policy.Ends:
     """How each host's part of an attempt ended; None: it was not heard of any more. A host that is clear and tells no
     end had not begun when the attempt was called off: that is no loss of it."""
     return {host: (reports[host].end or _NOT_BEGUN) if host in clear else None for host in attempt.hosts}
 
 
-def _without_traceback(attempt: Attempt) -> Attempt:
+def _without_traceback(attempt: AgreedAttempt) -> AgreedAttempt:
     """What every host is told again with each change has to stay small."""
     return attempt if attempt.cause is None else attempt._replace(cause=dict(attempt.cause, traceback=None))
 

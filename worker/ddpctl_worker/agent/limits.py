@@ -27,7 +27,7 @@ LOST_S = 3.0  # a leader that has not answered for so long is looked for elsewhe
 PATIENT_S, PATIENT_POLL_S = 600.0, 10.0  # a host that has been alone for so long asks less often
 STILL_S = 30.0  # an agent whose disk has not answered for so long does not lead
 NEAR_S = 4.0  # a host that has not asked the leader for so long is not near
-NEAR_POLLS = 3  # or for so many questions, in a large run
+NEAR_POLLS = 3  # the same in questions, for a large run
 TOGETHER_S = 10.0  # a leader that a majority has asked within this is not cut off
 ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
 

@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker import fs
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent.document import Choice
-from ddpctl_worker.agent.state import Progress
+from ddpctl_worker.agent.document import CheckpointChoice
+from ddpctl_worker.agent.state import PartProgress
 from ddpctl_worker.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
@@ -89,7 +89,7 @@ class LocalPart:
         self.wanted = True  # until the attempt is called off before it began
         self.moved = 0  # how far its preparation is: bytes, and steps
         self.reaches: Optional[Tuple[str, ...]] = None  # hosts out of the attempt that it can resume from
-        self.choice: Optional[Choice] = None  # for all hosts of the attempt, if this one chooses
+        self.choice: Optional[CheckpointChoice] = None  # for all hosts of the attempt, if this one chooses
         self.restored = False  # what it resumes from is in place
         self.called_off = False  # it is stopped because the attempt is over elsewhere
         self._lock = threading.Lock()
@@ -97,10 +97,10 @@ class LocalPart:
         self._pipes: List[int] = []
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> PartProgress:
         """For the agent's decisions."""
         end = brief(self.end, self.called_off)
-        return Progress(self.number, self.moved, self.reaches, self.choice, self.restored, end)
+        return PartProgress(self.number, self.moved, self.reaches, self.choice, self.restored, end)
 
     def move(self, count: int = 1) -> None:
         """Its preparation comes on: bytes were read or fetched, or a step is done. Raises CalledOff."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent.document import Attempt
+from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, NODE_LOST, SPAWN_FAILED, SUCCEEDED
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
@@ -49,7 +49,7 @@ class NextStep(NamedTuple):
 
 def after(
     rules: Rules,
-    attempts: Sequence[Attempt],
+    attempts: Sequence[AgreedAttempt],
     ends: Ends,
     near: Sequence[str],
     aside: Mapping[str, str],
@@ -81,7 +81,7 @@ def after(
     return NextStep(cause, set_aside, unfit, hosts=hosts)
 
 
-def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: Attempt, wall: float) -> Dict[str, Any]:
+def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: AgreedAttempt, wall: float) -> Dict[str, Any]:
     """The end of a run that has no next attempt after this one, for this reason."""
     if cause is None:  # it was called off before it began
         text = "attempt %d was stopped by ddpctl" % attempt.number
@@ -152,7 +152,7 @@ def same_exception(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str
     return first is not None and first == second
 
 
-def pause(attempts: Sequence[Attempt]) -> float:
+def pause(attempts: Sequence[AgreedAttempt]) -> float:
     """Seconds to wait before the next attempt. It grows with each one in a row that did not last."""
     short = 0
     for one in reversed(attempts):
@@ -162,7 +162,7 @@ def pause(attempts: Sequence[Attempt]) -> float:
     return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, short - 1))
 
 
-def _lasted(attempt: Attempt) -> float:
+def _lasted(attempt: AgreedAttempt) -> float:
     """Seconds, by the clocks of the leaders at its begin and end: good enough for a pause."""
     return 0.0 if attempt.ended is None else _seconds(attempt.ended) - _seconds(attempt.started)
 
@@ -173,7 +173,7 @@ def _seconds(time: str) -> float:
 
 def _why_not(
     rules: Rules,
-    attempts: Sequence[Attempt],
+    attempts: Sequence[AgreedAttempt],
     cause: Optional[Mapping[str, Any]],
 ) -> Optional[str]:
     if attempts[-1].number > rules.restarts:

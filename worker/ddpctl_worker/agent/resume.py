@@ -20,7 +20,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import net, notes
-from ddpctl_worker.agent.document import Choice
+from ddpctl_worker.agent.document import CheckpointChoice
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.channel import WorkerError
@@ -94,9 +94,9 @@ class Resume:
             text = json.dumps([part.number, orders], sort_keys=True)
             digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
             self._chosen = digest, orders
-            part.choice = Choice(digest, tuple(sorted({one.chosen.entry for one in found})))
+            part.choice = CheckpointChoice(digest, tuple(sorted({one.chosen.entry for one in found})))
 
-    def restore(self, part: LocalPart, hosts: Sequence[str], choice: Choice) -> None:
+    def restore(self, part: LocalPart, hosts: Sequence[str], choice: CheckpointChoice) -> None:
         """Have in place what ``choice`` says. Sets ``part.restored``."""
         with self._alone(part):
             first = hosts[0]
@@ -187,7 +187,7 @@ def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str
     return found
 
 
-def _ask_for_orders(part: LocalPart, first: CheckpointClient, choice: Choice) -> Optional[List[Order]]:
+def _ask_for_orders(part: LocalPart, first: CheckpointClient, choice: CheckpointChoice) -> Optional[List[Order]]:
     """This host's share of ``choice``, from the ``first`` host of the attempt; None: it does not have it any more."""
     until = time.monotonic() + SILENT_S
     while True:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ddpctl_worker.agent.document import Ballot, Choice, Document, Json, Mark, choice_from
+from ddpctl_worker.agent.document import Ballot, CheckpointChoice, Document, Json, Mark, choice_from
 from ddpctl_worker.agent.policy import Rules
 
 NEVER = float("-inf")
@@ -35,7 +35,7 @@ class Config(NamedTuple):
         return tuple(host for host in self.hosts if host != self.host)
 
 
-class Progress(NamedTuple):
+class PartProgress(NamedTuple):
     """How far this host's part of attempt ``number`` is. ``moved`` counts bytes and steps of its preparation.
     ``reaches``: the hosts out of the attempt whose checkpoints it can get, once its own are hashed; ``choice``: as the
     attempt's first host; ``end``: its exit record in short (part.brief)."""
@@ -43,7 +43,7 @@ class Progress(NamedTuple):
     number: int
     moved: int = 0
     reaches: Optional[Tuple[str, ...]] = None
-    choice: Optional[Choice] = None
+    choice: Optional[CheckpointChoice] = None
     restored: bool = False
     end: Optional[Mapping[str, Any]] = None
 
@@ -52,12 +52,12 @@ class Progress(NamedTuple):
 COLLECT, CHOOSE, RESTORE, START = 1, 2, 3, 4
 
 
-class Part(NamedTuple):
+class OwnPart(NamedTuple):
     """This host's part of an attempt: the last step that was ordered, and how far it is."""
 
     number: int
     ordered: int
-    progress: Progress
+    progress: PartProgress
     call_off_at: Optional[float] = None  # the attempt is over elsewhere, and nothing else ends this part
 
     @property
@@ -75,7 +75,7 @@ class Report(NamedTuple):
     clear: bool
     moved: int = 0
     reaches: Optional[Tuple[str, ...]] = None
-    choice: Optional[Choice] = None
+    choice: Optional[CheckpointChoice] = None
     ready: bool = False
     waits: bool = False  # for another host, and so it is not to blame
     end: Optional[Mapping[str, Any]] = None
@@ -160,7 +160,7 @@ class State(NamedTuple):
     promised: float = NEVER  # as the leader: until when it has let others rely on there being no other leader
     candidacy: Optional[Candidacy] = None
     lead: Optional[Lead] = None
-    part: Optional[Part] = None
+    part: Optional[OwnPart] = None
     stop: Optional[Mapping[str, Any]] = None  # the word of a kill, or of an end from outside
     stop_by: Optional[float] = None  # until then the others may take the word
     over_since: Optional[float] = None
@@ -199,7 +199,7 @@ class State(NamedTuple):
         )
 
 
-def _waits(part: Part, document: Document) -> bool:
+def _waits(part: OwnPart, document: Document) -> bool:
     """Whether the part has done what it was ordered to do."""
     if part.ordered == COLLECT:
         return part.progress.reaches is not None
@@ -217,17 +217,17 @@ class Looked(NamedTuple):
     """The disk has answered. ``stop``: somebody ends the run here; ``progress``: of the newest part."""
 
     stop: Optional[Mapping[str, Any]]
-    progress: Optional[Progress]
+    progress: Optional[PartProgress]
 
 
-class Asked(NamedTuple):
+class PeerAsked(NamedTuple):
     """Another agent asks; a ``Reply`` follows."""
 
     host: str
     question: Mapping[str, Any]
 
 
-class Answered(NamedTuple):
+class PeerAnswered(NamedTuple):
     """``question`` was sent at ``asked``."""
 
     host: str
@@ -251,7 +251,7 @@ class PortsFound(NamedTuple):
     ports: Optional[Tuple[int, int]]
 
 
-Fact = Union[Tick, Looked, Asked, Answered, LinksChecked, PortsFound]
+Fact = Union[Tick, Looked, PeerAsked, PeerAnswered, LinksChecked, PortsFound]
 
 
 class Event(NamedTuple):
@@ -307,15 +307,15 @@ class Choose(NamedTuple):
     sources: Tuple[str, ...]
 
 
-class Restore(NamedTuple):
+class RestorePart(NamedTuple):
     """Put in place what ``choice`` says; the attempt's first host has the whole of it."""
 
     number: int
     hosts: Tuple[str, ...]
-    choice: Choice
+    choice: CheckpointChoice
 
 
-class Start(NamedTuple):
+class StartPart(NamedTuple):
     number: int
     until: float  # the lease
 
@@ -361,7 +361,7 @@ class Log(NamedTuple):
     text: str
 
 
-class End(NamedTuple):
+class EndRun(NamedTuple):
     """The run is over here: end what runs, and record it. ``grace``: None is the job's own."""
 
     state: str
@@ -376,8 +376,8 @@ Action = Union[
     Renew,
     Collect,
     Choose,
-    Restore,
-    Start,
+    RestorePart,
+    StartPart,
     CallOff,
     Drop,
     CheckLinks,
@@ -385,6 +385,6 @@ Action = Union[
     Announce,
     Say,
     Log,
-    End,
+    EndRun,
 ]
 Actions = Tuple[Action, ...]

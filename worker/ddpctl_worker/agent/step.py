@@ -19,14 +19,14 @@ from ddpctl_worker.agent.leading import lead, see_links, see_ports
 from ddpctl_worker.agent.limits import LOST_S, PATIENT_POLL_S, PATIENT_S, STILL_S, TOGETHER_S
 from ddpctl_worker.agent.state import (
     Actions,
-    Answered,
     Ask,
-    Asked,
     Config,
     Event,
     LinksChecked,
     Log,
     Looked,
+    PeerAnswered,
+    PeerAsked,
     PortsFound,
     Reply,
     Save,
@@ -44,7 +44,7 @@ def begin(config: Config, ballot: Ballot, now: float) -> State:
 def step(state: State, event: Event) -> Tuple[State, Actions]:
     """What follows from ``event``."""
     if state.done:
-        return state, (Reply(None),) if isinstance(event.fact, Asked) else ()
+        return state, (Reply(None),) if isinstance(event.fact, PeerAsked) else ()
     before = state
     state, actions = _take_in(state, event)
     state, more = lead(state, event)
@@ -72,9 +72,9 @@ def _take_in(state: State, event: Event) -> Step:
     fact = event.fact
     if isinstance(fact, Looked):
         return _look(state, fact, event.now), ()
-    if isinstance(fact, Asked):
+    if isinstance(fact, PeerAsked):
         return _answer(state, fact, event)
-    if isinstance(fact, Answered):
+    if isinstance(fact, PeerAnswered):
         return _hear(state, fact, event)
     if isinstance(fact, LinksChecked):
         return see_links(state, fact, event)
@@ -94,7 +94,7 @@ def _look(state: State, fact: Looked, now: float) -> State:
     return state._replace(poll_at=now) if news else state  # the leader waits for it
 
 
-def _answer(state: State, fact: Asked, event: Event) -> Step:
+def _answer(state: State, fact: PeerAsked, event: Event) -> Step:
     kind = fact.question["k"]
     if kind == "poll":
         if state.lead is not None and not _can_lead(state, event.now):
@@ -109,7 +109,7 @@ def _answer(state: State, fact: Asked, event: Event) -> Step:
     return state._replace(poll_at=event.now), (Reply({}),)
 
 
-def _hear(state: State, fact: Answered, event: Event) -> Step:
+def _hear(state: State, fact: PeerAnswered, event: Event) -> Step:
     state = state._replace(answered={**state.answered, fact.host: event.now})
     kind = fact.question["k"]
     if kind == "poll":

@@ -118,6 +118,9 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
     for local, (status, _) in seen.deaths.items():
         if status:
             found[local] = _Death(local, seen.ranks.get(local), code_of(status), seen.plain)
+    first = words.first_failure(seen.tails.get((None, STDERR), ""))
+    if first is not None and seen.deaths.get(first[0], (0, 0.0))[0] is None:  # its launcher was quicker to collect it
+        found[first[0]] = _Death(first[0], seen.ranks.get(first[0]), first[1])
     for rank, local, code, root in words.failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
     return list(found.values())
