@@ -55,7 +55,7 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     seconds = None if grace is None else float(grace)
     if longer and os.path.exists(paths.stop):
         _allow(paths, {"grace": seconds, "by": by, "longer": True})
-    growth = GrowingFiles(checkpoint_dir(base_of(request), job_id(run), str(request["host"]))) if run else None
+    growth = _growth(base_of(request), run) if run else None
 
     def tell(left: float) -> None:
         found = growth.look() if growth is not None else None
@@ -74,6 +74,15 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 def _has_something(attempt: RunPaths) -> bool:
     state = holders(attempt)
     return bool(watchers(state) or remains(attempt, state))
+
+
+def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
+    """The job's checkpoints on this host; None where a damaged record does not name them: a stop works all the same."""
+    try:
+        return GrowingFiles(checkpoint_dir(base, job_id(run), str(run.get("host"))))
+    except WorkerError as error:
+        notes.note("no look at files that grow: %s" % error)
+        return None
 
 
 def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
