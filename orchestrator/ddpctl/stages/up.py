@@ -63,7 +63,7 @@ class Up:
     ) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
         self._fresh = fresh  # checkpoints of earlier runs are set aside
-        self._any_project = any_project  # a checkpoint is taken whoever saved it
+        self._any_project = any_project  # a checkpoint of another folder is taken, too
         self._options = options or Options()
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
         self._held: Background[FleetOutcome[Holdings]] | None = None  # by all hosts: a silent one takes its time
