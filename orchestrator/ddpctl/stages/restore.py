@@ -34,11 +34,11 @@ MOST_MANIFESTS = 10_000
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
-def ask_held(launch: Launch, fleet: Fleet) -> FleetOutcome[Holdings]:
-    """What all hosts of the fleet have of the job, in short; those that take no part in the launch, too."""
+def ask_held(launch: Launch, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
+    """What these hosts have of the job, in short."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
-    return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id))
+    return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id), hosts)
 
 
 def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
